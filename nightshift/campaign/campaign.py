@@ -57,8 +57,8 @@ class Campaign:
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
-        """Return the campaign of one branch and rules hash. UsageError for scores that do not fit the baseline's.
-        `before`: the campaign as folded earlier. If its events are the first of these, only the others are folded."""
+        """Return the campaign of one branch and rules hash. `before`: as folded earlier; only later events are
+        folded."""
         campaign, records = cls(branch, rules_hash), list(records)
         events = events_of(records, branch, rules_hash)
         names = [(is_start, record.number) for is_start, record in events]
@@ -73,8 +73,7 @@ class Campaign:
 
     @classmethod
     def read(cls, ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
-        """Return a campaign for a command that only looks, with what your own commits decided since its last
-        experiment. If these cannot be read, the records alone count, and `unread` says why. UsageError as `of`."""
+        """Return a campaign for a command that only looks, with your own commits, or with the reason in `unread`."""
         campaign = cls.of(records, branch, rules_hash)
         try:
             return campaign.with_user_commits(ledger, Repo(ledger.root))
@@ -133,8 +132,8 @@ class Campaign:
     def judge(
         self, record: Record, baseline: Config | None = None, validate: Callable[[Config], object] = lambda config: None
     ) -> Record:
-        """Return a measured experiment with its verdict, and with the commits that its decisions mean. `baseline`: the
-        first config, None: `config`. `validate` raises UsageError for a config that the engine would not run."""
+        """Return a measured experiment with its verdict and planned commits. `baseline`: the first config, None:
+        `config`."""
         if self.posterior is None:
             standing = _standing(_first_posterior(record), self._num_slots(record))
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
@@ -212,8 +211,7 @@ class Campaign:
 
     @property
     def parent(self) -> Record | None:
-        """The last experiment whose new change was kept then and is kept now; else the baseline. Its answers are
-        compared with those of the next experiment."""
+        """The last experiment whose change was kept then and is kept now; else the baseline."""
         keeps = (record for record in reversed(self.decided) if record.is_keep and self.is_kept(record.run.new))
         return next(keeps, self.baseline)
 
@@ -237,7 +235,7 @@ class Campaign:
         return self.posterior.effect(change).p_helps > self.posterior.rules.confirmed_above
 
     def effect_now(self, record: Record) -> Effect | None:
-        """Return what an experiment's new change adds to the config that it was tried on, as all runs so far have it."""
+        """Return what an experiment's change adds to the config that it was tried on, as all runs so far have it."""
         if record.decision is None or record.run.new is None or self.posterior is None:
             return None
         return self.posterior.effect(record.run.new, record.run.kept)

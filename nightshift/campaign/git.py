@@ -1,9 +1,6 @@
-"""The only module that calls git. It commits files by name, and never resets or cleans.
-
-Commits are built from plumbing, so that the submitted bytes are committed whatever else is staged, and no hook, filter,
-signature or editor runs. git does not read the user's configuration, which an agent could have written, except for the
-author's name. Only `switch` runs the filters of the checkout's own configuration.
-"""
+"""The only module that calls git. It never resets or cleans. Commits are built from plumbing, so that the submitted bytes
+are committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
+configuration, which an agent could have written, except for the author's name. Only `switch` runs filters."""
 
 import hashlib
 import os
@@ -36,14 +33,8 @@ _GRACE_SECONDS = 5.0
 LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
 _LOCK_POLL_SECONDS = 0.2
 _LOCK_FILE = re.compile(r"Unable to create '(.+\.lock)': File exists")
-_UNFINISHED = {  # by the file or folder that git has meanwhile
-    "rebase-merge": "rebase",
-    "rebase-apply": "rebase",
-    "MERGE_HEAD": "merge",
-    "CHERRY_PICK_HEAD": "cherry-pick",
-    "REVERT_HEAD": "revert",
-    "BISECT_LOG": "bisect",
-}
+# The files and folders that git has during an operation.
+_UNFINISHED = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG")
 _SAFE_OPTIONS = (
     *("--no-optional-locks", "--no-replace-objects"),
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
@@ -150,8 +141,8 @@ class Repo:
         return mode is None or not is_same or (mode == _LINK) != (blob.mode == _LINK)
 
     def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
-        """Commit files on `head`, with these bytes; None: as the file is here, or is gone. Return the new head.
-        UsageError if the branch moved."""
+        """Commit files with these bytes, None: as they are here. Return the new head. UsageError if the branch
+        moved."""
         parent = self._commit_on(head.branch)
         if parent != head.commit:
             cause = f"{head.branch} moved to {parent[:7]} while {listed([*files])} was committed"
@@ -183,8 +174,8 @@ class Repo:
         return Head(head.branch, commit)
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
-        """Return the commits after `head.commit` that change train.toml, oldest first, a merge as one commit. Empty if
-        HEAD does not descend from `head.commit` by first parents (reset or rebased)."""
+        """Return the commits after `head.commit` that change train.toml, oldest first; none if HEAD does not
+        descend."""
         since, tip = head.commit, self._commit_on(head.branch)
         if since is None or since == tip:
             return []
@@ -208,10 +199,10 @@ class Repo:
 
     def unfinished(self) -> str | None:
         """Return the operation of the user's that has to be finished first: `rebase`, ...; None if there is none."""
-        options = [word for name in _UNFINISHED for word in ("--git-path", name)]
-        paths = self._git("rev-parse", *options).splitlines()
-        names = zip(_UNFINISHED.values(), paths, strict=True)
-        return next((name for name, path in names if (self.root / path).exists()), None)
+        for name in _UNFINISHED:
+            if (self.root / self._git("rev-parse", "--git-path", name).strip()).exists():
+                return re.sub("-(merge|apply|head|log)$", "", name.lower().replace("_", "-"))
+        return None
 
     def is_default(self, branch: str) -> bool:
         """Return True for main, master, the default branch of git or of a remote, and "", a detached HEAD."""
@@ -244,8 +235,7 @@ class Repo:
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
     def create_branch(self, name: str) -> bool:
-        """Create a branch at HEAD and check it out in one step; no file changes. Return False if another process has
-        created the branch."""
+        """Create a branch at HEAD and check it out; no file changes. Return False if it exists by now."""
         result = self._run("-c", "branch.autoSetupMerge=false", "checkout", "-b", name)
         if result.returncode != 0 and name not in self.branches():
             cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")

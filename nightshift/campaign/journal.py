@@ -17,8 +17,7 @@ Event = Literal["begun", "submitted", "access", "decided", "committed", "directi
 
 
 class Access(msgspec.Struct, frozen=True):
-    """The permission of one job to read the test split. All jobs of one certificate have the same `number`. `configs`:
-    hashes of the two configs, by side."""
+    """The permission of one job to read the test split. All jobs of one certificate have one `number`."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     branch: str

@@ -1,8 +1,5 @@
-"""`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one process that works in a
-checkout, the controller (run.py, a night, certify). A record is whole or absent.
-
-The kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller.
-"""
+"""`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one controller of a checkout. The
+kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller."""
 
 from __future__ import annotations
 
@@ -58,20 +55,6 @@ FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 _held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """The process that holds the lock. `since` is ISO 8601, UTC: when the process started."""
-
-    pid: int
-    command: str
-    since: str
-    host: str
-
-    def __str__(self) -> str:
-        since = local(datetime.fromisoformat(self.since))
-        where = "" if self.host == socket.gethostname() else f" on {clean(self.host)}"
-        return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {since}"
-
-
 class Ledger:
     """The records of one checkout. Takes paths; never reads git. Only the controller writes."""
 
@@ -103,9 +86,9 @@ class Ledger:
         with hold:
             try:
                 program, *arguments = sys.argv or [""]
-                command = shlex.join(["uv", "run", Path(program).name, *arguments])
-                since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
-                write_json(holder_path, Holder(os.getpid(), command, since, socket.gethostname()))
+                command = clean(shlex.join(["uv", "run", Path(program).name, *arguments]), _MAX_COMMAND)
+                since = local(datetime.fromtimestamp(psutil.Process().create_time(), UTC))
+                write_json(holder_path, f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}")
                 yield
             finally:
                 del _held[path]
@@ -113,11 +96,11 @@ class Ledger:
                     holder_path.unlink()  # the command may contain secrets, for example in --notify
 
     @property
-    def holder(self) -> Holder | None:
-        """Who holds the lock, or held it when it was killed; None if nobody says so."""
+    def holder(self) -> str:
+        """Who holds the lock, or held it when it was killed; empty if nobody says so."""
         with suppress(UsageError):
-            return read_json(self.runs_dir / HOLDER_NAME, Holder, "", 64 * 1024)
-        return None
+            return clean(read_json(self.runs_dir / HOLDER_NAME, str, "", 64 * 1024) or "")
+        return ""
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""
@@ -159,8 +142,7 @@ class Ledger:
             return [entry for entry in entries if _NUMBER.fullmatch(entry.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes], last_committed: int = 0) -> Record:
-        """Give a `started` record the next number and a folder with `files`, which appears whole or not at all.
-        `last_committed`: the last experiment that the branch's commits name (Repo.last_experiment)."""
+        """Give a record the next number, above `last_committed`, and a folder with `files`, whole or absent."""
         self.require_in_place()
         if self.tsv_path.is_dir():  # before the run, not after it
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
@@ -217,8 +199,7 @@ class Ledger:
         raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
 
     def read(self, number: int) -> Record | None:
-        """Return one record; None if it was never written. UsageError if it is damaged, EngineError if another version
-        of Nightshift wrote it."""
+        """Return one record; None if there is none. UsageError if it is damaged, EngineError for another version."""
         if (known := self._known.get(number)) is not None:
             return known
         folder = f"{self.runs_dir}/{number:04d}"  # a Path would take as long as the reading

@@ -89,16 +89,15 @@ class Posterior:
         self._set_kept([self._admitted(change) for change in kept])
 
     def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
-        """Return what a change adds to a config without it: to the incumbent, or to the baseline with `changes`.
-        KeyError for a change that was never measured."""
+        """Return what a change adds to the incumbent, or to the baseline with `changes`. KeyError for an unknown
+        one."""
         kept = self._kept if changes is None else map(settings_of, changes)
         return Effect(*self._moments(*self._added(settings_of(change), kept)))
 
     def predict(
         self, changes: Iterable[Change], time_hours: float = 0.0, without: Collection[str] = ()
     ) -> tuple[float, float]:
-        """Return mean and standard deviation of the true score of the baseline with `changes`. `without`: a key that
-        keeps the baseline's value, whatever `changes` set."""
+        """Return mean and sd of the true score of the baseline with `changes`, not of a key that is in `without`."""
         return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
@@ -125,8 +124,7 @@ class Posterior:
         return max(mean - shrink * sd, min(mean, 0.0)), Z95 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
     def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
-        """Return the discarded change with the largest expected improvement, or None. Runs in flight count as if their
-        scores were known."""
+        """Return the discarded change with the largest expected improvement. Runs in flight count as known."""
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
         reductions: list[Array] = []  # the outer product of each is subtracted from the covariance
         for run in in_flight:
@@ -148,13 +146,10 @@ class Posterior:
         return best
 
     def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]:
-        """Update the Gaussian with a run's score and return the decisions, in the order of their commits.
-        `time_hours`: since the campaign's first baseline.
-
-        The update under each kind of the new change is a Kalman update; the result is the Gaussian with the mixture's
-        mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2 matrix. The
-        accident of a run without a new change is treated as a new change that is forgotten.
-        """
+        """Update the Gaussian with a run's score, `time_hours` after the first baseline. Return the decisions, in
+        order. The update under each kind of the new change is a Kalman update; the result is the Gaussian with the
+        mixture's mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2
+        matrix. The accident of a run without a new change is treated as a new change that is forgotten."""
         new = None if run.new is None else settings_of(run.new)
         is_new = new is not None and new not in self._rows
         if run.new is not None and new not in self._changes:
@@ -257,8 +252,7 @@ class Posterior:
         self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
 
     def _added(self, settings: Settings, kept: Iterable[Settings]) -> tuple[Factors, float]:
-        """Return the vector of what a change adds to a config, and the variance besides: the config with the change, as
-        the last one or in its place, less the config without it."""
+        """Return the vector of a config with a change less that of the config without it, and the variance besides."""
         factors, variance, kept = Factors(), 0.0, list(kept)
         row, others = self._rows[settings], [other for other in kept if other != settings]
         if {key for other in others for key, _ in other}.isdisjoint(key for key, _ in settings):  # most changes
@@ -280,8 +274,7 @@ class Posterior:
         return factors, sum(self._add_term(factors, 1.0, whole, rest) for whole, rest in pairs)
 
     def _add_term(self, factors: Factors, sign: float, whole: Settings, rest: Settings) -> float:
-        """Add the rest of a change to a vector. Return the variance that the rest has besides its share of the whole
-        change, as long as no run measured the rest."""
+        """Add the rest of a change to a vector. Return the variance besides, as long as no run measured the rest."""
         if not rest or whole not in self._rows:
             return 0.0
         share = 1.0 if rest in self._rows else len(rest) / len(whole)
@@ -297,8 +290,7 @@ class Posterior:
         return float(values @ self._mean[rows]), math.sqrt(max(variance, _TINY))
 
     def _weighted(self, factors: Factors, reductions: Iterable[Array] = ()) -> tuple[float, float, Array]:
-        """Return mean and variance of a weighted sum of entries, and the covariance of each entry with that sum. Runs
-        in flight make the covariance smaller by their `reductions`."""
+        """Return mean and variance of a weighted sum of entries, and each entry's covariance, less `reductions`."""
         rows = list(factors)
         values = np.array(list(factors.values()))
         column: Array = values @ self._cov[rows]
@@ -307,8 +299,7 @@ class Posterior:
         return float(values @ self._mean[rows]), float(values @ column[rows]), column
 
     def _add(self, change: Change) -> int:
-        """Add a proposed change. A new value of the same keys starts from the effect of the kept, or last, value.
-        Return the change's row."""
+        """Add a proposed change, which starts from the effect of the kept, or last, value. Return its row."""
         settings = settings_of(change)
         same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
         kept = [other for other in same if other in self._kept]
@@ -333,9 +324,8 @@ def _union(parts: Iterable[Settings]) -> Settings:
 
 
 def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:
-    """Return the stage of a night's next run: the last runs are two of the baseline, then two of the incumbent; at
-    several slots one of each a slot. `num_last`: last runs among the night's `num_started` runs. `num_left`: runs that
-    the night can still start."""
+    """Return the stage of a night's next run: the last are two of the baseline, then two of the incumbent; at several
+    slots one of each a slot. `num_last`: how many of the `num_started` runs were last runs."""
     num_each = 2 if num_slots == 1 else num_slots
     is_short = num_started + num_left < _NIGHT_OF_LAST_RUNS * 2 * num_each
     if num_last == 0 and (is_short or num_left > 2 * num_each):

@@ -49,8 +49,7 @@ FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
 
 
 def prediction_in(description: str) -> str | None:
-    """Return the prediction in `hypothesis: prediction`: the text from the first part after a colon that begins with
-    `expect` or names a number of pp. None if there is no such part."""
+    """Return what follows a colon and begins with `expect` or names a number of pp; None without it."""
     parts = clean(description).split(": ")
     for number, part in enumerate(parts[1:], 1):
         if part.lower().startswith("expect") or POINTS.search(part.replace("\N{MINUS SIGN}", "-")):
@@ -730,8 +729,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def collapses(self) -> str:
-        """`1 of 5 runs of the incumbent collapsed`, or `0 of 5`, and what that means; of the baseline only if a run
-        collapsed. Empty if no side has two scores."""
+        """`1 of 5 runs of the incumbent collapsed`, of the baseline only if one did. Empty without two scores."""
         parts = list[str]()
         for side in SIDES:
             scores = self.scores(side)

@@ -149,8 +149,8 @@ def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) ->
 
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
-    """Return the incumbent's changes of one campaign as its records have them: `Campaign.kept` before your own commits
-    since the last experiment. For who does not fold: the fold of thousands of records takes seconds."""
+    """Return `Campaign.kept` before commits of yours, without the fold, which takes seconds for thousands of
+    records."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
     if last is None or last.judgement is None:
         return ()
@@ -167,8 +167,7 @@ def _place(record: Record) -> int:
 
 
 def results_tsv(records: Sequence[Record]) -> str:
-    """Return the text of results.tsv: a line an experiment that is not in flight, of all campaigns. An empty cell is
-    "not measured". `now` is what the records say: it follows a commit of yours when the next experiment starts."""
+    """Return the text of results.tsv: a line an experiment that is not in flight, of all campaigns."""
     campaigns: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
@@ -217,16 +216,12 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 def measured_text(record: Record, score: float) -> str:
-    """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, P(it helps) 81 %:
-    keep`. `score`: of the run, as it decides."""
+    """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, ...: keep`."""
     run, decision = record.run, record.decision
-    name, expected = (
-        "incumbent" if run.new or run.kept else "baseline",
-        record.judgement and record.judgement.expected_score,
-    )
     text = f"measured {100 * score:.1f} %{run.with_rider}"
-    if expected is not None:
-        text += f", expected of the {name} before the run {100 * expected:.1f} %"
+    if record.judgement and record.judgement.expected_score is not None:
+        name = "incumbent" if run.new or run.kept else "baseline"
+        text += f", expected of the {name} before the run {100 * record.judgement.expected_score:.1f} %"
     if decision and decision.estimate:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text

@@ -1,8 +1,5 @@
-"""The scores of a run: their mean over several environments, and the answer format.
-
-The decision and the certificate use one value an example. The mean of the values of `weighted` is the weighted mean of
-the environments, and their spread over examples is that of the weighted mean (tests/unit/test_composite.py).
-"""
+"""The scores of a run, one value an example. The mean of the values of `weighted` is the weighted mean of the
+environments, and their spread over examples is that of the weighted mean (tests/unit/test_composite.py)."""
 
 import math
 from collections.abc import Sequence
@@ -37,8 +34,8 @@ def without(record: Record) -> str:
 
 
 def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
-    """Return one value an example, (n,): the distance of its score from its environment's mean, times
-    (w_e / sum of w) (n / n_e), around the weighted mean. ValueError if the sizes of the parts do not fit."""
+    """Return (n,): each score's distance from its environment's mean, times (w_e / sum of w) (n / n_e), plus the
+    weighted mean. ValueError if sizes do not fit."""
     values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
     if not parts:
         return values
@@ -104,9 +101,8 @@ def _stderr(p: float, n: int, q: float, m: int) -> float:
 
 
 def remarks(candidate: Record, parent: Record | None) -> list[str]:
-    """Return what the mean score hides, a line each: a gain in format only, answers that could not be scored, and an
-    environment that falls by more than FALL standard errors over examples and seeds; of a baseline, an environment that
-    gives most of the variance. The remarks decide nothing."""
+    """Return what the mean score hides, a line each: a gain in format only, answers that could not be scored, an
+    environment that falls; of a baseline, an environment that gives most of the variance."""
     form, evaluation = compare(candidate, parent), candidate.evaluation
     lines = [form.line] if form and form.conclusion else []
     if evaluation is None:

@@ -1,10 +1,5 @@
 """`nightshift certify`: train two configs afresh, with seeds that no experiment had, and compare them.
 
-    nightshift certify                                   baseline and incumbent, on the test split
-    nightshift certify --environment countdown           elsewhere, on that environment's validation split
-    nightshift certify --budget-seconds 600              with another budget, on the validation split
-    nightshift certify --baseline REV --incumbent REV    train.toml of two commits
-
 Runs start in the order baseline, incumbent, incumbent, baseline, ..., in all slots of the campaign, so that a machine
 that slows down slows both. runs/certify/NNNN/ has the plan and the finished runs: `--resume NNNN` makes the missing
 ones. No text of the test split is kept, because agents read in runs/.
@@ -163,13 +158,10 @@ def tasks(
     is_new: bool = False,
     night: str = "",
 ) -> list[Task]:
-    """Return the comparisons to make. Nothing is run, and nothing of the test split is read. UsageError if there is
-    nothing to compare, if a config is invalid there, or if a comparison with these arguments is unfinished.
-
-    `environments`: names, several joined by +. With one, or a budget, their validation split is used. `revisions`: a
-    commit by side. `resume`: number of a begun comparison, whose own arguments apply. `is_new`: begin another beside
-    an unfinished one. `night`: the start of the night that asks; it resumes its own, or begins another.
-    """
+    """Return the comparisons to make; nothing is run. UsageError if there is nothing to compare, a config is invalid
+    there, or a comparison with these arguments is unfinished. `environments`: names, several joined by +. With one, or
+    a budget, their validation split is used. `revisions`: a commit by side. `resume`: a begun comparison, whose own
+    arguments apply. `night`: the start of the night that asks; it resumes its own."""
     ledger, revisions = controller.ledger, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
@@ -298,8 +290,7 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
-    """Return the campaign (branch, rules hash) of each use of the test split, by the use's number in this checkout. The
-    journal and the finished certificates are read, so that deleting one of them forgets no certificate."""
+    """Return the campaign of each use of the test split, from journal and certificates: one may be deleted."""
     plans = [comparison.plan for comparison in ledger.comparisons()]
     uses = {plan.access: _CAMPAIGN(plan) for plan in plans if plan.access is not None}
     return uses | {access.number: _CAMPAIGN(access) for access in ledger.journal.accesses()}
@@ -312,8 +303,7 @@ def _access_of_campaign(ledger: Ledger, plan: Plan) -> int | None:
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
-    """Make the missing runs, compare, and return the comparisons. Call as the controller. EngineError if no run of a
-    side could be evaluated. A run whose training crashes again with another seed leaves one seed less."""
+    """Make the missing runs, compare, and return the comparisons. EngineError if no run of a side was evaluated."""
     controller = questions[0].controller
     for line in itertools.chain(*(task.describe() for task in questions)):
         controller.reporter.note(line)

@@ -1,7 +1,4 @@
-"""One experiment: from train.toml to a verdict in the ledger.
-
-The controller reads all that it needs from the ledger, so a kill costs at most one run.
-"""
+"""One experiment: from train.toml to a verdict in the ledger, from which a controller reads all that it needs."""
 
 import hashlib
 import json
@@ -51,8 +48,7 @@ class Reporter(Protocol):
 
 @dataclass(slots=True)
 class Controller:
-    """What runs the experiments of one checkout: run.py, a night, or certify. All methods but `campaign` and `admit`
-    need the lock (Ledger.lock)."""
+    """What runs experiments. All methods but `campaign` and `admit` need the lock (Ledger.lock)."""
 
     bench: Bench
     ledger: Ledger
@@ -95,8 +91,8 @@ class Controller:
             self.reporter.note(line)
 
     def run(self, request: Request) -> Record:
-        """Train, evaluate, decide and record one experiment. Return its closed record, also of a failed run. An error
-        comes before anything is recorded; Interrupted or IntegrityError also after the record was closed."""
+        """Make one experiment. Return its closed record. An error comes before anything is recorded; Interrupted also
+        after."""
         try:
             config = load(self.bench.root / CONFIG_NAME)  # first: `resume` may write the file
             resume(self.ledger, self.repo, self.reporter.note)
@@ -211,8 +207,7 @@ class Controller:
         self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access=access))
 
     def collect(self, number: int) -> Record | None:
-        """Judge and close an experiment whose run has ended. Return the closed record; None while the run is in flight.
-        IntegrityError if a measuring file or the branch changed: the run stays in flight."""
+        """Judge and close an experiment; None while its run is in flight. IntegrityError if measuring files changed."""
         record, bench, run_dir = self.ledger.record(number), self.bench, self.ledger.run_dir(number)
         if record.status != STARTED:
             return record
@@ -242,8 +237,7 @@ class Controller:
         return self.conclude(record, campaign.remarks(record))
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
-        """Close an experiment that has its verdict: in the ledger first, then in git. Return the closed record.
-        `remarks`: lines on its scores (Campaign.remarks)."""
+        """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
         if record.decided is None and record.failure in (None, Failure.TRAINING):
             record = replace(record, decided=self.ledger.num_decided() + 1)
         # A wall clock may be set back: no less than its run took.

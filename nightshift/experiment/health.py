@@ -1,7 +1,4 @@
-"""The health digest: what limits a run, in at most five lines with the keys to change.
-
-A field of Step that is None gives no finding. A trend is a robust slope with its standard error, never one point.
-"""
+"""The health digest: what limits a run, in at most five lines with the keys to change."""
 
 from __future__ import annotations
 
@@ -51,14 +48,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """A run beside its curves. `values`: the config's keys with defaults. `used_keys`: those that the engine uses,
-    None for all. `remarks`: lines on its scores (Campaign.remarks)."""
+    """A run beside its curves."""
 
     run: Result
     rules: Rules
-    values: Mapping[str, Any]
-    used_keys: Collection[str] | None = None
-    remarks: Sequence[str] = ()
+    values: Mapping[str, Any]  # the config's keys with defaults
+    used_keys: Collection[str] | None = None  # of the engine; None: all
+    remarks: Sequence[str] = ()  # lines on its scores (Campaign.remarks)
 
 
 def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
@@ -82,10 +78,9 @@ def curve(steps: Steps, name: str) -> list[float]:
 
 
 def trend(values: Values) -> tuple[float, float, str]:
-    """Return how a curve changes from its first to its last point, the standard error, and a text with its interval.
-
-    The change is Theil's slope (the median over all pairs of points) times the length. The error is that of least
-    squares over Theil's efficiency, wider for few points and for residuals that correlate. Needs 2 points."""
+    """Return how a curve of 2 points or more changes from first to last, the standard error, and a text with its
+    interval. The change is Theil's slope (the median over pairs of points) times the length. The error is that of least
+    squares over Theil's efficiency, wider for few points and for residuals that correlate."""
     # The number of pairs grows with the square of the number of points.
     y = np.array([part.mean() for part in np.array_split(values, min(len(values), 200))])
     n = len(y)
