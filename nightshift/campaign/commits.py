@@ -27,9 +27,8 @@ def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
     values: dict[str, Any] = dict(baseline.values)
     for change in kept:
         values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
-    return {
-        key: value for key, value in values.items() if value is not ABSENT and not (value is None and key in _UNSET)
-    }
+    unset = {key for key, value in values.items() if value is ABSENT or (value is None and key in _UNSET)}
+    return {key: value for key, value in values.items() if key not in unset}
 
 
 def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:

@@ -1,5 +1,5 @@
-"""The only module that calls git. It never resets or cleans. Commits are built from plumbing, so that the submitted bytes
-are committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
+"""The only module that calls git. It never resets or cleans. Commits are built from plumbing, so that the submitted
+bytes are committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
 configuration, which an agent could have written, except for the author's name. Only `switch` runs filters."""
 
 import hashlib
@@ -95,12 +95,10 @@ class Repo:
         """Return branch and commit; ("", None) outside a git checkout."""
         if self._planned is not None or _program() is None:
             return self._planned or Head("", None)
-        command = ("rev-parse", "--quiet", "--revs-only", "HEAD", "--symbolic-full-name", "HEAD")
-        commit, _, ref = self._git(*command, check=False).strip().partition("\n")
-        if not ref:  # no commit yet, or a branch or tag is called HEAD
-            # Not --short, which prints heads/<branch> if a tag has the branch's name.
-            ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
-        return Head("" if ref == "HEAD" else ref.removeprefix("refs/heads/"), commit or None)
+        commit = self._git("rev-parse", "--quiet", "--verify", "HEAD", check=False).strip()
+        # Not --short, which prints heads/<branch> if a tag has the branch's name.
+        ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
+        return Head(ref.removeprefix("refs/heads/"), commit or None)
 
     def config_at(self, commit: str) -> bytes | None:
         """Return the bytes of train.toml in `commit`; None if it has none."""

@@ -209,7 +209,9 @@ class Ledger:
         except UsageError:
             with suppress(UsageError):
                 if (other := read_json(path, _Version, "")) and other.version != VERSION:
-                    cause = f"{path} has version {other.version}; this Nightshift reads {VERSION}"
+                    cause = (
+                        f"runs/{number:04d}/{RECORD_NAME} has version {other.version}; this Nightshift reads {VERSION}"
+                    )
                     raise EngineError(cause, f"Move the folder: mv runs runs-{other.version}") from None
             raise
         if record is not None and record.number != number:

@@ -106,7 +106,7 @@ class Posterior:
         It is the estimate, or the difference of the final check runs if both configs have two and the estimate lies
         outside the difference's interval: by Student's t, with the expected and the two configs' variance pooled."""
         estimate = self.estimated_gain(num_slots)
-        sides = [self._final_scores.get(_union(kept), ()) for kept in (self._kept.values(), ())]
+        sides = [self._final_scores.get(Settings().union(*kept), ()) for kept in (self._kept.values(), ())]
         if not self._kept or min(map(len, sides)) < 2:
             return estimate
         df = SEED_DF + sum(len(side) - 1 for side in sides)
@@ -156,7 +156,7 @@ class Posterior:
             self._add(run.new)
         changes = [self._admitted(change) for change in run.changes]
         rests = remaining(changes)
-        config = _union(rest for _, rest in rests)
+        config = Settings().union(*(rest for _, rest in rests))
         if run.stage is not Stage.SEARCH:
             self._final_scores[config] = (*self._final_scores.get(config, ()), score)
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
@@ -317,10 +317,6 @@ class Posterior:
             self._mean[row] = share * self._mean[start]
             self._cov[row, :row] = self._cov[:row, row] = share * self._cov[start, :row]
             self._cov[row, row] = share**2 * self._cov[start, start] + variance
-
-
-def _union(parts: Iterable[Settings]) -> Settings:
-    return Settings().union(*parts)
 
 
 def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:

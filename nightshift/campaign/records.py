@@ -85,21 +85,17 @@ class Cost(Struct, frozen=True):
         """One line: `1.20 h of runs, 2.40 GPU-hours; 5 proposals: 0.30 h, 120,345 tokens in, 4,321 out, $1.23`."""
         times = ((self.run_seconds, "h of runs"), (self.gpu_seconds, "GPU-hours"), (self.seconds, "h"))
         *machine, hours = ["" if seconds is None else f"{seconds / 3600:.2f} {unit}" for seconds, unit in times]
-        tokens = f"{self._text('tokens_in')} tokens in, {self._text('tokens_out')} out"
+        tokens = f"{self.text('tokens_in')} tokens in, {self.text('tokens_out')} out"
         if self.tokens_in is None and self.tokens_out is None:
             tokens = "tokens not reported"
-        num, agents = self.num_proposals, ", ".join(filter(None, (hours, tokens, self.dollars_text)))
+        num, agents = self.num_proposals, ", ".join(filter(None, (hours, tokens, self.text("dollars"))))
         proposals = f"{num:,} proposal{'' if num == 1 else 's'}: {agents}" if num else ""
         return "; ".join(filter(None, (", ".join(filter(None, machine)), proposals))) or "nothing yet"
 
-    @property
-    def dollars_text(self) -> str:
-        return "dollars not reported" if self.dollars is None else self._text("dollars")
-
-    def _text(self, figure: Figure) -> str:
+    def text(self, figure: Figure) -> str:
         value = getattr(self, figure)
         if value is None:
-            return "?"
+            return "dollars not reported" if figure == "dollars" else "?"
         text = f"${value:,.2f}" if figure == "dollars" else f"{value:,}"
         return text if self.is_whole(figure) else f"at least {text}"
 

@@ -262,11 +262,9 @@ def gain_text(standing: Standing) -> str:
 def last_scores(records: Sequence[Record]) -> str:
     """Return the scores of a night's last runs: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
     stages = {"incumbent": Stage.LAST_INCUMBENTS, "baseline": Stage.LAST_BASELINES}
-    sides = {
-        n: [f"{100 * r.score:.1f}" for r in records if r.run.stage is s and r.score is not None]
-        for n, s in stages.items()
-    }
-    return "; ".join(f"{name} {', '.join(scores)} %" for name, scores in sides.items() if scores)
+    runs = [(r.run.stage, f"{100 * r.score:.1f}") for r in records if r.score is not None]
+    sides = {name: ", ".join(score for of, score in runs if of is stage) for name, stage in stages.items()}
+    return "; ".join(f"{name} {scores} %" for name, scores in sides.items() if scores)
 
 
 def last_campaign(records: Sequence[Record]) -> tuple[str, str]:

@@ -15,7 +15,6 @@ from nightshift.errors import UsageError
 Array = NDArray[np.float64]
 SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
 FALL = 2.0  # standard errors
-MOST = 2 / 3  # of two environments one always gives half of the variance
 
 
 def run_scores(record: Record) -> Array:
@@ -101,20 +100,13 @@ def _stderr(p: float, n: int, q: float, m: int) -> float:
 
 
 def remarks(candidate: Record, parent: Record | None) -> list[str]:
-    """Return what the mean score hides, a line each: a gain in format only, answers that could not be scored, an
-    environment that falls; of a baseline, an environment that gives most of the variance."""
+    """Return what the mean score hides: a gain in format only, answers without a score, an environment that falls."""
     form, evaluation = compare(candidate, parent), candidate.evaluation
     lines = [form.line] if form and form.conclusion else []
     if evaluation is None:
         return lines
     lines += evaluation.unscored
     before = parent.evaluation.parts if parent and parent.evaluation else ()
-    if evaluation.parts and not before:
-        variances = {part.environment: (part.weight * part.stderr) ** 2 for part in evaluation.parts}
-        name = max(variances, key=lambda name: variances[name])
-        if (share := variances[name] / (sum(variances.values()) or 1.0)) > MOST:
-            cause = f"{name} gives {share:.0%} of the score's variance"
-            lines.append(f"{cause}: a larger set of it, or a smaller weight, shows more")
     sizes = [[(part.environment, part.num_examples) for part in parts] for parts in (evaluation.parts, before)]
     if sizes[0] != sizes[1] or not parent or not parent.evaluation:
         return lines

@@ -52,7 +52,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError,
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.bench import Bench
-from nightshift.experiment.estimate import estimate, level_of_access, p_value, verdicts
+from nightshift.experiment.estimate import Scores, estimate, level_of_access, p_value, verdicts
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
 from nightshift.files import Document, read_json, remove_tree, write_json
@@ -110,12 +110,8 @@ class Task:
 
     def describe(self) -> list[str]:
         """Return the plan in lines for people."""
-        rules, num_slots, plan, num_done = (
-            self.bench.rules,
-            self.bench.executor.num_slots,
-            self.plan,
-            len(self.finished()),
-        )
+        rules, plan, num_slots = self.bench.rules, self.plan, self.bench.executor.num_slots
+        num_done = len(self.finished())
         num_examples = sum(environment.num_validation for environment in rules.environments)
         done = f", {num_done} of {len(self.runs())} runs are done" if num_done else ""
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
@@ -254,12 +250,8 @@ def _contenders(
     if len(configs) < len(SIDES):
         if first is None:
             branch, _ = last_campaign(records)
-            fix = (
-                f"Switch to the campaign: git switch {shlex.quote(branch)}"
-                if branch
-                else "Run one first: uv run run.py"
-            )
-            raise UsageError(f"{head} has no measured campaign", fix)
+            fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
+            raise UsageError(f"{head} has no measured campaign", fix or "Run one first: uv run run.py")
         campaign, baseline = controller.campaign(), controller.ledger.stored_config(first)
         if not campaign.kept and not configs:
             cause = "nothing was kept: the incumbent is the baseline"
@@ -438,19 +430,17 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
 
 def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | None = None) -> Estimate:
     """Return the difference over all environments, or on the environment with this index."""
-    baseline, incumbent = (
-        [
-            weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
-            for e in side
-        ]
-        for side in sides
-    )
+
+    def scores(e: Evaluation) -> Scores:
+        return weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
+
+    baseline, incumbent = ([*map(scores, side)] for side in sides)
     return estimate(baseline, incumbent, task.bench.rules.decision)
 
 
 def _notes(task: Task, result: Estimate) -> list[str]:
     """Return lines on what limits the comparison."""
-    runs, plan, ledger, first = task.finished(), task.plan, task.controller.ledger, task.first
+    runs, plan, first = task.finished(), task.plan, task.first
     notes: list[tuple[object, str]] = [(result.note, result.note)]  # each with whether it applies
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
@@ -463,7 +453,7 @@ def _notes(task: Task, result: Estimate) -> list[str]:
     numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items())
     unequal = "with unequal numbers the 95 % interval held in 82 to 88 % of simulated certificates"
     num_lost, unused = len(task.runs()) - len(runs), task.effective["incumbent"].unused
-    are_isolated = [r.proposal.is_isolated for r in ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
+    are_isolated = [r.proposal.is_isolated for r in task.controller.ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
     is_own = first and {*first.environments} & {*task.bench.rules.environment_names}
     flattered = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
     notes += [

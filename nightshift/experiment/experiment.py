@@ -20,7 +20,6 @@ from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
 from nightshift.config.allowlist import shorten
 from nightshift.config.train_toml import Config, diff, load
@@ -180,15 +179,11 @@ class Controller:
         """Admit a config, reserve its number, and submit its run. Return the record, closed if that failed."""
         if request.baseline:
             config = campaign.compose(())
-        record, rules, note = self.admit(config, request, campaign), self.bench.rules, self.reporter.note
+        record, rules = self.admit(config, request, campaign), self.bench.rules
         self.bench.require_ready()
         record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
         limits = f"{rules.budget_text} for training, at most {lasted(rules.deadline_seconds)} in all"
-        note(f"experiment {record.number:04d}: {limits}")
-        hours = (self.now() - (campaign.last_baseline() or self.now())).total_seconds() / 3600
-        if request.run is None and record.run.new is not None and hours > NIGHT_HOURS:
-            drift = f"the baseline ran {hours:.0f} h ago, and the machine may have drifted since"
-            note(f"{drift}: uv run run.py --baseline makes the effect of this change more certain")
+        self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
             parent = campaign.parent and self.ledger.stored_config(campaign.parent)
             # Validated again: its record lies where agents can write.

@@ -21,7 +21,7 @@ Values = Sequence[float]
 # BROKEN: it learnt nothing, or lost what it had learnt. Findings are shown from the highest down.
 NOTE, HINT, COSTLY, BROKEN = range(4)
 SURE = 3.0  # standard errors for "it moved": not two, because a digest makes a dozen such tests
-TRENDS = ("reward_mean", "entropy", "completion_tokens_mean", "grad_norm")  # fields of Step that need 8 points
+TRENDS = ("reward_mean", "entropy", "completion_tokens_mean")  # fields of Step that need 8 points
 
 LR, MAX_NORM = "trainer.optim.lr", "trainer.optim.max_norm"
 BATCH, GROUP = "orchestrator.batch_size", "orchestrator.group_size"
@@ -169,16 +169,6 @@ def above(limit: float, text: str, keys: tuple[str, ...], values: Values, *_: An
     return Finding(f"{text.format(mean)} in the last half", keys, COSTLY) if mean >= limit else None
 
 
-def spikes(values: Values, *_: Any) -> Finding | None:
-    """Healthy trl runs have up to five in 213 steps."""
-    middle = median(values)
-    spikes = [value for value in values if value > 10 * middle > 0]
-    if len(spikes) < max(2, 0.02 * len(values)):
-        return None
-    text = f"the largest {max(spikes) / middle:.0f} times the median {middle:.2g}"
-    return Finding(f"{len(spikes)} gradient spikes in {len(values)} steps, {text}", (MAX_NORM, LR), HINT)
-
-
 def cut(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
     """Both engines' healthy recorded runs cut below 0.01."""
     evaluation, shares = conditions.run.evaluation, dict[str, float]()
@@ -223,7 +213,6 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
     # prime-rl aims at an age of 1 and drops rollouts beyond 8 by default; recorded: 1.1.
     ("off_policy_mean", partial(above, 4, "rollouts are {:.1f} policy versions old", (AGE, INFLIGHT))),
     ("error_share", partial(above, 0.02, "{:.0%} of the rollouts failed", (INFLIGHT, MAX_TOKENS))),
-    ("grad_norm", spikes),
     ("step", cut),
     ("all_right_share", groups),
     ("step", unused),

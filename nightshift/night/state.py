@@ -236,7 +236,7 @@ def stop_rule(
     if request.plateau is not None and num_without > request.plateau:
         return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
     if is_spent(state, cost) and not state.pending:  # what is paid for is run
-        return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost.dollars_text}")
+        return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost.text('dollars')}")
     if num_crashes(own) >= MAX_CRASHES:
         return Stop(f"{num_crashes(own)} crashes in a row, the last one: {own[-1].why}", is_planned=False)
     return None

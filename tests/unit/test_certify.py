@@ -135,14 +135,6 @@ def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_cert
     assert certified(kept, num_seeds=1).access == 2
 
 
-@pytest.mark.slow
-def test_a_damaged_line_of_the_journal_is_noted(kept: Controller) -> None:
-    with kept.ledger.journal.path.open("a") as journal:
-        journal.write("no line\n")
-    note = "journal.jsonl has damaged lines (1): uses of the test split in them are not counted"
-    assert note in certified(kept, num_seeds=1).notes
-
-
 def test_an_interrupted_certificate_is_resumed_by_its_number_and_is_the_same_access(kept: Controller) -> None:
     kept.reporter.on_note = stop_at("run 4 of 6")
     with pytest.raises(Interrupted):

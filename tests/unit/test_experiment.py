@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import tomllib
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -216,19 +215,6 @@ def test_a_commit_of_the_users_during_a_run_leaves_no_old_train_toml_after_a_kee
     source = (controller.bench.root / "train.toml").read_bytes()
     assert source == controller.repo.config_at("HEAD")
     assert tomllib.loads(source.decode())["trainer"]["optim"] == {"lr": 3e-6, "weight_decay": 0.05}
-
-
-@pytest.mark.slow
-def test_a_change_long_after_the_baseline_is_told_what_makes_its_effect_more_certain(controller: Controller) -> None:
-    baseline(controller, then=BAD)
-    first = controller.ledger.record(1)
-    for hours, is_told in ((1, False), (30, True)):
-        began = (controller.now() - timedelta(hours=hours)).isoformat()
-        controller.ledger.write(replace(first, result=replace(first.result, started=began)))
-        record = tried(controller, f"{hours}e-5")
-        line = f"the baseline ran {hours} h ago, and the machine may have drifted since: uv run run.py --baseline "
-        assert any(note.startswith(line) for note in controller.reporter.notes) == is_told
-    assert record.decision.effect_stderr > 0.05
 
 
 def test_a_decided_config_is_refused_and_again_takes_new_seeds(controller: Controller) -> None:
