@@ -28,7 +28,6 @@ from nightshift.campaign.records import (
     Settings,
     Standing,
     Verdict,
-    settings_of,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.campaign.scores import compare, remarks, run_scores, without
@@ -57,8 +56,8 @@ class Campaign:
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
-        """Return the campaign of one branch and rules hash. `before`: as folded earlier; only later events are
-        folded."""
+        """Return a campaign. `before`: as folded earlier; only later events are folded. UsageError for unlike
+        scores."""
         campaign, records = cls(branch, rules_hash), list(records)
         events = events_of(records, branch, rules_hash)
         names = [(is_start, record.number) for is_start, record in events]
@@ -132,8 +131,7 @@ class Campaign:
     def judge(
         self, record: Record, baseline: Config | None = None, validate: Callable[[Config], object] = lambda config: None
     ) -> Record:
-        """Return a measured experiment with its verdict and planned commits. `baseline`: the first config, None:
-        `config`."""
+        """Return a measured experiment with its verdict and planned commits. `baseline`: None for `config`."""
         if self.posterior is None:
             standing = _standing(_first_posterior(record), self._num_slots(record))
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
@@ -272,7 +270,7 @@ def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Reco
     """Return the last experiment with this config, or with the same changes besides its rider."""
 
     def contents(run: Run) -> set[Settings]:
-        return set(map(settings_of, replace(run, rider=None).changes))
+        return {change.identity for change in replace(run, rider=None).changes}
 
     return next(
         (r for r in reversed(decided) if r.config_hash == config_hash or contents(r.run) == contents(run)), None

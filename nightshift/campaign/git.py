@@ -139,8 +139,7 @@ class Repo:
         return mode is None or not is_same or (mode == _LINK) != (blob.mode == _LINK)
 
     def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
-        """Commit files with these bytes, None: as they are here. Return the new head. UsageError if the branch
-        moved."""
+        """Commit files with these bytes, None: as they are here. UsageError if the branch moved."""
         parent = self._commit_on(head.branch)
         if parent != head.commit:
             cause = f"{head.branch} moved to {parent[:7]} while {listed([*files])} was committed"
@@ -172,8 +171,7 @@ class Repo:
         return Head(head.branch, commit)
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
-        """Return the commits after `head.commit` that change train.toml, oldest first; none if HEAD does not
-        descend."""
+        """Return the commits after `head.commit` that change train.toml, oldest first; none after a reset."""
         since, tip = head.commit, self._commit_on(head.branch)
         if since is None or since == tip:
             return []

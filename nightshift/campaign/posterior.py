@@ -19,18 +19,7 @@ from statistics import NormalDist, fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.campaign.records import (
-    Z95,
-    Action,
-    Change,
-    Decision,
-    Effect,
-    Run,
-    Settings,
-    Stage,
-    remaining,
-    settings_of,
-)
+from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Run, Settings, Stage, remaining
 from nightshift.campaign.student import SEED_DF, t_quantile
 from nightshift.config.rules import RuleConstants
 
@@ -82,29 +71,27 @@ class Posterior:
 
     def known(self, change: Change) -> Change:
         """Return the change as it was first proposed; itself if the same keys and values never were."""
-        return self._changes.get(settings_of(change), change)
+        return self._changes.get(change.identity, change)
 
     def set_kept(self, kept: Sequence[Change]) -> None:
         """Make `kept` the incumbent's changes, if not every decision could be carried out."""
         self._set_kept([self._admitted(change) for change in kept])
 
     def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
-        """Return what a change adds to the incumbent, or to the baseline with `changes`. KeyError for an unknown
-        one."""
-        kept = self._kept if changes is None else map(settings_of, changes)
-        return Effect(*self._moments(*self._added(settings_of(change), kept)))
+        """Return what a change adds to the incumbent, or to the baseline with `changes`. KeyError for a new one."""
+        kept = self._kept if changes is None else (change.identity for change in changes)
+        return Effect(*self._moments(*self._added(change.identity, kept)))
 
     def predict(
         self, changes: Iterable[Change], time_hours: float = 0.0, without: Collection[str] = ()
     ) -> tuple[float, float]:
         """Return mean and sd of the true score of the baseline with `changes`, not of a key that is in `without`."""
-        return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours, without))
+        return self._moments(*self._factors((change.identity for change in changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
-        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval.
-
-        It is the estimate, or the difference of the final check runs if both configs have two and the estimate lies
-        outside the difference's interval: by Student's t, with the expected and the two configs' variance pooled."""
+        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval: the estimate, or
+        the difference of the final check runs if both configs have two and the estimate lies outside its interval
+        (Student's t, with the expected and the two configs' variance pooled)."""
         estimate = self.estimated_gain(num_slots)
         sides = [self._final_scores.get(Settings().union(*kept), ()) for kept in (self._kept.values(), ())]
         if not self._kept or min(map(len, sides)) < 2:
@@ -128,7 +115,9 @@ class Posterior:
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
         reductions: list[Array] = []  # the outer product of each is subtracted from the covariance
         for run in in_flight:
-            _, known, column = self._weighted(self._factors(map(settings_of, run.changes), 1.0)[0], reductions)
+            _, known, column = self._weighted(
+                self._factors((change.identity for change in run.changes), 1.0)[0], reductions
+            )
             reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
         _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
         variances = np.diagonal(self._cov) - sum((reduction**2 for reduction in reductions), 0.0)
@@ -150,7 +139,7 @@ class Posterior:
         order. The update under each kind of the new change is a Kalman update; the result is the Gaussian with the
         mixture's mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2
         matrix. The accident of a run without a new change is treated as a new change that is forgotten."""
-        new = None if run.new is None else settings_of(run.new)
+        new = None if run.new is None else run.new.identity
         is_new = new is not None and new not in self._rows
         if run.new is not None and new not in self._changes:
             self._add(run.new)
@@ -206,7 +195,7 @@ class Posterior:
 
     def _admitted(self, change: Change) -> Settings:
         """Add a change that is not known: the user made it, or its record is gone. Return its settings."""
-        settings = settings_of(change)
+        settings = change.identity
         if settings not in self._changes:
             second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # its kind is unknown
             variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._counts))
@@ -300,7 +289,7 @@ class Posterior:
 
     def _add(self, change: Change) -> int:
         """Add a proposed change, which starts from the effect of the kept, or last, value. Return its row."""
-        settings = settings_of(change)
+        settings = change.identity
         same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
         kept = [other for other in same if other in self._kept]
         self._changes[settings] = change

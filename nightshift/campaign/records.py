@@ -323,6 +323,9 @@ class Action(StrEnum):
         return "kept" if self is Action.KEEP else f"{self}ed"
 
 
+Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
+
+
 class Change(Struct, frozen=True, kw_only=True):
     """The keys of train.toml that a proposal set."""
 
@@ -336,6 +339,10 @@ class Change(Struct, frozen=True, kw_only=True):
         return f"commit {self.commit[:7]}" if self.commit else f"{self.experiment:04d}"
 
     @property
+    def identity(self) -> Settings:
+        return frozenset(self.keys.items())
+
+    @property
     def settings(self) -> str:
         """`trainer.optim.lr = 5e-6, max_steps = unset`."""
         return ", ".join(f"{key} = {'unset' if value is None else value}" for key, value in self.keys.items())
@@ -343,13 +350,6 @@ class Change(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """`0003: trainer.optim.lr = 5e-6`."""
         return f"{self.name}: {self.settings}"
-
-
-Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
-
-
-def settings_of(change: Change) -> Settings:
-    return frozenset(change.keys.items())
 
 
 def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:

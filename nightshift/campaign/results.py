@@ -20,7 +20,6 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
     remaining,
-    settings_of,
 )
 from nightshift.text import clean, escape_formula
 
@@ -106,7 +105,7 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     training = record.result and record.result.training
     standing = record.judgement and record.judgement.standing
     new = record.run.new if verdict in ("keep", "discard") else None
-    now, commit = fates.get(settings_of(new) if new else frozenset(), ("", None))
+    now, commit = fates.get(new.identity if new else frozenset(), ("", None))
     names = ("number", "failure", "parent", "strict_score", "why", "total_seconds", "branch", "engine", "started")
     return Row(
         **{name: getattr(record, name) for name in names},
@@ -139,18 +138,17 @@ def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) ->
     kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=_place)
     names = [item for record in records for item in record.commits.items()]
     commits = {name.partition(" ")[2]: id for name, id in names if not name.startswith("revert")}
-    keys, kept_settings = {key for change in kept for key in change.keys}, set(map(settings_of, kept))
+    keys, kept_settings = {key for change in kept for key in change.keys}, {change.identity for change in kept}
     fates = dict[Settings, Fate]()
     for change in (*(c for record in records if record.judgement for c in record.judgement.kept), *kept):
         now: Now = "replaced" if change.keys.keys() <= keys else "reverted"
-        settings = settings_of(change)
+        settings = change.identity
         fates[settings] = "kept" if settings in kept_settings else now, commits.get(change.name)
     return fates
 
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
-    """Return `Campaign.kept` before commits of yours, without the fold, which takes seconds for thousands of
-    records."""
+    """Return `Campaign.kept` before your own commits, without the slow fold of thousands of records."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
     if last is None or last.judgement is None:
         return ()
@@ -158,7 +156,7 @@ def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     for decision in (d for r in records if r.decided_before >= _place(last) for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
-    rests = [rest for _, rest in remaining(map(settings_of, kept))]  # a change without a rest is replaced
+    rests = [rest for _, rest in remaining(change.identity for change in kept)]  # a change without a rest is replaced
     return tuple(change for change, rest in zip(kept, rests, strict=True) if rest)
 
 

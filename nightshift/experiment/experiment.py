@@ -90,8 +90,8 @@ class Controller:
             self.reporter.note(line)
 
     def run(self, request: Request) -> Record:
-        """Make one experiment. Return its closed record. An error comes before anything is recorded; Interrupted also
-        after."""
+        """Make one experiment, and return its closed record. Only Interrupted and IntegrityError come after a
+        record."""
         try:
             config = load(self.bench.root / CONFIG_NAME)  # first: `resume` may write the file
             resume(self.ledger, self.repo, self.reporter.note)

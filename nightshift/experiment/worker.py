@@ -38,8 +38,8 @@ from nightshift.files import read_file, temporary_beside, write_atomically, writ
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
-_CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
 _CONFIG_FAULT = "the incumbent starts, so it is the config's fault"
+_CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
 INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to tell whose fault a failed start is
 
 
@@ -69,8 +69,7 @@ def _end_with_the_controller() -> None:
 
 
 def make_run(job: Job, root: Path, folder: Path) -> Result:
-    """Train, evaluate, and return the result. If nothing was evaluated, `training` has the cause. No process is
-    left."""
+    """Train, evaluate, return the result; without scores `training` has the cause. No process is left."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
     slot, rules = job.slot or os.environ.get("SLURMD_NODENAME", ""), job.rules
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
