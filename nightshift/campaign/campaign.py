@@ -56,8 +56,7 @@ class Campaign:
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
-        """Return a campaign. `before`: as folded earlier; only later events are folded. UsageError for unlike
-        scores."""
+        """Return a campaign; of `before`, folded earlier, only later events. UsageError for unlike scores."""
         campaign, records = cls(branch, rules_hash), list(records)
         events = events_of(records, branch, rules_hash)
         names = [(is_start, record.number) for is_start, record in events]

@@ -106,12 +106,12 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
     if evaluation is None:
         return lines
     lines += evaluation.unscored
-    before = parent.evaluation.parts if parent and parent.evaluation else ()
-    sizes = [[(part.environment, part.num_examples) for part in parts] for parts in (evaluation.parts, before)]
-    if sizes[0] != sizes[1] or not parent or not parent.evaluation:
+    before = parent.evaluation if parent else None
+    sizes = [(part.environment, part.num_examples) for part in evaluation.parts]
+    if before is None or sizes != [(part.environment, part.num_examples) for part in before.parts]:
         return lines
-    sides = (split(side.example_scores, side.parts) for side in (evaluation, parent.evaluation))
-    for (name, num), *scores in zip(sizes[0], *sides, strict=True):
+    sides = (split(side.example_scores, side.parts) for side in (evaluation, before))
+    for (name, num), *scores in zip(sizes, *sides, strict=True):
         after, old = map(np.array, scores)
         change, gain = after - old, float((after - old).mean())
         stderr = math.sqrt(float(change.var()) / num + 2 * candidate.decision_rules.seed_sd**2)

@@ -90,8 +90,7 @@ class Controller:
             self.reporter.note(line)
 
     def run(self, request: Request) -> Record:
-        """Make one experiment, and return its closed record. Only Interrupted and IntegrityError come after a
-        record."""
+        """Make one experiment. Return its closed record. Only Interrupted and IntegrityError follow a record."""
         try:
             config = load(self.bench.root / CONFIG_NAME)  # first: `resume` may write the file
             resume(self.ledger, self.repo, self.reporter.note)

@@ -87,9 +87,8 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> Non
     assert num_scored(made) == [3, 3]
     assert made.num_examples == NUM_VALIDATION
     assert (made.access, made.level, made.verdict) == (1, 0.025, "better")
-    assert made.strict_scores == pytest.approx(
-        (made.score("baseline"), made.score("incumbent"))
-    )  # all end with `#### n`
+    sides = made.score("baseline"), made.score("incumbent")
+    assert made.strict_scores == pytest.approx(sides)  # all end with `#### n`
     low, high = made.estimate.interval
     assert 0.1 < low < made.estimate.difference < high
     assert made.estimate.difference == pytest.approx(made.score("incumbent") - made.score("baseline"))
