@@ -271,9 +271,8 @@ def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Reco
     def contents(run: Run) -> set[Settings]:
         return {change.identity for change in replace(run, rider=None).changes}
 
-    return next(
-        (r for r in reversed(decided) if r.config_hash == config_hash or contents(r.run) == contents(run)), None
-    )
+    same = (r for r in reversed(decided) if r.config_hash == config_hash or contents(r.run) == contents(run))
+    return next(same, None)
 
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:

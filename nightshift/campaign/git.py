@@ -195,8 +195,9 @@ class Repo:
 
     def unfinished(self) -> str | None:
         """Return the operation of the user's that has to be finished first: `rebase`, ...; None if there is none."""
-        for name in _UNFINISHED:
-            if (self.root / self._git("rev-parse", "--git-path", name).strip()).exists():
+        options = [word for name in _UNFINISHED for word in ("--git-path", name)]
+        for name, path in zip(_UNFINISHED, self._git("rev-parse", *options).splitlines(), strict=True):
+            if (self.root / path).exists():
                 return re.sub("-(merge|apply|head|log)$", "", name.lower().replace("_", "-"))
         return None
 

@@ -208,14 +208,13 @@ class Ledger:
             record = read_json(path, Record, fix)
         except UsageError:
             with suppress(UsageError):
-                if (other := read_json(path, _Version, "")) and other.version != VERSION:
-                    cause = (
-                        f"runs/{number:04d}/{RECORD_NAME} has version {other.version}; this Nightshift reads {VERSION}"
-                    )
-                    raise EngineError(cause, f"Move the folder: mv runs runs-{other.version}") from None
+                if (other := read_json(path, _Version, "")) and (then := other.version) != VERSION:
+                    cause = f"runs/{number:04d}/{RECORD_NAME} has version {then}; this Nightshift reads {VERSION}"
+                    raise EngineError(cause, f"Move the folder: mv runs runs-{then}") from None
             raise
         if record is not None and record.number != number:
-            raise UsageError(f"{path} is damaged: it is a copy of experiment {record.number:04d}'s", fix)
+            cause = f"{path} is damaged: it is a copy of the record of experiment {record.number:04d}"
+            raise UsageError(cause, fix)
         if record is not None and record.git_action is not None:  # else the controller has not closed it yet
             self._known[number] = record
         return record

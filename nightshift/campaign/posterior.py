@@ -115,9 +115,8 @@ class Posterior:
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
         reductions: list[Array] = []  # the outer product of each is subtracted from the covariance
         for run in in_flight:
-            _, known, column = self._weighted(
-                self._factors((change.identity for change in run.changes), 1.0)[0], reductions
-            )
+            factors, _ = self._factors((change.identity for change in run.changes), 1.0)
+            _, known, column = self._weighted(factors, reductions)
             reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
         _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
         variances = np.diagonal(self._cov) - sum((reduction**2 for reduction in reductions), 0.0)
