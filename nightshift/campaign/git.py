@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path, PurePath
@@ -66,8 +65,7 @@ class ConfigCommit(NamedTuple):
     after: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The checkout's branch and commit. `branch` is "" if HEAD is detached; `commit` None before the first commit."""
 
     branch: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from nightshift.campaign.git import AGENT_CLONE_MARK, CONFIG_NAME, Head, Repo, campaign_branch
 from nightshift.campaign.ledger import Ledger, baseline_of
@@ -16,8 +16,7 @@ from nightshift.errors import NightshiftError, UsageError, listed
 from nightshift.experiment.integrity import changed_files
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """What a start does before its first experiment."""
 
     before: Head

@@ -14,11 +14,12 @@ import secrets
 import shlex
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.journal import Access
@@ -67,8 +68,7 @@ _QUESTION = attrgetter("branch", "rules_hash", "split", "configs")
 _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with its logs
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """One comparison to make."""
 
     controller: Controller
@@ -128,8 +128,7 @@ class Task:
         return lines
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(NamedTuple):
     """One run of a comparison."""
 
     task: Task
