@@ -162,7 +162,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         return tomllib.loads(data.decode())
 
 
-def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:
+def read_json(path: Path | str, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:
     """What a JSON file holds, checked against `kind`; None where there is none. UsageError, with `fix`, if damaged."""
     try:
         return parse_json(read_file(path, max_bytes), kind)

@@ -26,7 +26,6 @@ from nightshift.campaign.records import (
     Record,
     Settings,
     Verdict,
-    settings_of,
 )
 from nightshift.campaign.results import Row, fates_of, kept_by_records, last_campaign
 from nightshift.config.allowlist import KEYS
@@ -249,12 +248,12 @@ def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[
         if set(records[0].environments) & set(rules.environment_names) or _model(ledger, records[0]) == rules.model:
             fates, texts = fates_of(records, kept_by_records(records)), dict[Settings, tuple[bool, float, str]]()
             for decision in (record.decision for record in records if record.decision):
-                now, _ = fates.get(settings_of(decision.change), ("", None))
+                now, _ = fates.get(decision.change.identity, ("", None))
                 if decision.estimate is not None and now != "replaced":
                     is_kept, p_helps = now == "kept", decision.estimate.p_helps
                     text = f"{clean(branch, 60)} {'kept' if is_kept else 'rejected'} {decision.change.settings}"
                     text += f"; its effect there was {decision.estimate}."
-                    texts[settings_of(decision.change)] = (not is_kept, -p_helps if is_kept else p_helps, text)
+                    texts[decision.change.identity] = (not is_kept, -p_helps if is_kept else p_helps, text)
             lines += [text for _, _, text in sorted(texts.values())]
     return lines[:MAX_EARLIER]
 

@@ -28,7 +28,6 @@ from nightshift.campaign.records import (
     Settings,
     Standing,
     Verdict,
-    settings_of,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.campaign.scores import compare, remarks, run_scores, without
@@ -40,27 +39,24 @@ Event = tuple[bool, Record]  # True and the record of a start, or False and the 
 
 
 class Campaign:
-    """The fold. `records`: all of the checkout. `decided`: the decided experiments, in the order of their decisions.
-    `posterior`: None before the baseline. `differences`: by number, the measured score of each later run minus the
-    score that was expected, just before the run was observed, of its config without its new change. `user_decisions`:
-    of commits that no record has yet. `config`: the baseline's train.toml. `unread`: why the user's own commits could
-    not be read."""
+    """The fold."""
 
     def __init__(self, branch: str = "", rules_hash: str = "") -> None:
         self.branch, self.rules_hash = branch, rules_hash
-        self.records = list[Record]()
-        self.decided = list[Record]()
+        self.records = list[Record]()  # all of the checkout
+        self.decided = list[Record]()  # in the order of their decisions
+        # By number: the score of each later run minus the score that was expected, just before the run was observed, of
+        # its config without its new change.
         self.differences = dict[int, Effect]()
-        self.posterior: Posterior | None = None
-        self.user_decisions: tuple[Decision, ...] = ()
-        self.config: Config | None = None
-        self.unread: str | None = None
+        self.posterior: Posterior | None = None  # None before the baseline
+        self.user_decisions: tuple[Decision, ...] = ()  # of commits that no record has yet
+        self.config: Config | None = None  # the baseline's train.toml
+        self.unread: str | None = None  # why the user's own commits could not be read
         self._folded = list[tuple[bool, int]]()  # the events, by their experiments' numbers
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
-        """Return the campaign of one branch and rules hash. UsageError for scores that do not fit the baseline's.
-        `before`: the campaign as folded earlier. If its events are the first of these, only the others are folded."""
+        """Return a campaign; of `before`, folded earlier, only later events. UsageError for unlike scores."""
         campaign, records = cls(branch, rules_hash), list(records)
         events = events_of(records, branch, rules_hash)
         names = [(is_start, record.number) for is_start, record in events]
@@ -75,8 +71,7 @@ class Campaign:
 
     @classmethod
     def read(cls, ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
-        """Return a campaign for a command that only looks, with what your own commits decided since its last
-        experiment. If these cannot be read, the records alone count, and `unread` says why. UsageError as `of`."""
+        """Return a campaign for a command that only looks, with your own commits, or with the reason in `unread`."""
         campaign = cls.of(records, branch, rules_hash)
         try:
             return campaign.with_user_commits(ledger, Repo(ledger.root))
@@ -87,10 +82,8 @@ class Campaign:
     def with_user_commits(self, ledger: Ledger, repo: Repo) -> Campaign:
         """Return the campaign with its `config` and with the decisions of `decisions_since`. Raises as that does."""
         self.read_config(ledger)
-        if self.baseline is None or self.config is None:
+        if (campaign := self._copy()).posterior is None or self.baseline is None or self.config is None:
             return self
-        campaign = self._copy()
-        assert campaign.posterior is not None
         for decision in decisions_since(ledger, repo, self.records, self.baseline.branch, self.config, self.kept):
             change = campaign.posterior.known(decision.change)
             campaign.user_decisions += (replace(decision, change=change),)
@@ -128,22 +121,16 @@ class Campaign:
             self.decided.append(record)
 
     def _observe(self, posterior: Posterior, record: Record) -> tuple[Decision, ...]:
-        assert self.baseline is not None
-        scores, num_of_baseline = run_scores(record), len(run_scores(self.baseline))
-        if len(scores) != num_of_baseline:
-            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num_of_baseline}"
+        scores, num = run_scores(record), len(run_scores(self.baseline or record))
+        if len(scores) != num:
+            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
             raise UsageError(cause, without(record))
         return posterior.observe(record.run, float(scores.mean()), self.hours(record))
 
     def judge(
-        self,
-        record: Record,
-        baseline: Config | None = None,
-        validate: Callable[[Config], object] = lambda config: None,
+        self, record: Record, baseline: Config | None = None, validate: Callable[[Config], object] = lambda config: None
     ) -> Record:
-        """Return a measured experiment with its verdict, and with the commits that its decisions mean. `baseline`: the
-        config of the first experiment, None: `config`. `validate`: raises UsageError for a config that the engine would
-        not run."""
+        """Return a measured experiment with its verdict and planned commits. `baseline`: None for `config`."""
         if self.posterior is None:
             standing = _standing(_first_posterior(record), self._num_slots(record))
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
@@ -172,13 +159,12 @@ class Campaign:
         why = [measured_text(record, float(run_scores(record).mean()))]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
-        form = compare(record, self._parent_of(record))
-        why += [form.conclusion] if form and form.conclusion else []
+        if (form := compare(record, self._parent_of(record))) and form.conclusion:
+            why.append(form.conclusion)
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
 
     def _reason(self, record: Record, decision: Decision) -> str:
-        """Return the message, below its subject, of the commit of a decision after `record`: the evidence, the
-        hypothesis and the trailers."""
+        """Return the message of a decision's commit, below its subject: evidence, hypothesis, trailers."""
         change, is_new = decision.change, decision.change == record.run.new
         runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
         texts = [record.proposal.description] if is_new else []
@@ -210,8 +196,7 @@ class Campaign:
         return None
 
     def compose(self, changes: Iterable[Change]) -> Config:
-        """Return the baseline's train.toml with these changes. UsageError without a baseline (--baseline), or if no
-        valid train.toml has these changes."""
+        """Return the baseline's train.toml with these changes. UsageError without a baseline, or if they do not fit."""
         if self.config is None:
             raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
         return incumbent_config(self.config, changes)
@@ -223,8 +208,7 @@ class Campaign:
 
     @property
     def parent(self) -> Record | None:
-        """The last experiment whose new change was kept then and is kept now; else the baseline. Its answers are
-        compared with those of the next experiment."""
+        """The last experiment whose change was kept then and is kept now; else the baseline."""
         keeps = (record for record in reversed(self.decided) if record.is_keep and self.is_kept(record.run.new))
         return next(keeps, self.baseline)
 
@@ -248,8 +232,7 @@ class Campaign:
         return self.posterior.effect(change).p_helps > self.posterior.rules.confirmed_above
 
     def effect_now(self, record: Record) -> Effect | None:
-        """Return what a decided experiment's new change adds to the config that it was tried on, as all runs so far
-        estimate it. The effect at the decision is shrunk: one run had measured the change."""
+        """Return what an experiment's change adds to the config that it was tried on, as all runs so far have it."""
         if record.decision is None or record.run.new is None or self.posterior is None:
             return None
         return self.posterior.effect(record.run.new, record.run.kept)
@@ -274,9 +257,8 @@ class Campaign:
         return remarks(record, self._parent_of(record))
 
     def _parent_of(self, record: Record) -> Record | None:
-        if record.parent is None:
-            return None
-        return next((other for other in self.decided if other.number == record.parent), self.baseline)
+        parents = (other for other in self.decided if other.number == record.parent)
+        return None if record.parent is None else next(parents, self.baseline)
 
     def _num_slots(self, record: Record) -> int:
         """Return 1 if the campaign's runs follow each other, else 2: then its intervals are wider (rules.widen)."""
@@ -285,12 +267,12 @@ class Campaign:
 
 def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Record | None:
     """Return the last experiment with this config, or with the same changes besides its rider."""
-    same = (r for r in reversed(decided) if r.config_hash == config_hash or _contents(r.run) == _contents(run))
+
+    def contents(run: Run) -> set[Settings]:
+        return {change.identity for change in replace(run, rider=None).changes}
+
+    same = (r for r in reversed(decided) if r.config_hash == config_hash or contents(r.run) == contents(run))
     return next(same, None)
-
-
-def _contents(run: Run) -> set[Settings]:
-    return set(map(settings_of, replace(run, rider=None).changes))
 
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:
@@ -304,11 +286,10 @@ def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[E
 def _standing(posterior: Posterior, num_slots: int) -> Standing:
     """Return the posterior of incumbent and baseline. Their difference is the reported gain."""
     baseline, _ = posterior.predict(())
-    _, incumbent_sd = posterior.predict(posterior.kept)
     (gain, halfwidth), estimate = posterior.gain(num_slots), posterior.estimated_gain(num_slots)
     return Standing(
         incumbent=baseline + gain,
-        incumbent_sd=incumbent_sd,
+        incumbent_sd=posterior.predict(posterior.kept)[1],
         baseline=baseline,
         gain=gain,
         gain_halfwidth=halfwidth,
@@ -319,8 +300,7 @@ def _standing(posterior: Posterior, num_slots: int) -> Standing:
 
 def _first_posterior(baseline: Record) -> Posterior:
     scores = run_scores(baseline)
-    stderr = float(scores.std()) / len(scores) ** 0.5
-    return Posterior(float(scores.mean()), stderr, baseline.decision_rules)
+    return Posterior(float(scores.mean()), float(scores.std()) / len(scores) ** 0.5, baseline.decision_rules)
 
 
 def _began(record: Record) -> datetime:

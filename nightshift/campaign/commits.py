@@ -27,9 +27,8 @@ def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
     values: dict[str, Any] = dict(baseline.values)
     for change in kept:
         values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
-    return {
-        key: value for key, value in values.items() if value is not ABSENT and not (value is None and key in _UNSET)
-    }
+    unset = {key for key, value in values.items() if value is ABSENT or (value is None and key in _UNSET)}
+    return {key: value for key, value in values.items() if key not in unset}
 
 
 def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
@@ -49,14 +48,9 @@ def plan(
     reason: Callable[[Decision], str] = lambda decision: "",
     validate: Callable[[Config], object] = lambda config: None,
 ) -> tuple[list[PlannedCommit], list[Decision], tuple[Change, ...], list[tuple[Decision, str]]]:
-    """Plan the commits of one run's decisions in their order: each change was judged on the changes before it.
-
-    Each commit must leave a train.toml that is valid, also for the engine's `validate`. Any other decision waits for
-    the rest, and is refused if its commit is still invalid then. `reason` returns a message below the subject.
-
-    Returns: the commits; the decisions that they make; the kept changes after them; each refused decision with its
-    cause.
-    """
+    """Plan the commits of one run's decisions in their order. A commit must leave a train.toml that is valid, also for
+    `validate`. Any other decision waits for the rest. Return the commits, the decisions that they make, the kept
+    changes after them, and each refused decision with its cause."""
     steps, made, refused = list[PlannedCommit](), list[Decision](), list[tuple[Decision, str]]()
     kept, before = tuple(kept), incumbent_values(baseline, kept)
     waiting = [decision for decision in decisions if decision.action is not Action.DISCARD]
@@ -82,13 +76,9 @@ def plan(
 
 
 def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Container[str] = ()) -> list[str | None]:
-    """Commit each step on the campaign's branch, after the last step that was committed before a kill. Keys that the
-    user set meanwhile stay, and a step that does not fit them is left out.
-
-    `head`: the branch, and a commit on it from before the steps. `others`: ids of other experiments' commits. Returns
-    the id of each commit, None for a step that changes no value. UsageError if the checkout left the branch, or
-    train.toml at HEAD is not valid.
-    """
+    """Commit each step, after the last step that was committed before a kill. Keys that the user set meanwhile stay.
+    `head`: the branch, and a commit on it from before the steps. `others`: ids of other experiments' commits. Return
+    the ids, None for a step that changes no value. UsageError if the branch or its train.toml is not valid."""
     if not steps:
         return []
     tip, history = repo.head(), repo.config_history(head)
@@ -113,9 +103,8 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
 def decisions_since(
     ledger: Ledger, repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
 ) -> tuple[Decision, ...]:
-    """Return what the user's own commits decided since the last experiment of a branch, which may not be checked out.
-    Empty while git lacks a commit of Nightshift's. `kept`: the incumbent's changes by the records. UsageError if the
-    branch is gone or its train.toml is not valid, EngineError if git fails."""
+    """Return what the user's own commits decided since the last experiment of a branch. Empty while git lacks a commit
+    of Nightshift's. UsageError if the branch is gone or its train.toml is not valid, EngineError if git fails."""
     ours = [record for record in records if record.branch == branch]
     open_records = [record for record in ours if record.git_action is None]
     owed = [*open_records, *(record for record in ours if record.git_error)]
@@ -137,14 +126,10 @@ def decisions_since(
 def user_decisions(
     repo: Repo, head: Head, baseline: Config, kept: Sequence[Change], ours: Container[str]
 ) -> tuple[Decision, ...]:
-    """Return the decisions of the user's own commits to train.toml, oldest first.
-
-    A commit that sets the keys of a kept change back reverts that change; its other keys are a change that the user
-    keeps. The edits of a reset or rebased branch, or of an invalid train.toml, are one edit, named by the last commit.
-    Trailers can be forged, and are ignored. `head`: the branch, and its commit when the campaign's last experiment
-    started. `ours`: ids of Nightshift's commits, and of commits that earlier decisions name. ConfigError if train.toml
-    at HEAD is not valid.
-    """
+    """Return the decisions of the user's own commits to train.toml, oldest first. A commit that sets the keys of a kept
+    change back reverts that change; its other keys are a change that the user keeps. A reset or rebased branch, or an
+    invalid train.toml, is one edit. `head`: the branch, and its commit when the last experiment started. `ours`: ids of
+    commits that are no edits. ConfigError if train.toml at HEAD is not valid."""
     decisions = list[Decision]()
     for entry in repo.config_history(head):
         if entry.id not in ours:

@@ -23,8 +23,7 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 
 
 def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Write a record with its verdict, commit its decisions, keep or delete the model, and add the row. Commits that
-    failed for earlier experiments are made first. Return the record with what git did."""
+    """Write a record with its verdict, commit its decisions and owed ones, keep or delete the model, add the row."""
     ledger.write(record)
     ledger.log("decided", ledger.run_dir(record.number) / RECORD_NAME)
     for earlier in _owed(ledger.records(), record.branch):
@@ -73,16 +72,15 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:
     """Return the decisions of a campaign that git did not commit, in one line; None if there are none."""
     for record in records:
-        names = [step.name for step in record.judgement.steps] if record.judgement else []
-        if record.branch == branch and record.git_error and names:
-            cause = f"{', '.join(names)}: decided and not committed: {record.git_error}"
+        if record.branch == branch and record.git_error and record.judgement and record.judgement.steps:
+            names = ", ".join(step.name for step in record.judgement.steps)
+            cause = f"{names}: decided and not committed: {record.git_error}"
             return f"{cause.rstrip('.')}. Each later experiment and start tries again."
     return None
 
 
 def _owed(records: Sequence[Record], branch: str) -> list[Record]:
-    """Return the experiments of a branch whose commits are owed, in the order of their decisions. Decisions before a
-    commit of the user's stay as the user left them."""
+    """Return the experiments whose commits are owed, in order. What the user decided since stays."""
     ours = [record for record in records if record.branch == branch]
     by_user = max((record.decided_before for record in ours if record.user_decisions), default=0)
     open_records = [record for record in ours if record.judgement and (record.git_action is None or record.git_error)]
@@ -113,12 +111,9 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
 
 
 def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
-    """Keep the model of a kept experiment, and of a run of the incumbent, as `runs/NNNN/model`; delete all weights of
-    any other. Call before `Ledger.close`: a kill repeats both. EngineError if the disk refuses.
-
-    Above `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted, but never the baseline's, the last one of the
-    incumbent, or this one.
-    """
+    """Keep the model of a keep and of a run of the incumbent as `runs/NNNN/model`; delete other weights. Above `max_gb`
+    (1e9 bytes) in runs/ the oldest go, but never the baseline's, the last one of the incumbent, or this one. Call
+    before `Ledger.close`: a kill repeats both. EngineError if the disk refuses."""
     folder = ledger.run_dir(record.number)
     try:
         is_model = record.is_keep or record.is_incumbent

@@ -1,9 +1,6 @@
-"""The only module that calls git. It commits files by name, and never resets or cleans.
-
-Commits are built from plumbing, so that the submitted bytes are committed whatever else is staged, and no hook, filter,
-signature or editor runs. git does not read the user's configuration, which an agent could have written, except for the
-author's name. Only `switch` runs the filters of the checkout's own configuration.
-"""
+"""The only module that calls git. It never resets or cleans. Commits are built from plumbing, so that the submitted
+bytes are committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
+configuration, which an agent could have written, except for the author's name. Only `switch` runs filters."""
 
 import hashlib
 import os
@@ -14,9 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path, PurePath
@@ -30,19 +26,14 @@ START_SUBJECT = "Start campaign: "  # of the commit with the files that were not
 CONFIG_NAME = "train.toml"
 AGENT_CLONE_MARK = "nightshift-agent-clone"  # in the .git of the clone in which an agent works
 EXPERIMENT_TRAILER = "Nightshift-Experiment"  # in the messages of a campaign's commits
+_LINK = "120000"  # the mode of a symbolic link
 _TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
 _LOCK_POLL_SECONDS = 0.2
 _LOCK_FILE = re.compile(r"Unable to create '(.+\.lock)': File exists")
-_UNFINISHED = {  # by the file or folder that git has meanwhile
-    "rebase-merge": "rebase",
-    "rebase-apply": "rebase",
-    "MERGE_HEAD": "merge",
-    "CHERRY_PICK_HEAD": "cherry-pick",
-    "REVERT_HEAD": "revert",
-    "BISECT_LOG": "bisect",
-}
+# The files and folders that git has during an operation.
+_UNFINISHED = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG")
 _SAFE_OPTIONS = (
     *("--no-optional-locks", "--no-replace-objects"),
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
@@ -59,7 +50,7 @@ _NO_CONFIGURATION = {
 
 
 class Blob(NamedTuple):
-    """A file of a commit: `mode` 120000 is a link, `id` hashes its bytes."""
+    """A file of a commit. `id` hashes its bytes."""
 
     mode: str
     id: str
@@ -74,8 +65,7 @@ class ConfigCommit(NamedTuple):
     after: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The checkout's branch and commit. `branch` is "" if HEAD is detached; `commit` None before the first commit."""
 
     branch: str
@@ -103,12 +93,10 @@ class Repo:
         """Return branch and commit; ("", None) outside a git checkout."""
         if self._planned is not None or _program() is None:
             return self._planned or Head("", None)
-        command = ("rev-parse", "--quiet", "--revs-only", "HEAD", "--symbolic-full-name", "HEAD")
-        commit, _, ref = self._git(*command, check=False).strip().partition("\n")
-        if not ref:  # no commit yet, or a branch or tag is called HEAD
-            # Not --short, which prints heads/<branch> if a tag has the branch's name.
-            ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
-        return Head("" if ref == "HEAD" else ref.removeprefix("refs/heads/"), commit or None)
+        commit = self._git("rev-parse", "--quiet", "--verify", "HEAD", check=False).strip()
+        # Not --short, which prints heads/<branch> if a tag has the branch's name.
+        ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
+        return Head(ref.removeprefix("refs/heads/"), commit or None)
 
     def config_at(self, commit: str) -> bytes | None:
         """Return the bytes of train.toml in `commit`; None if it has none."""
@@ -139,33 +127,34 @@ class Repo:
     def differs(self, name: str, blob: Blob) -> bool:
         """Return True if the working file has other bytes, is gone, or lies below a link to another folder. Not `git
         diff`: index flags, attributes, filters and core.worktree can change its answer."""
-        path, is_link = self.root / name, blob.mode == "120000"
+        folders = (self.root / folder for folder in PurePath(name).parents if folder.name)
         try:
-            is_moved = any((self.root / folder).is_symlink() for folder in PurePath(name).parents if folder.name)
-            if is_moved or path.is_symlink() != is_link or not (is_link or path.is_file()):
-                return True
-            data = os.fsencode(path.readlink()) if is_link else path.read_bytes()
+            mode, data = (None, b"") if any(map(Path.is_symlink, folders)) else _content(self.root / name)
         except OSError:
             return True
         digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
-        return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
+        is_same = digest(b"blob %d\0" % len(data) + data).hexdigest() == blob.id
+        return mode is None or not is_same or (mode == _LINK) != (blob.mode == _LINK)
 
-    def commit_files(self, head: Head, files: Mapping[str, bytes], message: str) -> Head:
-        """Commit files with these bytes on `head`; return the new head. UsageError if the branch moved."""
-        blobs = {name: Blob("100644", self._blob(data)) for name, data in files.items()}
-        return self.commit_blobs(head, blobs, message)
-
-    def commit_blobs(self, head: Head, blobs: Mapping[str, Blob | None], message: str) -> Head:
-        """Commit blobs on `head`, None removes a file; return the new head. UsageError if the branch moved."""
+    def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
+        """Commit files with these bytes, None: as they are here. UsageError if the branch moved."""
         parent = self._commit_on(head.branch)
         if parent != head.commit:
-            cause = f"{head.branch} moved to {parent[:7]} while {listed([*blobs])} was committed"
+            cause = f"{head.branch} moved to {parent[:7]} while {listed([*files])} was committed"
             raise UsageError(cause, "Run it again.")
+        lines = ""
+        for name, given in files.items():
+            mode, data = _content(self.root / name) if given is None else ("100644", given)
+            id = "0" * len(parent)
+            if mode is not None:
+                id = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
+            lines += f"{mode or 0} {id}\t{name}\0"
+        change: dict[str, Any] = {"stdin": os.fsencode(lines)}
         index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
         for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
             path.unlink(missing_ok=True)
         self._git("read-tree", parent, index=index)
-        self._git("update-index", "-z", "--index-info", stdin=_entries(blobs, parent), index=index)
+        self._git("update-index", "-z", "--index-info", index=index, **change)
         tree = self._git("write-tree", index=index).strip()
         index.unlink(missing_ok=True)
         author = []  # what the user configured, else Nightshift
@@ -174,27 +163,13 @@ class Repo:
             author += ["-c", f"{key}={configured or default}"]
         commit = self._git(*author, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
         # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
-        self._run("update-index", "-z", "--index-info", stdin=_entries(blobs, commit))
+        self._run("update-index", "-z", "--index-info", **change)
         # Compare-and-swap: a commit that somebody makes at this moment is not lost.
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
         return Head(head.branch, commit)
 
-    def working_blobs(self, names: Iterable[str]) -> dict[str, Blob | None]:
-        """Add the working files to git's objects, and return them by name; None for a file that is gone."""
-        blobs = dict[str, Blob | None].fromkeys(names)
-        for name in blobs:
-            if (path := self.root / name).is_symlink():
-                blobs[name] = Blob("120000", self._blob(os.fsencode(path.readlink())))
-            elif path.exists():
-                blobs[name] = Blob("100755" if os.access(path, os.X_OK) else "100644", self._blob(path.read_bytes()))
-        return blobs
-
-    def _blob(self, data: bytes) -> str:
-        return self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
-
     def config_history(self, head: Head) -> list[ConfigCommit]:
-        """Return the commits after `head.commit` that change train.toml, oldest first, a merge as one commit. Empty if
-        HEAD does not descend from `head.commit` by first parents (reset or rebased)."""
+        """Return the commits after `head.commit` that change train.toml, oldest first; none after a reset."""
         since, tip = head.commit, self._commit_on(head.branch)
         if since is None or since == tip:
             return []
@@ -219,9 +194,10 @@ class Repo:
     def unfinished(self) -> str | None:
         """Return the operation of the user's that has to be finished first: `rebase`, ...; None if there is none."""
         options = [word for name in _UNFINISHED for word in ("--git-path", name)]
-        paths = self._git("rev-parse", *options).splitlines()
-        names = zip(_UNFINISHED.values(), paths, strict=True)
-        return next((name for name, path in names if (self.root / path).exists()), None)
+        for name, path in zip(_UNFINISHED, self._git("rev-parse", *options).splitlines(), strict=True):
+            if (self.root / path).exists():
+                return re.sub("-(merge|apply|head|log)$", "", name.lower().replace("_", "-"))
+        return None
 
     def is_default(self, branch: str) -> bool:
         """Return True for main, master, the default branch of git or of a remote, and "", a detached HEAD."""
@@ -254,8 +230,7 @@ class Repo:
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
     def create_branch(self, name: str) -> bool:
-        """Create a branch at HEAD and check it out in one step; no file changes. Return False if another process has
-        created the branch."""
+        """Create a branch at HEAD and check it out; no file changes. Return False if it exists by now."""
         result = self._run("-c", "branch.autoSetupMerge=false", "checkout", "-b", name)
         if result.returncode != 0 and name not in self.branches():
             cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
@@ -338,10 +313,13 @@ class Repo:
             raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
 
 
-def _entries(blobs: Mapping[str, Blob | None], commit: str) -> bytes:
-    """Return lines for `git update-index --index-info`. `commit`: any, its id is as long as those of the blobs."""
-    removed = Blob("0", "0" * len(commit))
-    return os.fsencode("".join("{} {}\t{}\0".format(*(blob or removed), name) for name, blob in blobs.items()))
+def _content(path: Path) -> tuple[str | None, bytes]:
+    """Return mode and bytes of a working file as git has them, of a link its target; None as mode if it is no file."""
+    if path.is_symlink():
+        return _LINK, os.fsencode(path.readlink())
+    if not path.is_file():
+        return None, b""
+    return "100755" if os.access(path, os.X_OK) else "100644", path.read_bytes()
 
 
 def _program() -> str | None:

@@ -16,9 +16,8 @@ JOURNAL_NAME = "journal.jsonl"
 Event = Literal["begun", "submitted", "access", "decided", "committed", "direction"]
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """The permission of one job to read the test split. All jobs of one certificate have the same `number`. `configs`:
-    hashes of the two configs, by side."""
+class Access(msgspec.Struct, frozen=True):
+    """The permission of one job to read the test split. All jobs of one certificate have one `number`."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     branch: str
@@ -43,17 +42,14 @@ class Journal:
     def __init__(self, runs_dir: Path) -> None:
         self.path = runs_dir / JOURNAL_NAME
 
-    def lines(self) -> tuple[list[Line], int]:
-        """Return the lines that can be read, and the number of the others. A last line that a kill cut is neither."""
+    def lines(self) -> list[Line]:
+        """Return the lines that can be read. OSError if the file cannot be read."""
         lines = list[Line]()
-        try:
-            texts = read_file(self.path).split(b"\n")[:-1]
-        except (FileNotFoundError, NotADirectoryError):
-            texts = []
-        for text in texts:
-            with suppress(ValueError):
-                lines.append(parse_json(text, Line))
-        return lines, len(texts) - len(lines)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for text in read_file(self.path).split(b"\n")[:-1]:  # not the last line, which a kill may have cut
+                with suppress(ValueError):
+                    lines.append(parse_json(text, Line))
+        return lines
 
     def add(self, event: Event, file: str, **facts: Any) -> None:
         """Add a line and sync it to the disk. EngineError if the disk refuses. `facts`: other fields of Line."""
@@ -62,7 +58,7 @@ class Journal:
 
     def accesses(self) -> list[Access]:
         """Return the uses of the test split in order, one for each job."""
-        return [line.access for line in self.lines()[0] if line.access]
+        return [line.access for line in self.lines() if line.access]
 
 
 def append(path: Path, value: msgspec.Struct) -> None:

@@ -1,8 +1,5 @@
-"""`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one process that works in a
-checkout, the controller (run.py, a night, certify). A record is whole or absent.
-
-The kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller.
-"""
+"""`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one controller of a checkout. The
+kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
     VERSION,
     disk_error,
-    nesting_limit,
     open_regular,
     read_file,
     read_json,
@@ -56,20 +52,6 @@ _MAX_COMMAND = 200  # characters that are shown
 FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 _held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
-
-
-class Holder(msgspec.Struct, frozen=True):
-    """The process that holds the lock. `since` is ISO 8601, UTC: when the process started."""
-
-    pid: int
-    command: str
-    since: str
-    host: str
-
-    def __str__(self) -> str:
-        since = local(datetime.fromisoformat(self.since))
-        where = "" if self.host == socket.gethostname() else f" on {clean(self.host)}"
-        return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {since}"
 
 
 class Ledger:
@@ -103,9 +85,9 @@ class Ledger:
         with hold:
             try:
                 program, *arguments = sys.argv or [""]
-                command = shlex.join(["uv", "run", Path(program).name, *arguments])
-                since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
-                write_json(holder_path, Holder(os.getpid(), command, since, socket.gethostname()))
+                command = clean(shlex.join(["uv", "run", Path(program).name, *arguments]), _MAX_COMMAND)
+                since = local(datetime.fromtimestamp(psutil.Process().create_time(), UTC))
+                write_json(holder_path, f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}")
                 yield
             finally:
                 del _held[path]
@@ -113,11 +95,11 @@ class Ledger:
                     holder_path.unlink()  # the command may contain secrets, for example in --notify
 
     @property
-    def holder(self) -> Holder | None:
-        """Who holds the lock, or held it when it was killed; None if nobody says so."""
+    def holder(self) -> str:
+        """Who holds the lock, or held it when it was killed; empty if nobody says so."""
         with suppress(UsageError):
-            return read_json(self.runs_dir / HOLDER_NAME, Holder, "", 64 * 1024)
-        return None
+            return clean(read_json(self.runs_dir / HOLDER_NAME, str, "", 64 * 1024) or "")
+        return ""
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""
@@ -159,8 +141,7 @@ class Ledger:
             return [entry for entry in entries if _NUMBER.fullmatch(entry.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes], last_committed: int = 0) -> Record:
-        """Give a `started` record the next number and a folder with `files`, which appears whole or not at all.
-        `last_committed`: the last experiment that the branch's commits name (Repo.last_experiment)."""
+        """Give a record the next number, above `last_committed`, and a folder with `files`, whole or absent."""
         self.require_in_place()
         if self.tsv_path.is_dir():  # before the run, not after it
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
@@ -217,21 +198,23 @@ class Ledger:
         raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
 
     def read(self, number: int) -> Record | None:
-        """Return one record; None if it was never written. UsageError if it is damaged, EngineError if another version
-        of Nightshift wrote it."""
+        """Return one record; None if there is none. UsageError if it is damaged, EngineError for another version."""
         if (known := self._known.get(number)) is not None:
             return known
-        path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
+        folder = f"{self.runs_dir}/{number:04d}"  # a Path would take as long as the reading
+        path, fix = f"{folder}/{RECORD_NAME}", f"Move {folder} out of runs/ to go on without it."
         try:
-            with nesting_limit():
-                record = _record(read_file(path), number)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
-            raise UsageError(f"{path} is damaged: {reason}", fix) from None
-        if record.git_action is not None:  # else the controller has not closed it yet
+            record = read_json(path, Record, fix)
+        except UsageError:
+            with suppress(UsageError):
+                if (other := read_json(path, _Version, "")) and (then := other.version) != VERSION:
+                    cause = f"runs/{number:04d}/{RECORD_NAME} has version {then}; this Nightshift reads {VERSION}"
+                    raise EngineError(cause, f"Move the folder: mv runs runs-{then}") from None
+            raise
+        if record is not None and record.number != number:
+            cause = f"{path} is damaged: it is a copy of the record of experiment {record.number:04d}"
+            raise UsageError(cause, fix)
+        if record is not None and record.git_action is not None:  # else the controller has not closed it yet
             self._known[number] = record
         return record
 
@@ -283,34 +266,11 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def _record(text: bytes, number: int) -> Record:
-    """Return the record in a file. ValueError if it is not experiment `number`'s."""
-    try:
-        record = msgspec.json.decode(text, type=Record)
-    except msgspec.ValidationError:
-        with suppress(msgspec.ValidationError):
-            if (version := msgspec.json.decode(text, type=_Version).version) != VERSION:
-                cause = f"runs/{number:04d}/{RECORD_NAME} has version {version}; this Nightshift reads {VERSION}"
-                raise EngineError(cause, f"Move the folder: mv runs runs-{version}") from None
-        raise
-    if record.number != number:
-        raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
-    started = datetime.fromisoformat(record.started)
-    if started.tzinfo is None or not 2000 <= started.year < 9000:
-        raise ValueError(f"it started at {record.started!r}, in no time zone, or not in our time")
-    return record
-
-
 def read_progress(run_dir: Path) -> Progress | None:
     """Return how far a run is; None if it did not say."""
     with suppress(UsageError):
         return read_json(run_dir / PROGRESS_NAME, Progress, "")
     return None
-
-
-def fixed_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those of FIXED_VARIABLES that are set."""
-    return {name: environ[name] for name in FIXED_VARIABLES if environ.get(name)}
 
 
 def baseline_of(records: Sequence[Record], branch: str) -> Record | None:

@@ -19,18 +19,7 @@ from statistics import NormalDist, fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.campaign.records import (
-    Z95,
-    Action,
-    Change,
-    Decision,
-    Effect,
-    Run,
-    Settings,
-    Stage,
-    remaining,
-    settings_of,
-)
+from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Run, Settings, Stage, remaining
 from nightshift.campaign.student import SEED_DF, t_quantile
 from nightshift.config.rules import RuleConstants
 
@@ -82,42 +71,36 @@ class Posterior:
 
     def known(self, change: Change) -> Change:
         """Return the change as it was first proposed; itself if the same keys and values never were."""
-        return self._changes.get(settings_of(change), change)
+        return self._changes.get(change.identity, change)
 
     def set_kept(self, kept: Sequence[Change]) -> None:
         """Make `kept` the incumbent's changes, if not every decision could be carried out."""
         self._set_kept([self._admitted(change) for change in kept])
 
     def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
-        """Return what a change adds to a config without it: to the incumbent, or to the baseline with `changes`.
-        KeyError for a change that was never measured."""
-        kept = self._kept if changes is None else map(settings_of, changes)
-        return Effect(*self._moments(*self._added(settings_of(change), kept)))
+        """Return what a change adds to the incumbent, or to the baseline with `changes`. KeyError for a new one."""
+        kept = self._kept if changes is None else (change.identity for change in changes)
+        return Effect(*self._moments(*self._added(change.identity, kept)))
 
     def predict(
         self, changes: Iterable[Change], time_hours: float = 0.0, without: Collection[str] = ()
     ) -> tuple[float, float]:
-        """Return mean and standard deviation of the true score of the baseline with `changes`. `without`: a key that
-        keeps the baseline's value, whatever `changes` set."""
-        return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours, without))
+        """Return mean and sd of the true score of the baseline with `changes`, not of a key that is in `without`."""
+        return self._moments(*self._factors((change.identity for change in changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
         """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval: the estimate, or
-        the difference of the final check runs if the estimate lies outside the interval of that difference."""
-        estimate, final = self.estimated_gain(num_slots), self.final_difference()
-        return final if final is not None and abs(estimate[0] - final[0]) > final[1] else estimate
-
-    def final_difference(self) -> tuple[float, float] | None:
-        """Return the mean score of the final check runs of the incumbent minus that of the baseline's, and half of the
-        95 % interval by Student's t, with the expected and the two configs' variance pooled. None without two runs of
-        each."""
-        sides = [self._final_scores.get(_union(kept), ()) for kept in (self._kept.values(), ())]
+        the difference of the final check runs if both configs have two and the estimate lies outside its interval
+        (Student's t, with the expected and the two configs' variance pooled)."""
+        estimate = self.estimated_gain(num_slots)
+        sides = [self._final_scores.get(Settings().union(*kept), ()) for kept in (self._kept.values(), ())]
         if not self._kept or min(map(len, sides)) < 2:
-            return None
+            return estimate
         df = SEED_DF + sum(len(side) - 1 for side in sides)
         squares = sum((score - fmean(side)) ** 2 for side in sides for score in side)
         variance = (SEED_DF * self._expected_variance + squares) / df * sum(1 / len(side) for side in sides)
-        return fmean(sides[0]) - fmean(sides[1]), t_quantile(0.975, df) * math.sqrt(variance)
+        difference, halfwidth = fmean(sides[0]) - fmean(sides[1]), t_quantile(0.975, df) * math.sqrt(variance)
+        return (difference, halfwidth) if abs(estimate[0] - difference) > halfwidth else estimate
 
     def estimated_gain(self, num_slots: int = 1) -> tuple[float, float]:
         """Return the estimated gain of the incumbent over the baseline, and half of its 95 % interval. The best of many
@@ -128,12 +111,12 @@ class Posterior:
         return max(mean - shrink * sd, min(mean, 0.0)), Z95 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
     def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
-        """Return the discarded change with the largest expected improvement, or None. Runs in flight count as if their
-        scores were known."""
+        """Return the discarded change with the largest expected improvement. Runs in flight count as known."""
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
         reductions: list[Array] = []  # the outer product of each is subtracted from the covariance
         for run in in_flight:
-            _, known, column = self._weighted(self._factors(map(settings_of, run.changes), 1.0)[0], reductions)
+            factors, _ = self._factors((change.identity for change in run.changes), 1.0)
+            _, known, column = self._weighted(factors, reductions)
             reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
         _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
         variances = np.diagonal(self._cov) - sum((reduction**2 for reduction in reductions), 0.0)
@@ -151,20 +134,17 @@ class Posterior:
         return best
 
     def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]:
-        """Update the Gaussian with a run's score and return the decisions, in the order of their commits.
-        `time_hours`: since the campaign's first baseline.
-
-        The update under each kind of the new change is a Kalman update; the result is the Gaussian with the mixture's
-        mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2 matrix. The
-        accident of a run without a new change is treated as a new change that is forgotten.
-        """
-        new = None if run.new is None else settings_of(run.new)
+        """Update the Gaussian with a run's score, `time_hours` after the first baseline. Return the decisions, in
+        order. The update under each kind of the new change is a Kalman update; the result is the Gaussian with the
+        mixture's mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2
+        matrix. The accident of a run without a new change is treated as a new change that is forgotten."""
+        new = None if run.new is None else run.new.identity
         is_new = new is not None and new not in self._rows
         if run.new is not None and new not in self._changes:
             self._add(run.new)
         changes = [self._admitted(change) for change in run.changes]
         rests = remaining(changes)
-        config = _union(rest for _, rest in rests)
+        config = Settings().union(*(rest for _, rest in rests))
         if run.stage is not Stage.SEARCH:
             self._final_scores[config] = (*self._final_scores.get(config, ()), score)
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
@@ -214,7 +194,7 @@ class Posterior:
 
     def _admitted(self, change: Change) -> Settings:
         """Add a change that is not known: the user made it, or its record is gone. Return its settings."""
-        settings = settings_of(change)
+        settings = change.identity
         if settings not in self._changes:
             second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # its kind is unknown
             variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._counts))
@@ -260,8 +240,7 @@ class Posterior:
         self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
 
     def _added(self, settings: Settings, kept: Iterable[Settings]) -> tuple[Factors, float]:
-        """Return the vector of what a change adds to a config, and the variance besides: the config with the change, as
-        the last one or in its place, less the config without it."""
+        """Return the vector of a config with a change less that of the config without it, and the variance besides."""
         factors, variance, kept = Factors(), 0.0, list(kept)
         row, others = self._rows[settings], [other for other in kept if other != settings]
         if {key for other in others for key, _ in other}.isdisjoint(key for key, _ in settings):  # most changes
@@ -283,8 +262,7 @@ class Posterior:
         return factors, sum(self._add_term(factors, 1.0, whole, rest) for whole, rest in pairs)
 
     def _add_term(self, factors: Factors, sign: float, whole: Settings, rest: Settings) -> float:
-        """Add the rest of a change to a vector. Return the variance that the rest has besides its share of the whole
-        change, as long as no run measured the rest."""
+        """Add the rest of a change to a vector. Return the variance besides, as long as no run measured the rest."""
         if not rest or whole not in self._rows:
             return 0.0
         share = 1.0 if rest in self._rows else len(rest) / len(whole)
@@ -300,8 +278,7 @@ class Posterior:
         return float(values @ self._mean[rows]), math.sqrt(max(variance, _TINY))
 
     def _weighted(self, factors: Factors, reductions: Iterable[Array] = ()) -> tuple[float, float, Array]:
-        """Return mean and variance of a weighted sum of entries, and the covariance of each entry with that sum. Runs
-        in flight make the covariance smaller by their `reductions`."""
+        """Return mean and variance of a weighted sum of entries, and each entry's covariance, less `reductions`."""
         rows = list(factors)
         values = np.array(list(factors.values()))
         column: Array = values @ self._cov[rows]
@@ -310,9 +287,8 @@ class Posterior:
         return float(values @ self._mean[rows]), float(values @ column[rows]), column
 
     def _add(self, change: Change) -> int:
-        """Add a proposed change. A new value of the same keys starts from the effect of the kept, or last, value.
-        Return the change's row."""
-        settings = settings_of(change)
+        """Add a proposed change, which starts from the effect of the kept, or last, value. Return its row."""
+        settings = change.identity
         same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
         kept = [other for other in same if other in self._kept]
         self._changes[settings] = change
@@ -331,14 +307,9 @@ class Posterior:
             self._cov[row, row] = share**2 * self._cov[start, start] + variance
 
 
-def _union(parts: Iterable[Settings]) -> Settings:
-    return Settings().union(*parts)
-
-
 def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:
-    """Return the stage of a night's next run: the last runs are two of the baseline, then two of the incumbent; at
-    several slots one of each a slot. `num_last`: last runs among the night's `num_started` runs. `num_left`: runs that
-    the night can still start."""
+    """Return the stage of a night's next run: the last are two of the baseline, then two of the incumbent; at several
+    slots one of each a slot. `num_last`: how many of the `num_started` runs were last runs."""
     num_each = 2 if num_slots == 1 else num_slots
     is_short = num_started + num_left < _NIGHT_OF_LAST_RUNS * 2 * num_each
     if num_last == 0 and (is_short or num_left > 2 * num_each):

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from statistics import NormalDist, fmean, median
@@ -48,8 +49,7 @@ FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
 
 
 def prediction_in(description: str) -> str | None:
-    """Return the prediction in `hypothesis: prediction`: the text from the first part after a colon that begins with
-    `expect` or names a number of pp. None if there is no such part."""
+    """Return what follows a colon and begins with `expect` or names a number of pp; None without it."""
     parts = clean(description).split(": ")
     for number, part in enumerate(parts[1:], 1):
         if part.lower().startswith("expect") or POINTS.search(part.replace("\N{MINUS SIGN}", "-")):
@@ -58,19 +58,16 @@ def prediction_in(description: str) -> str | None:
 
 
 class Cost(Struct, frozen=True):
-    """What one proposal cost, or the sum over `num_proposals` and their runs. `tokens_in` includes tokens from a cache,
-    `tokens_out` includes thinking. `dollars` (US) are the agent program's own figure. `seconds` is the agents'
-    wall-clock time. `gpu_seconds` multiplies the seconds of each run by its GPUs. `at_least` names the figures that are
-    lower bounds, because not every agent reported its part."""
+    """What one proposal cost, or the sum over `num_proposals` and their runs."""
 
-    tokens_in: Tokens | None = None
-    tokens_out: Tokens | None = None
-    dollars: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    seconds: _Total | None = None
-    at_least: tuple[Figure, ...] = ()
+    tokens_in: Tokens | None = None  # with tokens from a cache
+    tokens_out: Tokens | None = None  # with thinking
+    dollars: Seconds | None = None  # US, the agent program's own figure
+    seconds: _Total | None = None  # of the agents
+    at_least: tuple[Figure, ...] = ()  # lower bounds: not every agent reported its part
     num_proposals: _Count = 1
     run_seconds: _Total | None = None
-    gpu_seconds: _Total | None = None
+    gpu_seconds: _Total | None = None  # the seconds of each run times its GPUs
 
     def is_whole(self, figure: Figure) -> bool:
         """True if every agent that was asked reported `figure`."""
@@ -88,21 +85,17 @@ class Cost(Struct, frozen=True):
         """One line: `1.20 h of runs, 2.40 GPU-hours; 5 proposals: 0.30 h, 120,345 tokens in, 4,321 out, $1.23`."""
         times = ((self.run_seconds, "h of runs"), (self.gpu_seconds, "GPU-hours"), (self.seconds, "h"))
         *machine, hours = ["" if seconds is None else f"{seconds / 3600:.2f} {unit}" for seconds, unit in times]
-        tokens = f"{self._text('tokens_in')} tokens in, {self._text('tokens_out')} out"
+        tokens = f"{self.text('tokens_in')} tokens in, {self.text('tokens_out')} out"
         if self.tokens_in is None and self.tokens_out is None:
             tokens = "tokens not reported"
-        num, agents = self.num_proposals, ", ".join(filter(None, (hours, tokens, self.dollars_text)))
+        num, agents = self.num_proposals, ", ".join(filter(None, (hours, tokens, self.text("dollars"))))
         proposals = f"{num:,} proposal{'' if num == 1 else 's'}: {agents}" if num else ""
         return "; ".join(filter(None, (", ".join(filter(None, machine)), proposals))) or "nothing yet"
 
-    @property
-    def dollars_text(self) -> str:
-        return "dollars not reported" if self.dollars is None else self._text("dollars")
-
-    def _text(self, figure: Figure) -> str:
+    def text(self, figure: Figure) -> str:
         value = getattr(self, figure)
         if value is None:
-            return "?"
+            return "dollars not reported" if figure == "dollars" else "?"
         text = f"${value:,.2f}" if figure == "dollars" else f"{value:,}"
         return text if self.is_whole(figure) else f"at least {text}"
 
@@ -212,18 +205,17 @@ class Training:
     training_seconds: Seconds | None = None
     reward_mean: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None  # of all training rollouts
     peak_memory_gb: float | None = None
-    cause: str | None = None
+    cause: str | None = None  # one line; set, as `failure`, if the outcome is no success
     failure: Failure | None = None
-    log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None
+    log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None  # whose last lines show the cause
 
 
 class Weights(Struct, frozen=True):
-    """Which weights were evaluated: the step after which they were written, and the hash of their bytes.
-    `served_sha256`: hash of the weights that a server reported; None if the policy reads the files itself."""
+    """Which weights were evaluated."""
 
-    step: _Count
+    step: _Count  # after which they were written
     sha256: str
-    served_sha256: str | None = None
+    served_sha256: str | None = None  # as a server reported it; None if the policy reads the files itself
 
 
 class Part(Struct, frozen=True):
@@ -237,20 +229,17 @@ class Part(Struct, frozen=True):
 
 
 class Evaluation(Struct, frozen=True):
-    """Scores of one run's final policy. `scores` are JSON that is decoded on use: a campaign has thousands of records,
-    and few are looked into. `examples_sha256` hashes the keys and right answers in order: two evaluations are paired
-    only if the hashes are equal. `eval_score` accepts an answer in any format, and decides; `strict_score` accepts
-    answers in the requested format only. `eval_score` is the weighted mean of `parts`, if there are any."""
+    """Scores of one run's final policy. Two evaluations are paired only if `examples_sha256` is equal."""
 
-    eval_score: Fraction
+    eval_score: Fraction  # of answers in any format; decides. The weighted mean of `parts`, if there are any
     eval_stderr: Fraction  # over examples, by environment; of one environment: sqrt(p (1 - p) / n)
-    scores: Raw
-    examples_sha256: str
+    scores: Raw  # JSON that is decoded on use: a campaign has thousands of records, and few are looked into
+    examples_sha256: str  # of keys and right answers, in order
     truncated_share: float
     completion_tokens_mean: float
     weights: Weights
     seconds: float
-    strict_score: Fraction | None = None  # None: an environment requests no format
+    strict_score: Fraction | None = None  # of answers in the requested format; None: an environment requests no format
     format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
     unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
@@ -267,17 +256,16 @@ def packed(scores: Sequence[float]) -> Raw:
 
 
 class Rollout(Struct, frozen=True):
-    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl. `environment`:
-    its package. `problem`: the text, which the page adds; None without its data."""
+    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl."""
 
-    environment: str
+    environment: str  # its package
     key: str
     score: float
     answer: str
     completion: str
     num_tokens: int | None = None
     truncated: bool = False
-    problem: str | None = None
+    problem: str | None = None  # the page adds the text
     games: tuple[dict[str, str], ...] = ()
 
     @property
@@ -338,18 +326,24 @@ class Action(StrEnum):
         return "kept" if self is Action.KEEP else f"{self}ed"
 
 
-class Change(Struct, frozen=True, kw_only=True):
-    """The keys of train.toml that a proposal set. `keys`: the new values as train.toml spells them, None for a removed
-    key. `experiment`: the first one that proposed the change; 0 if a `commit` of the user's made it."""
+Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
 
-    experiment: int = 0
-    keys: dict[str, str | None] = {}
+
+class Change(Struct, frozen=True, kw_only=True):
+    """The keys of train.toml that a proposal set."""
+
+    experiment: int = 0  # the first one that proposed the change; 0 if a `commit` of the user's made it
+    keys: dict[str, str | None] = {}  # the new values as train.toml spells them, None for a removed key
     commit: str | None = None
 
     @property
     def name(self) -> str:
         """`0012`, or `commit 1a2b3c4`."""
         return f"commit {self.commit[:7]}" if self.commit else f"{self.experiment:04d}"
+
+    @property
+    def identity(self) -> Settings:
+        return frozenset(self.keys.items())
 
     @property
     def settings(self) -> str:
@@ -359,13 +353,6 @@ class Change(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """`0003: trainer.optim.lr = 5e-6`."""
         return f"{self.name}: {self.settings}"
-
-
-Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
-
-
-def settings_of(change: Change) -> Settings:
-    return frozenset(change.keys.items())
 
 
 def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
@@ -379,13 +366,12 @@ def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What was decided about one change. `effect`: posterior mean of its effect on the score, less the effect of the
-    changes that it replaces; `effect_stderr`: posterior standard deviation. None if the user decided."""
+    """What was decided about one change."""
 
     change: Change
     action: Action
-    effect: float | None = None
-    effect_stderr: float | None = None
+    effect: float | None = None  # posterior mean, less the effect of changes that it replaces; None: the user decided
+    effect_stderr: float | None = None  # posterior standard deviation
     commit: str | None = None  # the user's commit that decided this
 
     @property
@@ -405,13 +391,11 @@ class Stage(IntEnum):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """What one run measures. `kept`: the incumbent's changes in the order of adoption, or every change of a config that
-    is run again; none for the baseline. `rider`: a discarded change that is measured again. `new`: the proposed change,
-    None if it has no keys. A later change wins on a shared key; `new` is the last."""
+    """What one run measures. A later change wins on a shared key."""
 
-    kept: tuple[Change, ...] = ()
-    rider: Change | None = None
-    new: Change | None = None
+    kept: tuple[Change, ...] = ()  # of the incumbent, in the order of adoption, or all of a config that is run again
+    rider: Change | None = None  # discarded, and measured again
+    new: Change | None = None  # proposed; None if it has no keys
     stage: Stage = Stage.SEARCH
 
     @property
@@ -431,7 +415,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What run.py or a night asks of one experiment. `pairs`: how many run side by side, None: as the campaign does."""
+    """What run.py or a night asks of one experiment."""
 
     proposal: Proposal = field(default_factory=Proposal)
     engine: str | None = None
@@ -448,7 +432,7 @@ class Request:
     verbose: bool = False  # of a dry run
     keys: bool = False
     branch: str | None = None  # that a campaign begins on, or continues on
-    pairs: int | None = None
+    pairs: int | None = None  # how many run side by side; None: as the campaign does
     slurm: Path | None = None
 
 
@@ -466,20 +450,18 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class PlannedCommit(Struct, frozen=True, kw_only=True):
-    """The planned commit of one decision. `name`: the first words of its subject, `keep 0012`. `keys`: values of
-    train.toml before and after it, as in `Change.keys`. `reason`: its message below the subject."""
+    """The planned commit of one decision."""
 
-    name: str
-    keys: dict[str, tuple[str | None, str | None]]
-    reason: str
+    name: str  # the first words of its subject: `keep 0012`
+    keys: dict[str, tuple[str | None, str | None]]  # values of train.toml before and after it, as in `Change.keys`
+    reason: str  # its message below the subject
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """What was decided after a run, and the posterior at that moment. `decisions`: in the order of their commits, about
-    the new change and each other change that joins or leaves. None if nothing was measured (crash)."""
+    """What was decided after a run, and the posterior at that moment."""
 
     why: str
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[Decision, ...] = ()  # in the order of their commits
     kept: tuple[Change, ...] = ()  # the incumbent's changes after the decisions, in the order of adoption
     expected_score: float | None = None  # before the run: of its kept changes, without rider and new change
     standing: Standing | None = None  # after the decisions
@@ -532,6 +514,11 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     git_error: str | None = None  # why the planned commits are still owed
     commits: dict[str, str] = msgspec.field(default_factory=dict)  # by decision: `keep 0012` -> id
 
+    def __post_init__(self) -> None:
+        started = datetime.fromisoformat(self.started)
+        if started.tzinfo is None or not 2000 <= started.year < 9000:
+            raise ValueError(f"it started at {self.started!r}, in no time zone, or not in our time")
+
     @property
     def environments(self) -> tuple[str, ...]:
         """Names of the environments: `arithmetic+gsm8k-trl` has two."""
@@ -543,19 +530,16 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
         return self.status == Verdict.KEEP
 
     @property
-    def _decisions(self) -> tuple[Decision, ...]:
-        return self.judgement.decisions if self.judgement else ()
-
-    @property
     def decision(self) -> Decision | None:
         """The decision about its new change; None without a new change, and for a crash."""
-        new = self.run.new
-        return next((decision for decision in self._decisions if new and decision.change.keys == new.keys), None)
+        decisions = self.judgement.decisions if self.judgement and self.run.new else ()
+        return next((d for d in decisions if self.run.new and d.change.keys == self.run.new.keys), None)
 
     @property
     def moved(self) -> tuple[Decision, ...]:
         """The decisions about other changes, which joined or left."""
-        return tuple(d for d in self._decisions if d.action is not Action.DISCARD and d != self.decision)
+        decisions = self.judgement.decisions if self.judgement else ()
+        return tuple(d for d in decisions if d.action is not Action.DISCARD and d != self.decision)
 
     @property
     def is_incumbent(self) -> bool:
@@ -597,9 +581,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker on any machine needs to make one run: `job.json`. A worker with another rules hash or hardware
-    refuses. `incumbent`: settings whose start tells whether a failed start is the config's fault; None for a baseline,
-    whose training does not end when no gradient is left."""
+    """What a worker needs to make one run: `job.json`. A worker with another rules hash or hardware refuses."""
 
     rules: Rules
     rules_hash: str
@@ -612,6 +594,8 @@ class Job:
     hardware: str | None = None  # the campaign's; None for its baseline
     gpus: str | None = None  # --gpus
     keep_all: bool = False
+    # Settings whose start tells whether a failed start is the config's fault. None for a baseline, whose training does
+    # not end when no gradient is left.
     incumbent: dict[str, Any] | None = None
     cores: tuple[int, ...] = ()  # to which the run is pinned
     layout: str = ""  # the part of its hardware that no machine reports
@@ -623,8 +607,7 @@ class Job:
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a comparison measures: `plan.json`. `configs`: hashes of train.toml. `environments`, `budget_seconds` and
-    `revisions` are the options of `nightshift certify`."""
+    """What a comparison measures: `plan.json`."""
 
     branch: str
     rules_hash: str
@@ -634,19 +617,19 @@ class Plan(Struct, frozen=True, kw_only=True):
     num_seeds: int
     first_seed_index: int
     access: int | None = None  # number of the use of the test split, counted over the checkout
-    environments: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()  # with the next two: options of `nightshift certify`
     budget_seconds: float | None = None
     revisions: dict[str, str] = {}
     night: str = ""  # `started` of the night that began it; empty for `nightshift certify`
 
 
 class FreshRun(Struct, frozen=True):
-    """One finished run of a comparison: `run.json`. `proof`: what the engine proves of the weights that were scored."""
+    """One finished run of a comparison: `run.json`."""
 
     side: str
     seed: int
     result: Result
-    proof: str | None = None
+    proof: str | None = None  # what the engine proves of the weights that were scored
     num_starts: int = 1  # of this side and seed
 
     @property
@@ -666,12 +649,12 @@ class Estimate(Struct, frozen=True):
 
 
 class ComparedRun(Struct, frozen=True):
-    """One run of a finished comparison. `score`: None for a crash."""
+    """One run of a finished comparison."""
 
     side: str
     seed: int
     num_steps: _Count
-    score: Fraction | None
+    score: Fraction | None  # None for a crash
 
     def __str__(self) -> str:
         """`81.0 (698 steps)`: the score in percent."""
@@ -679,23 +662,21 @@ class ComparedRun(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Incumbent minus baseline by fresh runs of both: `comparison.json`. `verdict` (better, worse, no significant
-    difference) tests at `level`; the interval is of 95 %. `access`: number of the use of the test split by this
-    campaign, None on the validation split. `by_environment`: the differences, not corrected for their number."""
+    """Incumbent minus baseline by fresh runs of both: `comparison.json`."""
 
     plan: Plan
     created: str  # ISO 8601, UTC
     environments: tuple[str, ...]
     budget_seconds: float
     model: str
-    verdict: str
+    verdict: str  # better, worse, or no significant difference: a test at `level`
     level: float
-    access: int | None
+    access: int | None  # number of the use of the test split by this campaign; None on the validation split
     estimate: Estimate
     runs: tuple[ComparedRun, ...]
     num_examples: int
     strict_scores: tuple[float, float] | None
-    by_environment: dict[str, Estimate]
+    by_environment: dict[str, Estimate]  # not corrected for their number
     notes: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -708,13 +689,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def scores(self, side: str) -> list[float]:
         return [run.score for run in self.runs_of(side) if run.score is not None]
 
-    @property
-    def baseline_score(self) -> float:
-        return fmean(self.scores("baseline"))
-
-    @property
-    def incumbent_score(self) -> float:
-        return fmean(self.scores("incumbent"))
+    def score(self, side: str) -> float:
+        return fmean(self.scores(side))
 
     @property
     def runs_text(self) -> str:
@@ -729,8 +705,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def collapses(self) -> str:
-        """`1 of 5 runs of the incumbent collapsed`, or `0 of 5`, and what that means; of the baseline only if a run
-        collapsed. Empty if no side has two scores."""
+        """`1 of 5 runs of the incumbent collapsed`, of the baseline only if one did. Empty without two scores."""
         parts = list[str]()
         for side in SIDES:
             scores = self.scores(side)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from nightshift.campaign.records import (
     Action,
@@ -20,7 +20,6 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
     remaining,
-    settings_of,
 )
 from nightshift.text import clean, escape_formula
 
@@ -38,27 +37,25 @@ Fate = tuple[Now, str | None]  # and the commit that kept it last
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One experiment as every view and export prints it. None: not measured, or there is none. `now`: what a change
-    that was kept is now; `replaced` if kept changes set all of its keys. `effect_at_decision`: of its own new change,
-    at its own decision. `incumbent_score`: expected after the decision. `kept`: its run's other changes."""
+    """One experiment as every view and export prints it. None: not measured, or there is none."""
 
     number: int
     verdict: VerdictName | None
-    now: Now
+    now: Now  # `replaced` if kept changes set all keys of its change
     failure: Failure | None
     commit: str | None  # that kept its change: of the keep, or else of the last adoption
     description: str
     change: str | None  # the name of its new change: of the experiment that proposed it first
     changes: tuple[str, ...]  # the new change, key by key
     parent: int | None
-    kept: tuple[str, ...]
+    kept: tuple[str, ...]  # its run's other changes
     rider: str | None
     eval_score: float | None
     eval_stderr: float | None
     strict_score: float | None
     environment_scores: dict[str, float]  # by column; of several environments
-    incumbent_score: float | None
-    effect_at_decision: float | None
+    incumbent_score: float | None  # expected after the decision
+    effect_at_decision: float | None  # of its new change, at its own decision
     effect_at_decision_stderr: float | None
     p_helps: float | None  # P(effect_at_decision > 0)
     why: str
@@ -108,58 +105,50 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     training = record.result and record.result.training
     standing = record.judgement and record.judgement.standing
     new = record.run.new if verdict in ("keep", "discard") else None
-    now, commit = fates.get(settings_of(new) if new else frozenset(), ("", None))
+    now, commit = fates.get(new.identity if new else frozenset(), ("", None))
+    names = ("number", "failure", "parent", "strict_score", "why", "total_seconds", "branch", "engine", "started")
     return Row(
-        number=record.number,
+        **{name: getattr(record, name) for name in names},
+        num_steps=training.num_steps if training else None,
+        reward_mean=training.reward_mean if training else None,
+        training_seconds=training.training_seconds if training else None,
         verdict=verdict,
         now=now,
-        failure=record.failure,
         commit=(record.kept_commit or commit or "")[:7] or None,
         description=record.proposal.description,
         change=record.run.new.name if record.run.new else None,
         changes=record.diff,
-        parent=record.parent,
         kept=tuple(change.name for change in record.run.kept),
         rider=record.run.rider.name if record.run.rider else None,
         eval_score=record.score,
         eval_stderr=evaluation.eval_stderr if evaluation else None,
-        strict_score=record.strict_score,
         environment_scores={column_of(name): score for name, score in record.environment_scores.items()},
         incumbent_score=standing.incumbent if standing else None,
         effect_at_decision=effect.mean if effect else None,
         effect_at_decision_stderr=effect.sd if effect else None,
         p_helps=effect.p_helps if effect else None,
-        why=record.why,
-        num_steps=training.num_steps if training else None,
-        reward_mean=training.reward_mean if training else None,
-        training_seconds=training.training_seconds if training else None,
-        total_seconds=record.total_seconds,
         memory_gb=training.peak_memory_gb if training else None,
-        branch=record.branch,
         rules=record.rules_hash,
-        engine=record.engine,
         proposer=record.proposal.proposer or None,
-        started=record.started,
     )
 
 
-def fates_of(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings, Fate]:
-    """Return the fate of each change that was kept once. `kept`: the incumbent's changes."""
-    records = sorted(records, key=_place)
+def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) -> dict[Settings, Fate]:
+    """Return the fate of each change that was kept once. `kept`: the incumbent's changes, None: by the records."""
+    kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=_place)
     names = [item for record in records for item in record.commits.items()]
     commits = {name.partition(" ")[2]: id for name, id in names if not name.startswith("revert")}
-    keys, kept_settings = {key for change in kept for key in change.keys}, set(map(settings_of, kept))
+    keys, kept_settings = {key for change in kept for key in change.keys}, {change.identity for change in kept}
     fates = dict[Settings, Fate]()
     for change in (*(c for record in records if record.judgement for c in record.judgement.kept), *kept):
         now: Now = "replaced" if change.keys.keys() <= keys else "reverted"
-        settings = settings_of(change)
+        settings = change.identity
         fates[settings] = "kept" if settings in kept_settings else now, commits.get(change.name)
     return fates
 
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
-    """Return the incumbent's changes of one campaign as its records have them: `Campaign.kept` before your own commits
-    since the last experiment. For who does not fold: the fold of thousands of records takes seconds."""
+    """Return `Campaign.kept` before your own commits, without the slow fold of thousands of records."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
     if last is None or last.judgement is None:
         return ()
@@ -167,7 +156,7 @@ def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     for decision in (d for r in records if r.decided_before >= _place(last) for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
-    rests = [rest for _, rest in remaining(map(settings_of, kept))]  # a change without a rest is replaced
+    rests = [rest for _, rest in remaining(change.identity for change in kept)]  # a change without a rest is replaced
     return tuple(change for change, rest in zip(kept, rests, strict=True) if rest)
 
 
@@ -176,19 +165,17 @@ def _place(record: Record) -> int:
 
 
 def results_tsv(records: Sequence[Record]) -> str:
-    """Return the text of results.tsv: a line an experiment that is not in flight, of all campaigns. An empty cell is
-    "not measured". `now` is what the records say: it follows a commit of yours when the next experiment starts."""
+    """Return the text of results.tsv: a line an experiment that is not in flight, of all campaigns."""
     campaigns: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
-    fates = {name: fates_of(own, kept_by_records(own)) for name, own in campaigns.items()}
+    fates = {name: fates_of(own) for name, own in campaigns.items()}
     table = [row(r, fates[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
-    header = (*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))
-    lines = [header]
+    lines = [(*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))]
     for line in table:
         parent = "" if line.parent is None else f"{line.parent:04d}"
         cells = line.cells | {"status": line.verdict, "run": f"{line.number:04d}", "parent": parent}
-        lines.append(tuple(_cell(cells.get(name)) for name in header))
+        lines.append(tuple(_cell(cells.get(name)) for name in lines[0]))
     return "".join("\t".join(line) + "\n" for line in lines)
 
 
@@ -227,8 +214,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 def measured_text(record: Record, score: float) -> str:
-    """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, P(it helps) 81 %:
-    keep`. `score`: of the run, as it decides."""
+    """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, ...: keep`."""
     run, decision = record.run, record.decision
     text = f"measured {100 * score:.1f} %{run.with_rider}"
     if record.judgement and record.judgement.expected_score is not None:
@@ -260,10 +246,10 @@ def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
 
 def contradiction(standing: Standing) -> str:
     """Return the sentence beside a gain that is the difference of the final check runs; empty for an estimated gain."""
-    if standing.contradicted is None:
-        return ""
-    estimate = gain_text(replace(standing, gain=standing.contradicted[0], gain_halfwidth=standing.contradicted[1]))
-    return f"The final check runs differ from the estimate ({estimate}): the gain shown is their plain difference"
+    text = (
+        "The final check runs differ from the estimate ({:+.1f} ± {:.1f} pp): the gain shown is their plain difference"
+    )
+    return text.format(*(100 * value for value in standing.contradicted)) if standing.contradicted else ""
 
 
 def gain_text(standing: Standing) -> str:
@@ -273,12 +259,10 @@ def gain_text(standing: Standing) -> str:
 
 def last_scores(records: Sequence[Record]) -> str:
     """Return the scores of a night's last runs: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
-    parts = []
-    for name, stage in (("incumbent", Stage.LAST_INCUMBENTS), ("baseline", Stage.LAST_BASELINES)):
-        scores = [r.score for r in records if r.run.stage is stage and r.score is not None]
-        if scores:
-            parts.append(f"{name} {', '.join(f'{100 * score:.1f}' for score in scores)} %")
-    return "; ".join(parts)
+    stages = {"incumbent": Stage.LAST_INCUMBENTS, "baseline": Stage.LAST_BASELINES}
+    runs = [(r.run.stage, f"{100 * r.score:.1f}") for r in records if r.score is not None]
+    sides = {name: ", ".join(score for of, score in runs if of is stage) for name, stage in stages.items()}
+    return "; ".join(f"{name} {scores} %" for name, scores in sides.items() if scores)
 
 
 def last_campaign(records: Sequence[Record]) -> tuple[str, str]:

@@ -1,8 +1,5 @@
-"""The scores of a run: their mean over several environments, and the answer format.
-
-The decision and the certificate use one value an example. The mean of the values of `weighted` is the weighted mean of
-the environments, and their spread over examples is that of the weighted mean (tests/unit/test_composite.py).
-"""
+"""The scores of a run, one value an example. The mean of the values of `weighted` is the weighted mean of the
+environments, and their spread over examples is that of the weighted mean (tests/unit/test_composite.py)."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +15,6 @@ from nightshift.errors import UsageError
 Array = NDArray[np.float64]
 SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
 FALL = 2.0  # standard errors
-MOST = 2 / 3  # of two environments one always gives half of the variance
 
 
 def run_scores(record: Record) -> Array:
@@ -37,8 +33,8 @@ def without(record: Record) -> str:
 
 
 def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
-    """Return one value an example, (n,): the distance of its score from its environment's mean, times
-    (w_e / sum of w) (n / n_e), around the weighted mean. ValueError if the sizes of the parts do not fit."""
+    """Return (n,): each score's distance from its environment's mean, times (w_e / sum of w) (n / n_e), plus the
+    weighted mean. ValueError if sizes do not fit."""
     values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
     if not parts:
         return values
@@ -58,17 +54,13 @@ def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float
 
 
 class Form(NamedTuple):
-    """A surely higher format rate than the parent's.
+    """A surely higher format rate than the parent's."""
 
-    `gain`: of the score. `by_form`: what the format alone is worth; may exceed the gain. `conclusion`: a few words,
-    None if more than the format was learnt. `line`: all of it. `strict_scores`: before and after.
-    """
-
-    gain: float
-    by_form: float
-    conclusion: str | None
+    gain: float  # of the score
+    by_form: float  # what the format alone is worth; may exceed the gain
+    conclusion: str | None  # a few words; None if more than the format was learnt
     line: str
-    strict_scores: tuple[float, float]
+    strict_scores: tuple[float, float]  # before and after
 
 
 def compare(candidate: Record, parent: Record | None) -> Form | None:
@@ -77,15 +69,13 @@ def compare(candidate: Record, parent: Record | None) -> Form | None:
     The format is worth the change of the format rate, times how much more often formatted answers are right than other
     answers, on the mean of both sides (Kitagawa 1955, JASA 50, 1168).
     """
-    sides = list[tuple[float, float, float, int]]()  # score, strict score, format rate, number of answers
-    for evaluation in (parent.evaluation if parent else None, candidate.evaluation):
-        if (
-            evaluation is None
-            or (strict := evaluation.strict_score) is None
-            or (rate := evaluation.format_rate) is None
-        ):
-            return None
-        sides.append((evaluation.eval_score, strict, rate, len(evaluation.example_scores)))
+    sides = [
+        (e.eval_score, e.strict_score, e.format_rate, len(e.example_scores))
+        for record in (parent, candidate)
+        if record and (e := record.evaluation) and e.strict_score is not None and e.format_rate is not None
+    ]
+    if len(sides) < 2:
+        return None
     (score, strict, rate, n), (new_score, new_strict, new_rate, m) = sides
     if (more := new_rate - rate) <= SURE * _stderr(rate, n, new_rate, m):
         return None
@@ -110,29 +100,20 @@ def _stderr(p: float, n: int, q: float, m: int) -> float:
 
 
 def remarks(candidate: Record, parent: Record | None) -> list[str]:
-    """Return what the mean score hides, a line each: a gain in format only, answers that could not be scored, and an
-    environment that falls by more than FALL standard errors over examples and seeds; of a baseline, an environment that
-    gives most of the variance. The remarks decide nothing."""
+    """Return what the mean score hides: a gain in format only, answers without a score, an environment that falls."""
     form, evaluation = compare(candidate, parent), candidate.evaluation
     lines = [form.line] if form and form.conclusion else []
     if evaluation is None:
         return lines
     lines += evaluation.unscored
-    before = parent.evaluation.parts if parent and parent.evaluation else ()
-    if evaluation.parts and not before:
-        variances = {part.environment: (part.weight * part.stderr) ** 2 for part in evaluation.parts}
-        name = max(variances, key=lambda name: variances[name])
-        if (share := variances[name] / (sum(variances.values()) or 1.0)) > MOST:
-            cause = f"{name} gives {share:.0%} of the score's variance"
-            lines.append(f"{cause}: a larger set of it, or a smaller weight, shows more")
-    sizes = [[(part.environment, part.num_examples) for part in parts] for parts in (evaluation.parts, before)]
-    if sizes[0] != sizes[1] or not parent or not parent.evaluation:
+    before = parent.evaluation if parent else None
+    sizes = [(part.environment, part.num_examples) for part in evaluation.parts]
+    if before is None or sizes != [(part.environment, part.num_examples) for part in before.parts]:
         return lines
-    sides = (split(side.example_scores, side.parts) for side in (evaluation, parent.evaluation))
-    for (name, num), *scores in zip(sizes[0], *sides, strict=True):
+    sides = (split(side.example_scores, side.parts) for side in (evaluation, before))
+    for (name, num), *scores in zip(sizes, *sides, strict=True):
         after, old = map(np.array, scores)
-        change = after - old
-        gain = float(change.mean())
+        change, gain = after - old, float((after - old).mean())
         stderr = math.sqrt(float(change.var()) / num + 2 * candidate.decision_rules.seed_sd**2)
         if gain < -FALL * stderr:
             lines.append(f"{name} falls: {old.mean():.3f} -> {after.mean():.3f}, {Effect(gain, stderr)}")

@@ -371,7 +371,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
 def show(number: int, as_json: bool) -> None:
     """Print everything that is known of one experiment."""
     from nightshift.campaign.campaign import Campaign
-    from nightshift.campaign.results import fates_of, kept_by_records, row
+    from nightshift.campaign.results import fates_of, row
     from nightshift.cli.status import experiment_lines, shown
 
     ledger = Ledger(run.process_root())
@@ -381,7 +381,7 @@ def show(number: int, as_json: bool) -> None:
         [found], unread = campaign.rows([record]), campaign.unread
     except UsageError as error:  # another record is damaged
         ours = [r for r in records if (r.branch, r.rules_hash) == (record.branch, record.rules_hash)]
-        found, unread = row(record, fates_of(ours, kept_by_records(ours))), str(error)
+        found, unread = row(record, fates_of(ours)), str(error)
     print_found(shown(ledger, record, found), experiment_lines(record, found), as_json)
     if unread:
         print_error(unread)

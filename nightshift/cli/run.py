@@ -167,8 +167,7 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
     deadline = time.monotonic() + _DETACH_SECONDS
     try:
         while time.monotonic() < deadline:
-            holder = ledger.holder
-            if holder is not None and holder.pid == child.pid and has_begun():
+            if ledger.holder.startswith(f"process {child.pid} ") and has_begun():
                 break
             if (code := child.poll()) is not None:
                 print_error(read_file(own_log).decode(errors="replace").rstrip())

@@ -12,7 +12,7 @@ from typing import Any
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
-from nightshift.campaign.ledger import baseline_of, fixed_variables
+from nightshift.campaign.ledger import FIXED_VARIABLES, baseline_of
 from nightshift.campaign.records import LATE_SECONDS, Job, Record, Request
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
@@ -130,4 +130,5 @@ def open_bench(
         executor = LocalExecutor(root, environ, tuple(divide(num_slots, indices, num_each, own_cores())))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
     engine_of: dict[str | None, Engine] = {ids: open_engine(rules, root, environ, ids, *flags) for ids in gpus}
-    return Bench(root, rules, rules_hash, engine, executor, fixed_variables(environ), request, engine_of)
+    variables = {name: environ[name] for name in FIXED_VARIABLES if environ.get(name)}
+    return Bench(root, rules, rules_hash, engine, executor, variables, request, engine_of)

@@ -1,15 +1,12 @@
-"""The branch of a campaign: which branch a start works on, and how a campaign begins.
-
-On main, master, the default branch of a remote, or a detached HEAD, a start continues the campaign that began at this
-commit under the same rules, or creates a branch. Any other branch is itself the campaign.
-"""
+"""The branch of a campaign. On main, master, the default branch of a remote, or a detached HEAD, a start continues the
+campaign that began at this commit under the same rules, or creates a branch. Any other branch is the campaign."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from nightshift.campaign.git import AGENT_CLONE_MARK, CONFIG_NAME, Head, Repo, campaign_branch
 from nightshift.campaign.ledger import Ledger, baseline_of
@@ -19,15 +16,13 @@ from nightshift.errors import NightshiftError, UsageError, listed
 from nightshift.experiment.integrity import changed_files
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a start does before its first experiment. `before`: HEAD. `head`: the campaign's branch and its commit, at
-    which a new branch is created. `files`: what is not committed of the baseline: the start commits them there."""
+class Start(NamedTuple):
+    """What a start does before its first experiment."""
 
     before: Head
-    head: Head
+    head: Head  # the campaign's branch and its commit, at which a new branch is created
     is_new: bool = False
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # what is not committed of the baseline: the start commits them
     num_experiments: int = 0
 
     @property
@@ -53,8 +48,7 @@ class Start:
 
 
 def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> str:
-    """Return the branch of the last campaign that began at this commit: a start here continues it. Empty if there is
-    none, or if HEAD is on a campaign's own branch. `rules_hash`: None for any rules."""
+    """Return the last campaign's branch that began at this commit, or "". `rules_hash`: None for any."""
     head = repo.head()
     if head.commit is None or not repo.is_default(head.branch):
         return ""

@@ -1,10 +1,5 @@
 """`nightshift certify`: train two configs afresh, with seeds that no experiment had, and compare them.
 
-    nightshift certify                                   baseline and incumbent, on the test split
-    nightshift certify --environment countdown           elsewhere, on that environment's validation split
-    nightshift certify --budget-seconds 600              with another budget, on the validation split
-    nightshift certify --baseline REV --incumbent REV    train.toml of two commits
-
 Runs start in the order baseline, incumbent, incumbent, baseline, ..., in all slots of the campaign, so that a machine
 that slows down slows both. runs/certify/NNNN/ has the plan and the finished runs: `--resume NNNN` makes the missing
 ones. No text of the test split is kept, because agents read in runs/.
@@ -19,14 +14,15 @@ import secrets
 import shlex
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.journal import JOURNAL_NAME, Access
+from nightshift.campaign.journal import Access
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import (
@@ -72,15 +68,14 @@ _QUESTION = attrgetter("branch", "rules_hash", "split", "configs")
 _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with its logs
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One comparison to make, and its number. `first`: the campaign's first experiment. `effective`: by side."""
+class Task(NamedTuple):
+    """One comparison to make."""
 
     controller: Controller
-    first: Record | None
+    first: Record | None  # the campaign's first experiment
     plan: Plan
     number: int
-    effective: Mapping[str, Effective]
+    effective: Mapping[str, Effective]  # by side
 
     @property
     def bench(self) -> Bench:
@@ -115,9 +110,9 @@ class Task:
 
     def describe(self) -> list[str]:
         """Return the plan in lines for people."""
-        rules, num_slots, plan = self.bench.rules, self.bench.executor.num_slots, self.plan
-        num_examples = sum(environment.num_validation for environment in rules.environments)
+        rules, plan, num_slots = self.bench.rules, self.plan, self.bench.executor.num_slots
         num_done = len(self.finished())
+        num_examples = sum(environment.num_validation for environment in rules.environments)
         done = f", {num_done} of {len(self.runs())} runs are done" if num_done else ""
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
@@ -133,16 +128,15 @@ class Task:
         return lines
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One run of a comparison. `place`: among the others, in words. `fresh`: its result, None until it is finished."""
+class _Run(NamedTuple):
+    """One run of a comparison."""
 
     task: Task
     side: str
     seed: int
     folder: Path
-    place: str
-    fresh: FreshRun | None
+    place: str  # among the others, in words
+    fresh: FreshRun | None  # its result, None until it is finished
 
     def note(self, text: str) -> None:
         self.task.controller.reporter.note(f"{self.side}, seed {self.seed}: {text}")
@@ -159,17 +153,14 @@ def tasks(
     is_new: bool = False,
     night: str = "",
 ) -> list[Task]:
-    """Return the comparisons to make. Nothing is run, and nothing of the test split is read. UsageError if there is
-    nothing to compare, if a config is invalid there, or if a comparison with these arguments is unfinished.
-
-    `environments`: names, several joined by +. With one, or a budget, their validation split is used. `revisions`: a
-    commit by side. `resume`: number of a begun comparison, whose own arguments apply. `is_new`: begin another beside
-    an unfinished one. `night`: the start of the night that asks; it resumes its own, or begins another.
-    """
+    """Return the comparisons to make; nothing is run. UsageError if there is nothing to compare, a config is invalid
+    there, or a comparison with these arguments is unfinished. `environments`: names, several joined by +. With one, or
+    a budget, their validation split is used. `revisions`: a commit by side. `resume`: a begun comparison, whose own
+    arguments apply. `night`: the start of the night that asks; it resumes its own."""
     ledger, revisions = controller.ledger, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
-    begun = {number: plan for number, plan in sorted(plans.items()) if plan is not None}
+    begun = {number: plan for number, plan in plans.items() if plan is not None}
     if resume is not None:
         if is_new or num_seeds or environments or revisions or budget_seconds is not None:
             raise UsageError("--resume has the options with which the comparison began", "Leave the others out.")
@@ -229,7 +220,7 @@ def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | N
             if is_wanted or plan.split == "validation":
                 return number
             continue
-        lines = [line for line in ledger.journal.lines()[0] if line.access and line.access.number == old.access]
+        lines = [line for line in ledger.journal.lines() if line.access and line.access.number == old.access]
         users = {Path(line.file).parent.parent.name for line in lines}
         # A worker reads the split for a job of the last use only.
         if old.access is None or (users <= {folder.name} and old.access == last + (not users)):
@@ -260,11 +251,10 @@ def _contenders(
             branch, _ = last_campaign(records)
             fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
             raise UsageError(f"{head} has no measured campaign", fix or "Run one first: uv run run.py")
-        campaign = controller.campaign()
+        campaign, baseline = controller.campaign(), controller.ledger.stored_config(first)
         if not campaign.kept and not configs:
             cause = "nothing was kept: the incumbent is the baseline"
             raise UsageError(cause, "Come back when an experiment was kept.")
-        baseline = controller.ledger.stored_config(first)
         configs = {"baseline": baseline, "incumbent": incumbent_config(baseline, campaign.kept)} | configs
         incumbent = f"incumbent after experiment {campaign.decided[-1].number:04d}"
         names = {"baseline": f"experiment {first.number:04d}", "incumbent": incumbent} | names
@@ -291,8 +281,7 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
-    """Return the campaign (branch, rules hash) of each use of the test split, by the use's number in this checkout. The
-    journal and the finished certificates are read, so that deleting one of them forgets no certificate."""
+    """Return the campaign of each use of the test split, from journal and certificates: one may be deleted."""
     plans = [comparison.plan for comparison in ledger.comparisons()]
     uses = {plan.access: _CAMPAIGN(plan) for plan in plans if plan.access is not None}
     return uses | {access.number: _CAMPAIGN(access) for access in ledger.journal.accesses()}
@@ -305,8 +294,7 @@ def _access_of_campaign(ledger: Ledger, plan: Plan) -> int | None:
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
-    """Make the missing runs, compare, and return the comparisons. Call as the controller. EngineError if no run of a
-    side could be evaluated. A run whose training crashes again with another seed leaves one seed less."""
+    """Make the missing runs, compare, and return the comparisons. EngineError if no run of a side was evaluated."""
     controller = questions[0].controller
     for line in itertools.chain(*(task.describe() for task in questions)):
         controller.reporter.note(line)
@@ -393,8 +381,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
             access = None
             if plan.access is not None:
-                campaign = {"branch": plan.branch, "rules_hash": plan.rules_hash}
-                access = Access(number=plan.access, configs=plan.configs, token=job.token, **campaign)
+                access = Access(plan.access, plan.branch, plan.rules_hash, plan.configs, job.token)
             controller.submit(folder, job, access)
         while not executor.is_over(folder):
             yield
@@ -403,8 +390,8 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         result = executor.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")
-        evaluation = result.evaluation
-        proof = bench.engine.prove(folder, evaluation.weights, controller.reporter.note) if evaluation else None
+        scored = result.evaluation
+        proof = bench.engine.prove(folder, scored.weights, controller.reporter.note) if scored else None
     except (Interrupted, IntegrityError, GeneratorExit, EngineError) as error:
         executor.cancel([folder])
         job_path.unlink(missing_ok=True)  # no later command waits for it
@@ -416,8 +403,8 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         for path in folder.glob("*"):  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    job_name = job_path.relative_to(controller.ledger.runs_dir).as_posix()
-    num_starts = [line.file for line in controller.ledger.journal.lines()[0]].count(job_name)
+    name = job_path.relative_to(controller.ledger.runs_dir).as_posix()
+    num_starts = sum(line.file == name for line in controller.ledger.journal.lines())
     fresh = FreshRun(run.side, run.seed, result, proof, max(num_starts, 1))
     write_json(folder / RUN_NAME, fresh)
     score = f"crashed: {result.training.cause}" if fresh.score is None else f"{fresh.score:.4f}"
@@ -452,7 +439,7 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
 
 def _notes(task: Task, result: Estimate) -> list[str]:
     """Return lines on what limits the comparison."""
-    runs, plan, ledger, first = task.finished(), task.plan, task.controller.ledger, task.first
+    runs, plan, first = task.finished(), task.plan, task.first
     notes: list[tuple[object, str]] = [(result.note, result.note)]  # each with whether it applies
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
@@ -465,18 +452,15 @@ def _notes(task: Task, result: Estimate) -> list[str]:
     numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items())
     unequal = "with unequal numbers the 95 % interval held in 82 to 88 % of simulated certificates"
     num_lost, unused = len(task.runs()) - len(runs), task.effective["incumbent"].unused
-    are_isolated = [r.proposal.is_isolated for r in ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
+    are_isolated = [r.proposal.is_isolated for r in task.controller.ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
     is_own = first and {*first.environments} & {*task.bench.rules.environment_names}
     flattered = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
-    num_damaged = ledger.journal.lines()[1] if plan.split == "test" else 0
-    skipped = f"{JOURNAL_NAME} has damaged lines ({num_damaged}): uses of the test split in them are not counted"
     notes += [
         (len({*num_scored.values()}) > 1, f"{numbers} have a score: {unequal}"),
         (num_lost, f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures"),
         (unused, f"keys of the incumbent that change nothing there: {', '.join(unused)}"),
         (not all(are_isolated), f"agent: {NOT_ISOLATED}"),
         (plan.split == "validation" and is_own, flattered),
-        (num_damaged, skipped),
     ]
     return [note for applies, note in notes if applies]
 
@@ -495,18 +479,15 @@ def _block(c: Comparison) -> list[str]:
     access = f"; access {c.access} to the test split by this campaign" if c.access else ""
     place = f"{'+'.join(c.environments)}, {c.plan.split} split, {c.budget_seconds:g} s of training"
     tested = f"p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g}{access}"
-    environments = c.by_environment.items()
     return [
         "---",
         f"difference:       {c.estimate.difference:+.6f}",
         f"interval_95:      {_interval(c.estimate)}",
         f"verdict:          {c.verdict} ({tested}){'; ' * bool(c.crashes)}{c.crashes}",
-        f"baseline_score:   {c.baseline_score:.6f}",
-        f"incumbent_score:  {c.incumbent_score:.6f}",
+        *(f"{side + '_score:':18}{c.score(side):.6f}" for side in SIDES),
         f"strict_scores:    {' '.join(f'{value:.6f}' for value in c.strict_scores or ())}",
-        *(f"{name + '_difference:':18}{e.difference:+.6f} ({_interval(e)})" for name, e in environments),
-        f"baseline:         {c.plan.names['baseline']}",
-        f"incumbent:        {c.plan.names['incumbent']}",
+        *(f"{name + '_difference:':18}{e.difference:+.6f} ({_interval(e)})" for name, e in c.by_environment.items()),
+        *(f"{side + ':':18}{c.plan.names[side]}" for side in SIDES),
         f"where:            {place}, {c.model}",
         f"runs:             {c.runs_text}; scores in %",
         f"collapsed:        {c.collapses}",

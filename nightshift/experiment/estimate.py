@@ -10,10 +10,8 @@ V is the sample variance over examples of the paired difference (each config's m
 within-config variance of run scores, E the mean square of what run and example leave unexplained (two-way analysis of
 variance); both are pooled over the configs. The interval takes the t quantile at Satterthwaite's (1946) degrees of
 freedom, U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, U = V / n + k (2 S - E / n). Of few seeds S is
-often too small; with 2 S in its place the interval holds as often as it says (benchmarks/certificates.py).
-
-With fewer than MIN_SEED_DF degrees of freedom, or where all runs of a config scored alike, R is the square of the
-rules' `seed_sd` with SEED_DF degrees of freedom, E is 0, and `note` says so.
+often too small; with 2 S in its place the interval holds as often as it says (benchmarks/certificates.py). `note` says
+if R is `seed_sd` squared instead.
 """
 
 import math

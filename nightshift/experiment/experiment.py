@@ -1,7 +1,4 @@
-"""One experiment: from train.toml to a verdict in the ledger.
-
-The controller reads all that it needs from the ledger, so a kill costs at most one run.
-"""
+"""One experiment: from train.toml to a verdict in the ledger, from which a controller reads all that it needs."""
 
 import hashlib
 import json
@@ -23,7 +20,6 @@ from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
 from nightshift.config.allowlist import shorten
 from nightshift.config.scope import require_within
@@ -52,8 +48,7 @@ class Reporter(Protocol):
 
 @dataclass(slots=True)
 class Controller:
-    """What runs the experiments of one checkout: run.py, a night, or certify. All methods but `campaign` and `admit`
-    need the lock (Ledger.lock)."""
+    """What runs experiments. All methods but `campaign` and `admit` need the lock (Ledger.lock)."""
 
     bench: Bench
     ledger: Ledger
@@ -91,13 +86,12 @@ class Controller:
         if start.files:
             names = f"{len(start.files)} files as they were" if start.files[1:] else f"{start.files[0]} as it was"
             message = "\n".join([f"{START_SUBJECT}{names}", "", *start.files, ""])
-            repo.commit_blobs(start.head, repo.working_blobs(start.files), message)
+            repo.commit_files(start.head, dict.fromkeys(start.files), message)
         if line := start.describe(is_done=True):
             self.reporter.note(line)
 
     def run(self, request: Request) -> Record:
-        """Train, evaluate, decide and record one experiment. Return its closed record, also of a failed run. An error
-        comes before anything is recorded; Interrupted or IntegrityError also after the record was closed."""
+        """Make one experiment. Return its closed record. Only Interrupted and IntegrityError follow a record."""
         try:
             config = load(self.bench.root / CONFIG_NAME)  # first: `resume` may write the file
             resume(self.ledger, self.repo, self.reporter.note)
@@ -187,15 +181,11 @@ class Controller:
         """Admit a config, reserve its number, and submit its run. Return the record, closed if that failed."""
         if request.baseline:
             config = campaign.compose(())
-        record, rules, note = self.admit(config, request, campaign), self.bench.rules, self.reporter.note
+        record, rules = self.admit(config, request, campaign), self.bench.rules
         self.bench.require_ready()
         record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
         limits = f"{rules.budget_text} for training, at most {lasted(rules.deadline_seconds)} in all"
-        note(f"experiment {record.number:04d}: {limits}")
-        hours = (self.now() - (campaign.last_baseline() or self.now())).total_seconds() / 3600
-        if request.run is None and record.run.new is not None and hours > NIGHT_HOURS:
-            drift = f"the baseline ran {hours:.0f} h ago, and the machine may have drifted since"
-            note(f"{drift}: uv run run.py --baseline makes the effect of this change more certain")
+        self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
             parent = campaign.parent and self.ledger.stored_config(campaign.parent)
             # Validated again: its record lies where agents can write.
@@ -214,8 +204,7 @@ class Controller:
         self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access=access))
 
     def collect(self, number: int) -> Record | None:
-        """Judge and close an experiment whose run has ended. Return the closed record; None while the run is in flight.
-        IntegrityError if a measuring file or the branch changed: the run stays in flight."""
+        """Judge and close an experiment; None while its run is in flight. IntegrityError if measuring files changed."""
         record, bench, run_dir = self.ledger.record(number), self.bench, self.ledger.run_dir(number)
         if record.status != STARTED:
             return record
@@ -245,8 +234,7 @@ class Controller:
         return self.conclude(record, campaign.remarks(record))
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
-        """Close an experiment that has its verdict: in the ledger first, then in git. Return the closed record.
-        `remarks`: lines on its scores (Campaign.remarks)."""
+        """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
         if record.decided is None and record.failure in (None, Failure.TRAINING):
             record = replace(record, decided=self.ledger.num_decided() + 1)
         # A wall clock may be set back: no less than its run took.

@@ -1,7 +1,4 @@
-"""The health digest: what limits a run, in at most five lines with the keys to change.
-
-A field of Step that is None gives no finding. A trend is a robust slope with its standard error, never one point.
-"""
+"""The health digest: what limits a run, in at most five lines with the keys to change."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Values = Sequence[float]
 # BROKEN: it learnt nothing, or lost what it had learnt. Findings are shown from the highest down.
 NOTE, HINT, COSTLY, BROKEN = range(4)
 SURE = 3.0  # standard errors for "it moved": not two, because a digest makes a dozen such tests
-TRENDS = ("reward_mean", "entropy", "completion_tokens_mean", "grad_norm")  # fields of Step that need 8 points
+TRENDS = ("reward_mean", "entropy", "completion_tokens_mean")  # fields of Step that need 8 points
 
 LR, MAX_NORM = "trainer.optim.lr", "trainer.optim.max_norm"
 BATCH, GROUP = "orchestrator.batch_size", "orchestrator.group_size"
@@ -51,14 +48,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """A run beside its curves. `values`: the config's keys with defaults. `used_keys`: those that the engine uses,
-    None for all. `remarks`: lines on its scores (Campaign.remarks)."""
+    """A run beside its curves."""
 
     run: Result
     rules: Rules
-    values: Mapping[str, Any]
-    used_keys: Collection[str] | None = None
-    remarks: Sequence[str] = ()
+    values: Mapping[str, Any]  # the config's keys with defaults
+    used_keys: Collection[str] | None = None  # of the engine; None: all
+    remarks: Sequence[str] = ()  # lines on its scores (Campaign.remarks)
 
 
 def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
@@ -82,10 +78,9 @@ def curve(steps: Steps, name: str) -> list[float]:
 
 
 def trend(values: Values) -> tuple[float, float, str]:
-    """Return how a curve changes from its first to its last point, the standard error, and a text with its interval.
-
-    The change is Theil's slope (the median over all pairs of points) times the length. The error is that of least
-    squares over Theil's efficiency, wider for few points and for residuals that correlate. Needs 2 points."""
+    """Return how a curve of 2 points or more changes from first to last, the standard error, and a text with its
+    interval. The change is Theil's slope (the median over pairs of points) times the length. The error is that of least
+    squares over Theil's efficiency, wider for few points and for residuals that correlate."""
     # The number of pairs grows with the square of the number of points.
     y = np.array([part.mean() for part in np.array_split(values, min(len(values), 200))])
     n = len(y)
@@ -174,16 +169,6 @@ def above(limit: float, text: str, keys: tuple[str, ...], values: Values, *_: An
     return Finding(f"{text.format(mean)} in the last half", keys, COSTLY) if mean >= limit else None
 
 
-def spikes(values: Values, *_: Any) -> Finding | None:
-    """Healthy trl runs have up to five in 213 steps."""
-    middle = median(values)
-    spikes = [value for value in values if value > 10 * middle > 0]
-    if len(spikes) < max(2, 0.02 * len(values)):
-        return None
-    text = f"the largest {max(spikes) / middle:.0f} times the median {middle:.2g}"
-    return Finding(f"{len(spikes)} gradient spikes in {len(values)} steps, {text}", (MAX_NORM, LR), HINT)
-
-
 def cut(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
     """Both engines' healthy recorded runs cut below 0.01."""
     evaluation, shares = conditions.run.evaluation, dict[str, float]()
@@ -228,7 +213,6 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
     # prime-rl aims at an age of 1 and drops rollouts beyond 8 by default; recorded: 1.1.
     ("off_policy_mean", partial(above, 4, "rollouts are {:.1f} policy versions old", (AGE, INFLIGHT))),
     ("error_share", partial(above, 0.02, "{:.0%} of the rollouts failed", (INFLIGHT, MAX_TOKENS))),
-    ("grad_norm", spikes),
     ("step", cut),
     ("all_right_share", groups),
     ("step", unused),

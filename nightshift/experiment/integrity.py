@@ -1,8 +1,5 @@
-"""Refuse an experiment or a decision if a measuring file changed or another branch is checked out.
-
-The measuring files are those that the rules hash covers. They are hashed from their bytes before each experiment and
-each decision: git's index, attributes and configuration could hide a change. No other file has any effect.
-"""
+"""Refuse an experiment or a decision if a measuring file changed or another branch is checked out. Measuring files,
+those that the rules hash covers, are hashed from their bytes: git's index and configuration could hide a change."""
 
 import shlex
 
@@ -33,9 +30,8 @@ def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
 
 
 def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | None, rules_hash: str) -> None:
-    """Raise IntegrityError if a measuring file changed since the campaign's first experiment, in whose record
-    `agreed_hash` is. Files are compared with `commit`, where that experiment began. `rules_hash`: of this command at
-    its start. If it differs and no file does, the constants of the rules differ: require_same_setup says so."""
+    """Raise IntegrityError if a measuring file changed since the campaign's first experiment, which had `agreed_hash`
+    and began at `commit`, or since this command began, with `rules_hash`."""
     try:
         now = rules.hash(repo.root)
         names = changed_files(repo, commit, rules) if commit and now != agreed_hash else []

@@ -1,8 +1,5 @@
-"""Make one run in its own process: `worker.py ROOT FOLDER`.
-
-ROOT is the checkout, and FOLDER has job.json. The worker writes `result.json` and leaves no process. On this machine
-the controller holds the pipe to stdin, so a worker ends with its controller.
-"""
+"""Make one run in its own process: `worker.py ROOT FOLDER`. FOLDER has job.json; the worker adds `result.json`. On this
+machine the controller holds the pipe to stdin, so a worker ends with its controller."""
 
 import math
 import os
@@ -42,8 +39,8 @@ from nightshift.files import read_file, temporary_beside, write_atomically, writ
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
-_CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
 _CONFIG_FAULT = "the incumbent starts, so it is the config's fault"
+_CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
 INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to tell whose fault a failed start is
 
 
@@ -73,8 +70,7 @@ def _end_with_the_controller() -> None:
 
 
 def make_run(job: Job, root: Path, folder: Path) -> Result:
-    """Train within the budget, evaluate the final weights, and return the result. All files go to `folder`. If nothing
-    could be evaluated, `training` has the cause and whose fault it is. No process is left."""
+    """Train, evaluate, return the result; without scores `training` has the cause. No process is left."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
     slot, rules = job.slot or os.environ.get("SLURMD_NODENAME", ""), job.rules
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
@@ -164,11 +160,9 @@ def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
 
 
 def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
-    """Return `report` with an end: it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
-
-    Sparse rewards give many steps without a gradient, so the row must also be less likely than _CHANCE, given the steps
-    before it: steps are independent, and the share without a gradient has a uniform prior. A run that never had a
-    gradient trains for half of its budget, because sparse rewards start late."""
+    """Return `report` with an end: it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient, if the
+    row is less likely than _CHANCE given the steps before it: sparse rewards give many steps without a gradient.
+    Without any gradient a run trains for half of its budget, because sparse rewards start late."""
 
     def watch(reading: Progress) -> None:
         report(reading)
@@ -177,7 +171,7 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
             return
         before = reading.num_steps - row
         without = before - reading.num_with_gradient
-        # Probability that all of the next `row` steps have no gradient.
+        # Probability that all of the next `row` steps have no gradient: steps are independent, uniform prior.
         chance = math.comb(without + row, row) / math.comb(before + 1 + row, row)
         if chance < _CHANCE if before else left <= budget_seconds / 2:
             raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)

@@ -224,7 +224,7 @@ def stop_rule(
         if bound >= request.until:
             return Stop(f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)")
     if is_spent(state, cost) and not state.pending:  # what is paid for is run
-        return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost.dollars_text}")
+        return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost.text('dollars')}")
     if num_crashes(own) >= MAX_CRASHES:
         return Stop(f"{num_crashes(own)} crashes in a row, the last one: {own[-1].why}", is_planned=False)
     return None

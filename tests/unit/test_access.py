@@ -28,7 +28,7 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def events(journal: Journal) -> list[tuple[str, str]]:
-    return [(line.event, line.file) for line in journal.lines()[0]]
+    return [(line.event, line.file) for line in journal.lines()]
 
 
 def test_a_line_has_the_time_the_event_and_the_file_and_no_content(journal: Journal) -> None:
@@ -40,24 +40,24 @@ def test_a_line_has_the_time_the_event_and_the_file_and_no_content(journal: Jour
 
 
 def test_no_journal_is_no_lines(tmp_path: Path) -> None:
-    assert Journal(tmp_path / "runs").lines() == ([], 0)
+    assert Journal(tmp_path / "runs").lines() == []
 
 
 @pytest.mark.parametrize("num_bytes", [1, 40])
 def test_a_last_line_that_a_kill_cut_is_not_read_and_the_next_line_replaces_it(journal: Journal, num_bytes) -> None:
     whole = journal.path.read_bytes()
     journal.path.write_bytes(whole + whole[:num_bytes])
-    assert (len(events(journal)), journal.lines()[1]) == (2, 0)
+    assert len(events(journal)) == 2
     journal.add("decided", "0001/record.json")
     assert events(journal)[2:] == [("decided", "0001/record.json")]
     assert journal.path.read_bytes().startswith(whole)
 
 
 @pytest.mark.parametrize("damage", [b"x", b'{"time":"2026', b"[" * 200_000, b"\xff\x00", b"null", b""])
-def test_a_damaged_line_is_skipped_and_counted(journal: Journal, damage: bytes) -> None:
+def test_a_damaged_line_is_skipped(journal: Journal, damage: bytes) -> None:
     journal.path.write_bytes(damage + b"\n" + journal.path.read_bytes())
     journal.add("decided", "0001/record.json")
-    assert (len(events(journal)), journal.lines()[1]) == (3, 1)
+    assert len(events(journal)) == 3
     assert journal.accesses() == [ACCESS]
 
 

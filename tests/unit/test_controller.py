@@ -54,13 +54,12 @@ def replace_file(path: Path) -> None:
 def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     with another_controller(tmp_path) as first:
         assert Ledger(tmp_path).is_running()
-        assert f"works in this checkout: process {first.pid} (uv run nightshift night --agent tpe), since " in refusal(
-            tmp_path
-        )
+        holder = f"process {first.pid} on {socket.gethostname()} (uv run nightshift night --agent tpe), since "
+        assert f"works in this checkout: {holder}" in refusal(tmp_path)
     assert not Ledger(tmp_path).is_running()
     with Ledger(tmp_path).lock():
         assert Ledger(tmp_path).is_running()
-        assert f"process {os.getpid()} (" in refusal(tmp_path)
+        assert f"process {os.getpid()} on {socket.gethostname()} (" in refusal(tmp_path)
     assert not Ledger(tmp_path).is_running()
     assert not (tmp_path / "runs" / HOLDER_NAME).exists()
 

@@ -90,12 +90,6 @@ def scaled(curve: Callable[[float], float], spread: float, seed: int = 0) -> Cal
     return lambda x: curve(x) * float(random.lognormal(0, spread))
 
 
-def bursts(seed: int) -> Callable[[float], float]:
-    """A gradient norm around 0.2 with a spike in one step of ten."""
-    random = np.random.default_rng(seed)
-    return lambda x: 6.0 if random.random() < 0.1 else 0.2 * float(random.lognormal(0, 0.4))
-
-
 # fault: text of its finding, severity, a key that it must point to, the faulty curves
 FAULTS: dict[str, tuple[str, int, str, Callable[[int], dict[str, Callable[[float], float]]]]] = {
     "flat": (
@@ -151,9 +145,6 @@ FAULTS: dict[str, tuple[str, int, str, Callable[[int], dict[str, Callable[[float
         "10% of the rollouts failed", COSTLY, "orchestrator.concurrency.max_inflight",
         lambda seed: {"error_share": lambda x: 0.1},
     ),
-    "spikes": (
-        "gradient spikes", HINT, "trainer.optim.max_norm", lambda seed: {"grad_norm": bursts(seed)},
-    ),
 }  # fmt: skip
 
 
@@ -199,7 +190,7 @@ def test_a_field_that_was_not_measured_is_never_an_alarm(name: str) -> None:
 
 
 def test_five_lines_the_worst_first_and_the_time_last_if_there_is_room() -> None:
-    names = ("collapsed", "no entropy left", "spikes", "truncated", "masked", "stale", "failing")
+    names = ("collapsed", "no entropy left", "truncated", "masked", "stale", "failing")
     curves = {name: curve for fault in names for name, curve in FAULTS[fault][3](0).items()}
     findings = digest(changed(healthy(0, 100), **curves), USUAL)
     severities = [finding.severity for finding in findings]

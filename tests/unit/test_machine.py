@@ -56,11 +56,10 @@ def test_the_trainer_of_trl_gets_them_too(root: Path, tmp_path: Path, monkeypatc
     started: list[tuple[dict[str, str], float]] = []
 
     class Session:
-        def __init__(self, trainer: object, spec: Path, run_dir: Path, environment: dict[str, str], *more: object):
-            self.environment = environment
-
-        def wait_until_ready(self, seconds: float) -> None:
-            started.append((self.environment, seconds))
+        def __init__(
+            self, trainer: object, run_dir: Path, environ: dict[str, str], deadline: float, seconds: float, *_
+        ):
+            started.append((environ, seconds))
 
     monkeypatch.setattr(trl, "TrlSession", Session)
     engine = open_engine(ARITHMETIC_TRL, root, {})
