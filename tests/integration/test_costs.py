@@ -44,7 +44,9 @@ def agent(root: Path, says: Sequence[str], lazy: Sequence[int] = ()) -> str:
 def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -> None:
     """Of $0.40 each; a refused proposal is paid for like another, and no dollars are no zero."""
     command = agent(root, [CLAUDE, CODEX, CLAUDE, GEMINI, CLAUDE, CLAUDE], lazy=[2])
-    stdout, stderr = good_night(root, agent=command, sandbox="none", max_cost=1.0, experiments=20, page=True)
+    stdout, stderr = good_night(
+        root, agent=command, sandbox="none", max_cost=1.0, experiments=20, fill=False, page=True
+    )
     first, *others = records(root)
     assert [record.proposal.description for record in others] == ["call 0", "call 1", "call 3", "call 4"]
     assert first.proposal.cost is None

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -97,7 +96,7 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     assert [bool(record.run.new) for record in records(root)] == [False, *[True] * 4]  # it is seconds old
     first = Ledger(root).record(1)
     hour_ago = (datetime.fromisoformat(first.started) - timedelta(hours=2)).isoformat()
-    Ledger(root).write(structs.replace(first, result=replace(first.result, started=hour_ago)))
+    Ledger(root).write(structs.replace(first, result=structs.replace(first.result, started=hour_ago)))
     assert whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)[0] == 0
     last = records(root)[5:]
     assert last[0].proposal.description == "baseline again"

@@ -186,7 +186,7 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(
     assert len(kept.ledger.journal.accesses()) == 4
     assert "access 2 to the test split by this campaign" in str(Certified(plan=(), comparisons=(second,)))
     (task,) = tasks(kept)
-    assert not any(fresh for _, fresh in task.runs())
+    assert not any(run.fresh for run in task.runs())
     assert any("3 to the test split by this campaign" in line for line in task.describe())
 
 
