@@ -200,8 +200,9 @@ def test_a_run_that_stands_still_is_shown_and_ended(start: Open, timing: Timing,
 
     def tick(reading: Progress) -> None:
         readings.append(reading)
-        clock.now += 0.1
-        if reading.num_steps == 1 and name not in stopped:
+        assert len(readings) < 500, "it was not found"
+        clock.now += 0.5
+        if reading.num_steps >= 1 and name not in stopped:
             stopped.append(name)
             for process in tree(session._children[name].pid):
                 process.suspend()
