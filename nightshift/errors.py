@@ -4,7 +4,7 @@ A failed experiment is none of these: it is data, and is recorded with verdict `
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from nightshift.text import MAX_TEXT, clean
 
@@ -18,6 +18,15 @@ class ExitCode(IntEnum):
     CRASH = 1
     USAGE = 2
     INTERRUPTED = 130
+
+
+class Failure(StrEnum):
+    """Whose fault a failure is. Only `config` counts against a config."""
+
+    CONFIG = "config"  # not-a-number, out of memory, deadline. Do not try the config again
+    INFRASTRUCTURE = "infrastructure"  # a process was killed, a disk was full. Try the same config again
+    UNKNOWN = "unknown"  # the log does not tell. Whether the incumbent's config starts does; never in a record
+    INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
 
 
 class NightshiftError(Exception):
@@ -46,19 +55,22 @@ class ConfigError(UsageError):
 class EngineError(NightshiftError):
     """Hardware or installation is missing or broken; nothing was measured.
 
-    In the middle of an experiment it is recorded: as a failure of machinery, or of the config where
-    `is_config_fault` says so (the engine itself refused it, or ran out of memory with it). None: its words do not
-    tell; whether the incumbent starts does.
+    In the middle of an experiment it is recorded with its `failure`.
     """
 
     exit_code = ExitCode.USAGE
 
     def __init__(
-        self, cause: str, fix: str = "", *, is_config_fault: bool | None = False, log: str | None = None
+        self,
+        cause: str,
+        fix: str = "",
+        *,
+        failure: Failure = Failure.INFRASTRUCTURE,
+        log: str | None = None,
     ) -> None:
         """`log`: the name of the log, in the run's folder, whose last lines show the cause."""
         super().__init__(cause, fix)
-        self.is_config_fault = is_config_fault
+        self.failure = failure
         self.log = log
 
 

@@ -19,7 +19,6 @@ from nightshift.campaign.records import (
     Comparison,
     Estimate,
     Evaluation,
-    Failure,
     Judgement,
     Outcome,
     Plan,
@@ -34,6 +33,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, diff, parse, set_values
+from nightshift.errors import Failure
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL
 
@@ -180,7 +180,7 @@ def tell(
     record = ledger.reserve(replace(record, **fields), {"train.toml": candidate.source})
     record = replace(record, decided=number)
     if score is None:
-        failed = {"status": Verdict.CRASH, "failure": Failure.TRAINING, "judgement": Judgement(why="loss is nan")}
+        failed = {"status": Verdict.CRASH, "failure": Failure.CONFIG, "judgement": Judgement(why="loss is nan")}
         ledger.close(replace(record, **failed))
     else:
         ledger.close(before.judge(record, baseline))

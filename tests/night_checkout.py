@@ -121,7 +121,7 @@ def problems(root: Path) -> list[str]:
     tried = [
         sorted(str(change.keys) for change in (*r.run.kept, r.run.new))
         for r in records(root)
-        if r.run.new and (r.failure is None or r.failure == "training")
+        if r.run.new and (r.failure is None or r.failure == "config")
     ]
     found += [f"decided twice: {changes}" for changes in tried if tried.count(changes) > 1]
     head = repo.head().commit

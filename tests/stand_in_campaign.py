@@ -27,7 +27,6 @@ from nightshift.campaign.posterior import measuring_run
 from nightshift.campaign.records import (
     Action,
     Evaluation,
-    Failure,
     Judgement,
     Outcome,
     Record,
@@ -39,6 +38,7 @@ from nightshift.campaign.records import (
     packed,
 )
 from nightshift.config.train_toml import Config, diff, parse, set_values
+from nightshift.errors import Failure
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
 from tests.campaigns import a_record, replace
@@ -190,14 +190,14 @@ def _experiment(state: State, number: int, stage: Stage) -> None:
 
 def _crashed(state: State, record: Record, draw: float) -> Record:
     failure, cause = (
-        (Failure.TRAINING, "loss became nan at step 41 with lr 3e-05")
+        (Failure.CONFIG, "loss became nan at step 41 with lr 3e-05")
         if draw < 0.07
-        else (Failure.MACHINERY, "the worker was killed by SIGKILL: out of memory?")
+        else (Failure.INFRASTRUCTURE, "the worker was killed by SIGKILL: out of memory?")
     )
     training = Training(Outcome.CRASHED, 41, cause=cause, failure=failure)
     run = Result(1000, training, startup_seconds=7.2, total_seconds=float(state.rng.uniform(12, 50)))
     write_steps(state.ledger.run_dir(record.number) / "metrics.jsonl", _steps(state, 0.4, 40))
-    decided = len(state.campaign.decided) + 1 if failure is Failure.TRAINING else None
+    decided = len(state.campaign.decided) + 1 if failure is Failure.CONFIG else None
     judgement = Judgement(why=cause)
     return replace(record, status="crash", failure=failure, judgement=judgement, result=run, decided=decided)
 

@@ -21,7 +21,6 @@ from nightshift.campaign.records import (
     Z95,
     Change,
     Effect,
-    Failure,
     Job,
     Record,
     Settings,
@@ -31,7 +30,7 @@ from nightshift.campaign.results import Row, fates_of, kept_by_records, last_cam
 from nightshift.config.allowlist import KEYS
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, parse, spelled
-from nightshift.errors import UsageError
+from nightshift.errors import Failure, UsageError
 from nightshift.files import Document, read_json
 from nightshift.text import clean
 
@@ -187,7 +186,7 @@ def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> lis
     """Return the keys that new changes touched, the most tried by themselves first. A crash counts if the config caused
     it."""
     assert campaign.baseline is not None
-    records = [r for r in campaign.decided if r.number in configs and r.failure in (None, Failure.TRAINING)]
+    records = [r for r in campaign.decided if r.number in configs and r.failure in (None, Failure.CONFIG)]
     tried = dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number]))
     histories = []
     for key in tried if campaign.baseline.number in configs else ():

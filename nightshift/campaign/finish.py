@@ -9,8 +9,8 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import commit
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
-from nightshift.campaign.records import MODEL_NAME, WEIGHTS_NAME, Failure, Judgement, Record, Verdict
-from nightshift.errors import EngineError, UsageError
+from nightshift.campaign.records import MODEL_NAME, WEIGHTS_NAME, Judgement, Record, Verdict
+from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
@@ -37,7 +37,7 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Make a record's planned commits, and write train.toml. Return the record with what git did, or its error."""
-    if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
+    if record.failure in (Failure.INFRASTRUCTURE, Failure.INTERRUPTED):
         return replace(record, git_action="train.toml left as it is: nothing was decided")
     if record.parent is None:
         return replace(record, git_action="baseline: nothing to commit")

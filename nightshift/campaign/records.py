@@ -19,6 +19,7 @@ from msgspec import Meta, Raw, Struct, json
 from msgspec.structs import force_setattr, replace
 
 from nightshift.config.rules import Fraction, RuleConstants, Rules, Scale
+from nightshift.errors import Failure
 from nightshift.files import Document
 from nightshift.text import clean
 
@@ -154,14 +155,6 @@ class Verdict(StrEnum):
     DISCARD = "discard"
     MEASURED = "measured"  # no new change: the baseline, the incumbent or an earlier config ran again
     CRASH = "crash"
-
-
-class Failure(StrEnum):
-    """Why an experiment is a crash. Only `training` counts against the config."""
-
-    TRAINING = "training"  # not-a-number, out of memory, deadline: caused by the config
-    MACHINERY = "machinery"  # infrastructure: a process was killed, a disk was full. Try the same config again
-    INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
 
 
 class Phase(StrEnum):

@@ -13,7 +13,6 @@ from nightshift.campaign.records import (
     Change,
     Decision,
     Effect,
-    Failure,
     Record,
     Settings,
     Stage,
@@ -21,6 +20,7 @@ from nightshift.campaign.records import (
     Verdict,
     remaining,
 )
+from nightshift.errors import Failure
 from nightshift.text import clean, escape_formula
 
 # Of results.tsv. The first five are those of autoresearch's results.tsv; `status` is the verdict. A new one goes last.

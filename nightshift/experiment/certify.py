@@ -38,7 +38,6 @@ from nightshift.campaign.records import (
     Comparison,
     Estimate,
     Evaluation,
-    Failure,
     FreshRun,
     Plan,
     Record,
@@ -49,7 +48,7 @@ from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import Effective, on_cards, open_engine
 from nightshift.engines.downloads import data_problem
-from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
+from nightshift.errors import ConfigError, EngineError, Failure, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.bench import Bench
@@ -388,7 +387,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         commit = controller.repo.head().commit
         require_unchanged(controller.repo, bench.rules, bench.rules_hash, commit, bench.rules_hash)
         result = executor.result(folder)
-        if result.training.failure is Failure.MACHINERY:
+        if result.training.failure is Failure.INFRASTRUCTURE:
             raise EngineError(result.training.cause or "no cause known")
         scored = result.evaluation
         proof = bench.engine.prove(folder, scored.weights, controller.reporter.note) if scored else None

@@ -20,12 +20,12 @@ from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
+from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress, Record, Request, Run
 from nightshift.config.allowlist import shorten
 from nightshift.config.scope import require_within
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.engines.base import used_keys
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.errors import EngineError, Failure, Interrupted, UsageError
 from nightshift.experiment.bench import Bench, open_bench
 from nightshift.experiment.branch import plan
 from nightshift.experiment.health import Conditions, digest
@@ -195,7 +195,7 @@ class Controller:
             self.ledger.sync_tsv()
         except (EngineError, UsageError, OSError) as error:
             self.cancel(record.number)
-            return self.conclude(crash(record, Failure.MACHINERY, str(error)))
+            return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         return record
 
     def submit(self, run_dir: Path, job: Job, access: Access | None = None) -> None:
@@ -220,22 +220,22 @@ class Controller:
             if result.hardware not in ("", record.hardware):
                 raise EngineError(f"the run was made on {result.hardware}, and the campaign's on {record.hardware}")
         except (EngineError, UsageError, OSError) as error:
-            return self.conclude(crash(record, Failure.MACHINERY, str(error)))
+            return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         if result.evaluation is None:
-            failure, cause = result.training.failure or Failure.MACHINERY, result.training.cause or "no cause known"
-            return self.conclude(crash(record, failure, cause))
+            failure = result.training.failure or Failure.INFRASTRUCTURE
+            return self.conclude(crash(record, failure, result.training.cause or "no cause known"))
         record = campaign.judge(record, validate=bench.engine.validate)
         if record.is_keep or record.is_incumbent:
             try:  # the engine proves that the weights that stay are those that were scored
                 proof = bench.engine.prove(run_dir, result.evaluation.weights, self.reporter.note)
             except EngineError as error:
-                return self.conclude(crash(record, Failure.MACHINERY, str(error)))
+                return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
             record = replace(record, health=proof)
         return self.conclude(record, campaign.remarks(record))
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
-        if record.decided is None and record.failure in (None, Failure.TRAINING):
+        if record.decided is None and record.failure in (None, Failure.CONFIG):
             record = replace(record, decided=self.ledger.num_decided() + 1)
         # A wall clock may be set back: no less than its run took.
         seconds = (self.now() - datetime.fromisoformat(record.started)).total_seconds()

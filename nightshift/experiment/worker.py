@@ -21,7 +21,6 @@ from nightshift.campaign.records import (
     JOB_NAME,
     RESULT_NAME,
     STARTED_NAME,
-    Failure,
     Job,
     Outcome,
     Phase,
@@ -32,7 +31,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.engines.base import Engine, NoGradient, open_engine
 from nightshift.engines.machine import MACHINE_NAME
-from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
+from nightshift.errors import EngineError, ExitCode, Failure, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import evaluate, examples_of_test_split, examples_of_validation_split
 from nightshift.executors.process import engine_environment, interruptible
 from nightshift.files import read_file, temporary_beside, write_atomically, write_json
@@ -73,7 +72,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     """Train, evaluate, return the result; without scores `training` has the cause. No process is left."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
     slot, rules = job.slot or os.environ.get("SLURMD_NODENAME", ""), job.rules
-    training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
+    training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.INFRASTRUCTURE)
     result = Result(job.seed, training, token=job.token, job_sha256=job.sha256, started=started, slot=slot)
     engine: Engine | None = None
     answers: Path | None = None
@@ -102,26 +101,30 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             if training.outcome.is_success and training.num_steps < 1:  # the base model is no result of this config
                 cause = f"no step fitted into the budget of {rules.budget_text}"
                 fix = "Lower orchestrator.batch_size or max_completion_tokens."
-                raise EngineError(cause, fix, is_config_fault=True)
+                raise EngineError(cause, fix, failure=Failure.CONFIG)
             if training.outcome.is_success:
                 result = structs.replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
                 session.confirm()
-            elif training.failure is None:  # the cause is not known: with a step behind it, it is the machine's
-                fault = False if training.num_steps else None
-                raise EngineError(training.cause or "no cause known", is_config_fault=fault, log=training.log)
+            elif training.failure in (None, Failure.UNKNOWN):
+                failure = Failure.INFRASTRUCTURE if training.num_steps else Failure.UNKNOWN
+                raise EngineError(training.cause or "no cause known", failure=failure, log=training.log)
         finally:
             session.close()
     except Interrupted:
         raise
     except (NightshiftError, OSError) as error:
-        is_config_fault, log = (error.is_config_fault, error.log) if isinstance(error, EngineError) else (False, None)
+        failure, log = Failure.INFRASTRUCTURE, None
+        if isinstance(error, EngineError):
+            failure, log = error.failure, error.log
         cause = str(error)
-        if is_config_fault is None and engine and job.incumbent:
+        if failure is Failure.UNKNOWN and engine and job.incumbent:
             reporter(folder / PROGRESS_NAME, slot, "trying the incumbent's start: the cause of a failure is not known")
             problem = _start_incumbent(engine, job, folder / INCUMBENT, began)
-            is_config_fault = not problem
+            failure = Failure.INFRASTRUCTURE if problem else Failure.CONFIG
             cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
-        failure, cause = Failure.TRAINING if is_config_fault else Failure.MACHINERY, clean(cause, 4 * MAX_TEXT)
+        if failure is Failure.UNKNOWN:  # there is no incumbent to try
+            failure = Failure.INFRASTRUCTURE
+        cause = clean(cause, 4 * MAX_TEXT)
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
         result = structs.replace(result, evaluation=None)
     if answers is not None:
@@ -174,7 +177,7 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
         # Probability that all of the next `row` steps have no gradient: steps are independent, uniform prior.
         chance = math.comb(without + row, row) / math.comb(before + 1 + row, row)
         if chance < _CHANCE if before else left <= budget_seconds / 2:
-            raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
+            raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", failure=Failure.CONFIG)
 
     return watch
 

@@ -13,10 +13,10 @@ from nightshift.campaign.finish import crash
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.posterior import measuring_run
-from nightshift.campaign.records import Failure, Record, Request, Run, Stage
+from nightshift.campaign.records import Record, Request, Run, Stage
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.prime_rl import remains
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.night.desk import Desk, Kind
 from nightshift.night.proposals import Proposals, attempts, undecided
 from nightshift.night.state import Stop
@@ -69,7 +69,7 @@ class Slots:
     def _begin_baseline(self, campaign: Campaign) -> bool:
         """Start the campaign's first run, at most MAX_TRIES times if infrastructure loses it."""
         failed = [record for record in self._desk.own() if record.failure is not Failure.INTERRUPTED]
-        num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
+        num_lost = sum(record.failure is Failure.INFRASTRUCTURE for record in failed)
         if self._desk.executor.in_flight():
             return False
         if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
@@ -104,7 +104,7 @@ class Slots:
 
     def conclude(self, record: Record) -> None:
         """Act on a verdict. A proposal whose run infrastructure lost runs again."""
-        desk, is_lost = self._desk, record.failure is Failure.MACHINERY
+        desk, is_lost = self._desk, record.failure is Failure.INFRASTRUCTURE
         if is_lost:  # a worker that was killed may have left gigabytes
             remains.clean(desk.ledger.runs_dir, desk.ledger.run_dir(record.number))
         else:
@@ -115,7 +115,7 @@ class Slots:
         own = desk.own()
         for pending in undecided(desk.state, own):
             tries = attempts(pending, own)
-            if record in tries and sum(r.failure is Failure.MACHINERY for r in tries) >= MAX_TRIES:
+            if record in tries and sum(r.failure is Failure.INFRASTRUCTURE for r in tries) >= MAX_TRIES:
                 self._proposals.drop(pending, f"infrastructure lost its run {MAX_TRIES} times: {record.why}")
         cause = f"experiment {record.number:04d} was lost: {record.why}"
         desk.begin_wait("run", cause, "a run comes to its end", desk.pause_seconds("run"))

@@ -20,9 +20,10 @@ from nightshift.agents.base import Answer
 from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import NIGHT_NAME, NOTHING, Z95, Cost, Failure, Record, Request
+from nightshift.campaign.records import NIGHT_NAME, NOTHING, Z95, Cost, Record, Request
 from nightshift.campaign.waits import FILL, NightStatus, parse_time
 from nightshift.config.scope import scope_of
+from nightshift.errors import Failure
 from nightshift.experiment.experiment import Controller
 from nightshift.files import read_json, write_json
 

@@ -48,7 +48,7 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
         in stdout
     )
     [record] = Ledger(root).records()
-    assert (record.status, record.failure, record.evaluation) == ("crash", "training", None)
+    assert (record.status, record.failure, record.evaluation) == ("crash", "config", None)
     assert "evaluating" not in (root / "runs" / "0001" / "progress.json").read_text()
 
 

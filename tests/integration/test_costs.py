@@ -80,13 +80,13 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
 
 
 @pytest.mark.slow
-def test_a_run_that_the_machinery_lost_is_paid_once(root: Path) -> None:
+def test_a_run_lost_to_the_infrastructure_is_paid_once(root: Path) -> None:
     command = agent(root, [CLAUDE] * 4)
     assert whole_night(root, agent=command, sandbox="none", experiments=1)[0] == 0
     fault(root, "sigkill")
     stdout, _ = good_night(root, agent=command, sandbox="none", experiments=1)
     _, lost, again = records(root)
-    assert (lost.failure, again.failure) == ("machinery", None)
+    assert (lost.failure, again.failure) == ("infrastructure", None)
     assert lost.config_hash == again.config_hash
     assert [record.proposal.cost.dollars if record.proposal.cost else None for record in (lost, again)] == [0.4, None]
     assert re.search(r"1 proposal: \S+ h, 15,512 tokens in, 812 out, \$0\.40\n", stdout)

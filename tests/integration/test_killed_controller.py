@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.campaign.records import Failure
+from nightshift.errors import Failure
 from nightshift.executors import process as module
 from nightshift.executors.process import CHECKOUT_NAME, digest_of, end_leftovers
 from nightshift.executors.watchdog import is_alive

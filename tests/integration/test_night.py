@@ -19,9 +19,10 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import CERTIFY_NAME, Failure
+from nightshift.campaign.records import CERTIFY_NAME
 from nightshift.config.train_toml import parse
 from nightshift.engines.trl.engine import TrlEngine
+from nightshift.errors import Failure
 from nightshift.executors.watchdog import is_alive
 from tests.checkouts import ROOT, git
 from tests.night_checkout import (
@@ -137,7 +138,7 @@ def test_a_night_on_main_that_is_killed_goes_on_from_main_and_a_later_one_contin
 
 
 @pytest.mark.slow
-def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) -> None:
+def test_a_config_whose_runs_the_infrastructure_keeps_losing_is_given_up(root: Path) -> None:
     assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
     fault(root, "sigkill", once=False)
     code, stdout, _ = whole_night(root, agent="lr", proposer="lr", experiments=9)

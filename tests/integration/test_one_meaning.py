@@ -24,7 +24,6 @@ from nightshift.campaign.records import (
     Change,
     Decision,
     Effect,
-    Failure,
     Part,
     Record,
     Request,
@@ -37,7 +36,7 @@ from nightshift.cli.output import summary
 from nightshift.cli.run import plan
 from nightshift.cli.status import Status, experiment_lines, shown
 from nightshift.config.train_toml import parse
-from nightshift.errors import UsageError
+from nightshift.errors import Failure, UsageError
 from nightshift.experiment.certify import tasks
 from nightshift.experiment.experiment import Controller
 from nightshift.night.summary import one_line
@@ -132,7 +131,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 def test_the_story_is_the_one_that_is_to_be_compared(seen: Seen) -> None:
     assert [row.status for row in seen.rows] == [*STATUSES]
-    assert [row.failure for row in seen.rows][3:8:4] == ["training", "interrupted"]
+    assert [row.failure for row in seen.rows][3:8:4] == ["config", "interrupted"]
     assert kept_by_records(seen.records) == seen.campaign.kept
     running = replace(seen.records[-1], status="started", decided=None, judgement=None)
     assert kept_by_records([*seen.records[:-1], running]) == seen.campaign.kept

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from nightshift.campaign.metrics import read_steps
-from nightshift.campaign.records import Failure, Outcome, Progress, Training
+from nightshift.campaign.records import Outcome, Progress, Training
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import NoGradient
@@ -27,7 +27,7 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from tests import stand_in_prime_rl
 from tests.conftest import living_children, slow
 from tests.stand_ins import prime_rl_rules
@@ -168,13 +168,13 @@ def test_weights_without_their_marker_do_not_count(start: Open, train: Train, ru
 @pytest.mark.parametrize(
     ("fault", "cause", "failure"),
     [
-        ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.TRAINING),
-        slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
-        slow("trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", None),  # and stays
-        slow("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
-        slow("nan", "not a number at step 2", Failure.TRAINING),
-        slow("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
-        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", None),
+        ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.CONFIG),
+        slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.INFRASTRUCTURE),
+        slow("trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", Failure.UNKNOWN),  # and stays
+        slow("trainer_hang", "no step and no rollout for", Failure.INFRASTRUCTURE),
+        slow("nan", "not a number at step 2", Failure.CONFIG),
+        slow("server_dies", "inference ended: killed by SIGKILL", Failure.INFRASTRUCTURE),
+        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.UNKNOWN),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):
@@ -209,7 +209,7 @@ def test_a_run_that_stands_still_is_shown_and_ended(start: Open, timing: Timing,
 
     stopped: list[str] = []
     training = session.train(math.inf, tick)
-    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.MACHINERY)
+    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.INFRASTRUCTURE)
     assert (training.cause or "").startswith("the run stood still: no step, no CPU time and no GPU time for 8 s")
     assert readings[-1].note.startswith("standing still for ")
 
@@ -230,7 +230,7 @@ def test_the_live_line_shows_the_reward_of_its_step(start: Open, run_dir: Path) 
 def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
     session = start("empty_batches", step=1)
     training = session.train(math.inf, lambda reading: None)
-    assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.TRAINING, 0)
+    assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.CONFIG, 0)
     assert "all rewards of every group were equal" in (training.cause or "")
 
 
@@ -245,8 +245,8 @@ def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        ("trainer_hang", Failure.TRAINING, r"no step was finished in \d+ s, of [1-9]\d* rollouts. Lower orch"),
-        slow("no_rollout", Failure.MACHINERY, r"not one rollout was finished in \d+ s. See env-server.log"),
+        ("trainer_hang", Failure.CONFIG, r"no step was finished in \d+ s, of [1-9]\d* rollouts. Lower orch"),
+        slow("no_rollout", Failure.INFRASTRUCTURE, r"not one rollout was finished in \d+ s. See env-server.log"),
     ],
 )
 def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train, fault, failure, cause):
@@ -272,7 +272,9 @@ def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
     training = train(session, step - 1, lambda reading: b"Fatal error" in (run_dir / log).read_bytes())
     assert (session._children[log.removesuffix(".log")].poll() or 0) < 0, "it exited before it was stopped"
     assert (training.cause or "").startswith(cause)
-    assert (training.outcome, training.failure) == (Outcome.CRASHED, None), "worker.py settles whose fault it is"
+    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.UNKNOWN), (
+        "worker.py settles whose fault it is"
+    )
     assert training.log == log
     assert training.num_steps == step - 1
     with pytest.raises(EngineError, match="no final weights"):
@@ -283,7 +285,7 @@ def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
 def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, run_dir: Path) -> None:
     log = run_dir / "orchestrator.log"
     training = train(start("rollout_fails"), 2, lambda reading: b"Fatal error" in log.read_bytes())
-    assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, None)
+    assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, Failure.UNKNOWN)
 
 
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
@@ -295,7 +297,7 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
         clock.now += 20.0
 
     training = session.train(math.inf, tick)
-    assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
+    assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, Failure.UNKNOWN)
     assert training.training_seconds == read_steps(run_dir / "metrics.jsonl")[-1].time
 
 
@@ -318,19 +320,23 @@ def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "cause", "is_config_fault"),
+    ("fault", "cause", "failure"),
     [
-        ("server_out_of_memory", "inference: no GPU memory is left for the KV cache", True),
-        slow("server_never_ready", "the inference server was not ready after 20 s", False),
-        ("no_model", f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found", None),
-        slow("trainer_exception", "trainer ended: exit code 1: ZeroDivisionError: division by zero", None),
-        slow("silent_death", "orchestrator ended: exit code 1", False),
-        slow("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", False),
-        slow("loop_never_starts", "the orchestrator's loop was not ready after 20 s", False),
-        slow("slow_worker", "the environment's workers were not ready after 20 s", False),
+        ("server_out_of_memory", "inference: no GPU memory is left for the KV cache", Failure.CONFIG),
+        slow("server_never_ready", "the inference server was not ready after 20 s", Failure.INFRASTRUCTURE),
+        (
+            "no_model",
+            f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found",
+            Failure.UNKNOWN,
+        ),
+        slow("trainer_exception", "trainer ended: exit code 1: ZeroDivisionError: division by zero", Failure.UNKNOWN),
+        slow("silent_death", "orchestrator ended: exit code 1", Failure.INFRASTRUCTURE),
+        slow("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", Failure.INFRASTRUCTURE),
+        slow("loop_never_starts", "the orchestrator's loop was not ready after 20 s", Failure.INFRASTRUCTURE),
+        slow("slow_worker", "the environment's workers were not ready after 20 s", Failure.INFRASTRUCTURE),
     ],
 )
-def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, is_config_fault):
+def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, failure):
     really = PrimeRlSession._wait_for
 
     def wait_for(self: PrimeRlSession, problem: str, name: str, is_there: Callable[[], bool]) -> None:
@@ -342,7 +348,7 @@ def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, 
         start(fault)
     assert cause in str(caught.value)
     assert "says: " in str(caught.value) or "not reached" not in str(caught.value)  # what every start warns of
-    assert caught.value.is_config_fault is is_config_fault
+    assert caught.value.failure is failure
     assert living_children() == []
 
 
@@ -372,7 +378,7 @@ def test_ports_that_are_always_taken_end_it(start: Open, run_dir: Path, taken_po
     monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: replace(free_ports(), env_server=taken_port))
     with pytest.raises(EngineError, match="env-server: a port was taken by another process") as caught:
         start()
-    assert caught.value.is_config_fault is False
+    assert caught.value.failure is Failure.INFRASTRUCTURE
     assert sorted(path.name for path in run_dir.glob("port-taken-*")) == [f"port-taken-{n}" for n in (1, 2, 3)]
 
 

@@ -13,12 +13,13 @@ import pytest
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Outcome, Record, Request
+from nightshift.campaign.records import Outcome, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
+from nightshift.errors import Failure
 from nightshift.experiment.experiment import Controller
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
@@ -91,7 +92,7 @@ def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(controller: 
 def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_settled(controller: Controller) -> None:
     before = (controller.bench.root / "train.toml").read_bytes(), git(controller.bench.root, "rev-parse", "HEAD")
     record = run_with(controller, "serves_the_start")
-    assert (record.status, record.failure, record.decided) == ("crash", Failure.MACHINERY, None)
+    assert (record.status, record.failure, record.decided) == ("crash", Failure.INFRASTRUCTURE, None)
     assert "the server did not serve the file: its log-probabilities are 0." in record.judgement.why  # type: ignore[union-attr]
     assert (
         (controller.bench.root / "train.toml").read_bytes(),
@@ -103,11 +104,15 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        slow("trainer_out_of_memory", Failure.TRAINING, "trainer: out of GPU memory"),
-        ("config_refused", Failure.TRAINING, "train.toml:6: trainer.optim.lr"),
-        ("chat_500", Failure.MACHINERY, "500"),
-        ("swapped_after_scoring", Failure.MACHINERY, "the server had other weights after the scoring than after the"),
-        ("validator_dies", Failure.MACHINERY, "validator ended"),
+        slow("trainer_out_of_memory", Failure.CONFIG, "trainer: out of GPU memory"),
+        ("config_refused", Failure.CONFIG, "train.toml:6: trainer.optim.lr"),
+        ("chat_500", Failure.INFRASTRUCTURE, "500"),
+        (
+            "swapped_after_scoring",
+            Failure.INFRASTRUCTURE,
+            "the server had other weights after the scoring",
+        ),
+        ("validator_dies", Failure.INFRASTRUCTURE, "validator ended"),
     ],
 )
 def test_a_failed_experiment_is_a_record_with_its_cause(

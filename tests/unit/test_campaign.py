@@ -13,7 +13,6 @@ from nightshift.campaign.records import (
     Action,
     Change,
     Decision,
-    Failure,
     Record,
     Run,
     Stage,
@@ -23,7 +22,7 @@ from nightshift.campaign.records import (
 from nightshift.campaign.results import Counts, decisions_text, kept_by_records, num_since_keep, standing_text
 from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, parse
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import ConfigError, Failure, UsageError
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
 
 HASH = a_record().rules_hash
@@ -228,7 +227,7 @@ def test_a_campaign_goes_on_when_a_record_is_moved_away() -> None:
     assert folded(records[1:]).baseline.number == 3  # the first keep that is left stands for the baseline
 
 
-@pytest.mark.parametrize("failure", [None, Failure.MACHINERY, Failure.INTERRUPTED])
+@pytest.mark.parametrize("failure", [None, Failure.INFRASTRUCTURE, Failure.INTERRUPTED])
 def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> None:
     records = judged(STORY[:2])
     status = "crash" if failure else "started"

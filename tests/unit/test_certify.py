@@ -282,7 +282,7 @@ def test_a_collapsed_run_is_counted_and_unequal_numbers_are_noted(kept: Controll
 
 
 @pytest.mark.slow
-def test_broken_machinery_is_tried_once_more(kept: Controller) -> None:
+def test_an_infrastructure_failure_is_tried_once_more(kept: Controller) -> None:
     fault(kept.ledger.runs_dir, "sigkill", once=True)
     kept.reporter.notes.clear()
     made = certified(kept)

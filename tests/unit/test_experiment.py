@@ -13,11 +13,11 @@ from nightshift.campaign import finish
 from nightshift.campaign import git as git_module
 from nightshift.campaign.finish import keep_model, uncommitted
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
+from nightshift.campaign.records import Outcome, Proposal, Record, Request
 from nightshift.cli.output import summary
 from nightshift.config.train_toml import set_values
 from nightshift.engines.trl.session import TrlSession
-from nightshift.errors import Interrupted, UsageError
+from nightshift.errors import Failure, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
 from tests.campaigns import judged, replace, stored
 from tests.conftest import git, living_children, slow
@@ -239,7 +239,7 @@ def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_an
         write(controller, BAD)
         fault(controller.bench.root, "short_answers")
         lost = run(controller)
-        assert (lost.failure, lost.result.seed, lost.starts) == (Failure.MACHINERY, 1001, starts)
+        assert (lost.failure, lost.result.seed, lost.starts) == (Failure.INFRASTRUCTURE, 1001, starts)
         folder = controller.ledger.run_dir(lost.number)
         assert [path.name for path in folder.iterdir() if "evaluation" in path.name] == []
     measured = tried(controller, BAD)
@@ -260,10 +260,10 @@ def test_a_change_to_unused_keys_only_is_refused(controller: Controller) -> None
 @pytest.mark.parametrize(
     ("name", "failure", "cause"),
     [
-        slow("sigkill", Failure.MACHINERY, "killed by SIGKILL"),
-        slow("exit_at_start", Failure.MACHINERY, "no model here"),
-        ("short_answers", Failure.MACHINERY, f"{NUM_VALIDATION - 1} of {NUM_VALIDATION} examples"),
-        ("error", Failure.TRAINING, "loss is nan"),
+        slow("sigkill", Failure.INFRASTRUCTURE, "killed by SIGKILL"),
+        slow("exit_at_start", Failure.INFRASTRUCTURE, "no model here"),
+        ("short_answers", Failure.INFRASTRUCTURE, f"{NUM_VALIDATION - 1} of {NUM_VALIDATION} examples"),
+        ("error", Failure.CONFIG, "loss is nan"),
     ],
 )
 def test_a_failed_run_is_a_recorded_crash(controller: Controller, name: str, failure: Failure, cause: str) -> None:
@@ -276,7 +276,7 @@ def test_a_failed_run_is_a_recorded_crash(controller: Controller, name: str, fai
     assert record.result.evaluation is None
     assert living_children() == []
     left = (controller.bench.root / "train.toml").read_bytes()
-    if failure is Failure.TRAINING:  # the config's own doing: undone, and not tried twice
+    if failure is Failure.CONFIG:  # the config's own doing: undone, and not tried twice
         assert left == incumbent
         write(controller, BAD)
         with pytest.raises(UsageError, match="already tried"):

@@ -18,10 +18,10 @@ from nightshift.agents.history import (
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Z95, Change, Failure, Record, Verdict
+from nightshift.campaign.records import Z95, Change, Record, Verdict
 from nightshift.campaign.results import last_campaign
 from nightshift.config.train_toml import ABSENT
-from nightshift.errors import UsageError
+from nightshift.errors import Failure, UsageError
 from tests.campaigns import BRANCH, context_after, replace, tell
 
 SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
@@ -93,7 +93,7 @@ def test_a_crash_has_its_cause_and_counts_for_its_value(story: Story) -> None:
     assert str(row) == f"0002 |  |  | 40 | crash (loss is nan): {LR} 3e-6 -> 0.001"
     assert (value.numbers, value.num_crashes, value.mean_score, value.difference) == ((), 1, None, None)
     assert str(value) == "0.001 | 0 and 1 crashed |  | "
-    story.ledger.write(replace(crash, failure=Failure.MACHINERY))  # tells nothing of a key
+    story.ledger.write(replace(crash, failure=Failure.INFRASTRUCTURE))  # tells nothing of a key
     assert (story.keys, len(story.memory().runs)) == ({}, 2)
 
 

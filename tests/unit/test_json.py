@@ -13,11 +13,12 @@ from click.testing import CliRunner, Result
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Judgement
+from nightshift.campaign.records import Judgement
 from nightshift.campaign.results import Counts, last_campaign
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.cli.output import print_json
+from nightshift.errors import Failure
 from nightshift.experiment.certify import Certified
 from tests.campaigns import COMPARISON, a_record, replace
 from tests.checkouts import commit_all

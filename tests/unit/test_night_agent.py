@@ -14,9 +14,10 @@ import pytest
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import compose
-from nightshift.campaign.records import Cost, Failure, Job, Outcome, Proposal, Record, Result, Training
+from nightshift.campaign.records import Cost, Job, Outcome, Proposal, Record, Result, Training
 from nightshift.campaign.waits import FILL
 from nightshift.config.train_toml import parse, set_values
+from nightshift.errors import Failure
 from nightshift.experiment.experiment import Controller
 from nightshift.night import summary
 from nightshift.night.loop import Night
@@ -345,7 +346,7 @@ def test_an_answer_that_comes_in_a_pause_is_taken_after_it(controller: Controlle
             made = super().result(folder)
             if folder.name != "0002":
                 return made
-            training = Training(Outcome.CRASHED, 0, failure=Failure.MACHINERY, cause="the worker was killed")
+            training = Training(Outcome.CRASHED, 0, failure=Failure.INFRASTRUCTURE, cause="the worker was killed")
             return Result(seed=made.seed, training=training, total_seconds=100.0)
 
     proposer = Thinker(clock, 610.0)  # the second answer comes in the pause after the lost run

@@ -10,9 +10,9 @@ import pytest
 from nightshift.agents.base import Answer
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Change, Failure, Judgement, Proposal, Record
+from nightshift.campaign.records import Change, Judgement, Proposal, Record
 from nightshift.campaign.results import standing_text
-from nightshift.errors import UsageError
+from nightshift.errors import Failure, UsageError
 from nightshift.night import state as states
 from nightshift.night.notify import event_of
 from nightshift.night.state import NightRequest, NightState, stop_rule
@@ -34,7 +34,7 @@ def records(tmp_path: Path) -> list[Record]:
 
 def crash(record: Record, failure: Failure) -> Record:
     """As experiment.py closes it: only a config's own crash is a decision."""
-    decided = record.decided if failure is Failure.TRAINING else None
+    decided = record.decided if failure is Failure.CONFIG else None
     judgement = Judgement(why=f"{failure} it was")
     return replace(record, status="crash", failure=failure, judgement=judgement, decided=decided)
 
@@ -90,21 +90,21 @@ def test_a_night_reserves_the_time_of_its_certificate_in_all_slots(
 
 
 def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
-    lost = [crash(records[-1], Failure.TRAINING)] * 5
+    lost = [crash(records[-1], Failure.CONFIG)] * 5
     assert stop_rule(state_of(), [*records, *lost[1:]], NOW, 75) is None
     stop = stop_rule(state_of(), [*records, *lost], NOW, 75)
     assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: training it was", False)
 
 
 def test_what_was_interrupted_or_broke_counts_as_nothing_decided(records: list[Record]) -> None:
-    lost = [crash(r, f) for r in records[-1:] for f in (Failure.INTERRUPTED, Failure.MACHINERY)]
+    lost = [crash(r, f) for r in records[-1:] for f in (Failure.INTERRUPTED, Failure.INFRASTRUCTURE)]
     assert stop_rule(state_of(experiments=6), [*records, *lost], NOW, 75) is None
     assert states.num_since_keep([*records, *lost]) == 3
     assert states.num_crashes([*records, lost[0], lost[1], lost[0]]) == 1
 
 
 def test_a_keep_and_the_second_crash_of_one_cause_are_told(records: list[Record]) -> None:
-    def crashed(why: str, after: int, failure: Failure = Failure.TRAINING) -> Record:
+    def crashed(why: str, after: int, failure: Failure = Failure.CONFIG) -> Record:
         started = (NOW + timedelta(hours=after)).isoformat()
         made = crash(replace(records[-1], number=10 + after, started=started), failure)
         return replace(made, judgement=Judgement(why=why))
@@ -179,6 +179,6 @@ def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record])
     repeat = [replace(r, status="measured") for r in records[2:]]
     assert states.num_since_keep([*records[:2], *repeat]) == 0, "a repeat tries nothing"
     start = datetime.fromisoformat(records[0].started)
-    first = replace(crash(records[2], Failure.TRAINING), started=start.isoformat(), total_seconds=9000.0)
+    first = replace(crash(records[2], Failure.CONFIG), started=start.isoformat(), total_seconds=9000.0)
     others = [replace(r, started=(start + timedelta(seconds=60)).isoformat(), total_seconds=60.0) for r in records[3:]]
     assert states.num_crashes([first, *others]) == 1

@@ -16,7 +16,6 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
     WEIGHTS_NAME,
     Change,
-    Failure,
     Job,
     Outcome,
     Proposal,
@@ -26,7 +25,7 @@ from nightshift.campaign.records import (
     Training,
 )
 from nightshift.config.train_toml import parse, set_values
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors.local import Slot, divide
 from nightshift.experiment.experiment import Controller
 from nightshift.night import desk, proposals, summary
@@ -88,7 +87,7 @@ class AnyOrder(StandInExecutor):
         if chance < self._lost:
             raise EngineError("the worker ended without a result: killed by SIGKILL")
         if chance < self._lost + self._crashed and job.incumbent is not None:
-            crash = Training(Outcome.CRASHED, 1, failure=Failure.TRAINING, cause="loss is nan")
+            crash = Training(Outcome.CRASHED, 1, failure=Failure.CONFIG, cause="loss is nan")
             return Result(job.seed, crash)
         self.seen.append((str(job.settings), job.seed))
         return a_result(right_of(job.settings["optimizer"]["lr"], job.seed), 200, job.seed)
@@ -220,7 +219,7 @@ def test_whatever_ends_first_it_is_one_campaign(controller: Controller, seed: in
     assert incumbent_values(parse(controller.repo.config_at("HEAD"))) == incumbent_values(baseline, campaign.kept)
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     assert contradictions(ours, controller.ledger.stored_config) == []
-    assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
+    assert {r.failure for r in ours if not r.decided} <= {Failure.INFRASTRUCTURE}
 
 
 class Killed(BaseException):

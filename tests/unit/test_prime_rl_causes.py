@@ -14,12 +14,15 @@ from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.diagnose import PortTaken, diagnose
 from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
+from nightshift.errors import Failure
 from nightshift.text import clean
 from tests.prime_rl_plans import SHIPPED, launch_of
 from tests.stand_in_prime_rl import API, CORE, CORE_FAILED, ENGINE_DEAD, ENGINE_DIED, TORCHRUN, TRACEBACK
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "prime_rl" / "logs"
-CONFIG, MACHINERY, INCUMBENT = True, False, None  # whose fault; None: the incumbent's start tells
+CONFIG, INFRASTRUCTURE, UNKNOWN = Failure.CONFIG, Failure.INFRASTRUCTURE, Failure.UNKNOWN
+FAULTS = {True: CONFIG, False: INFRASTRUCTURE, None: UNKNOWN}  # of "is config fault" in the fixture
+FIXES = {CONFIG: "uv run run.py --keys", INFRASTRUCTURE: "not train.toml's fault", UNKNOWN: "Undo"}
 
 TORCHRUN_1 = TORCHRUN.format(code=1, why="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html")
 # torch's whole line; c10/cuda/CUDACachingAllocator.cpp names the processes on the GPU.
@@ -45,10 +48,10 @@ def core(exception: str, wrapper: str = CORE_FAILED) -> str:
 ENDS: list[dict[str, Any]] = json.loads((LOGS.parents[1] / "log-ends.json").read_text())
 ENDS += [
     {"program": "trainer", "log": (LOGS / "kill9-trainer.txt").read_text(), "cause": "SIGKILL", "fix": "dmesg",
-     "is config fault": MACHINERY},
+     "is config fault": False},
     {"program": "inference", "wrapped by": "core", "log": "AssertionError: block size",
      "last words": 512 * f"{ENGINE_DEAD}\n", "cause": "AssertionError: block size", "fix": "",
-     "is config fault": INCUMBENT},
+     "is config fault": None},
 ]  # fmt: skip
 
 
@@ -69,7 +72,7 @@ def test_whose_fault_an_end_is_and_in_which_words(end):
     assert end["cause"] in cause.cause
     assert fix in cause.fix
     assert bool(fix) == bool(cause.fix)
-    assert cause.is_config_fault is end["is config fault"]
+    assert cause.failure is FAULTS[end["is config fault"]]
     for wrapper in ("ChildFailedError", "EngineDeadError", "initialization failed", "not reached"):
         assert wrapper not in cause.cause
 
@@ -78,13 +81,13 @@ def test_a_killed_program_does_not_quote_its_last_news() -> None:
     """Met: a killed orchestrator was explained by its last INFO line."""
     cause = end_of("orchestrator", "17:41:57    INFO Step 3 | 2.0s | Reward 0.5", "killed by SIGKILL")
     assert str(cause).startswith("orchestrator ended: killed by SIGKILL; its log does not say why. See the kernel log")
-    assert cause.is_config_fault is MACHINERY
+    assert cause.failure is INFRASTRUCTURE
 
 
 def test_an_exception_long_before_the_end_did_not_cause_it() -> None:
     log = f"{TRACEBACK}ImportError: flash_infer is not there\n" + 150 * "INFO step\n" + f"{API}{ENGINE_DIED}"
     assert "died unexpectedly" in end_of("inference", log).cause
-    assert end_of("inference", log).is_config_fault is MACHINERY
+    assert end_of("inference", log).failure is INFRASTRUCTURE
 
 
 SCHEDULER = """pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig
@@ -133,16 +136,16 @@ OTHER = "Process 4711 has 7.00 GiB memory in use. "
     ("memory", "others", "words", "fault"),
     [
         ("2 x 24 GB", 0, "Lower seq_len, or switch trainer.model.ac on.", CONFIG),
-        ("2 x 24 GB", 1, "nvidia-smi", MACHINERY),
+        ("2 x 24 GB", 1, "nvidia-smi", INFRASTRUCTURE),
         ("1 x 48 GB", 1, "trainer.model.ac on.", CONFIG),  # our own server is on the same card
-        ("1 x 48 GB", 2, "nvidia-smi", MACHINERY),
+        ("1 x 48 GB", 2, "nvidia-smi", INFRASTRUCTURE),
         ("none", 0, "trainer.model.ac on.", CONFIG),
     ],
 )  # fmt: skip
 def test_out_of_memory_names_the_keys_to_lower_and_knows_its_own_processes(memory, others, words, fault):
     text = worker(f"{OUT} which 1.20 GiB is free. {others * OTHER}{OURS.partition('free. ')[2]}")
     cause = diagnose("trainer", "exit code 1", [line for line in map(clean_line, text.split("\n")) if line], memory)
-    assert (cause.is_config_fault, words in str(cause)) == (fault, True), str(cause)
+    assert (cause.failure, words in str(cause)) == (fault, True), str(cause)
 
 
 @pytest.mark.parametrize(
@@ -159,20 +162,23 @@ RECORDED = {
     name: msgspec.convert(case["errors"], tuple[Refusal, ...]) for name, case in json.loads(FIXTURE.read_text()).items()
 }
 SOURCE = SHIPPED.decode()
-# What is left of the recorded errors, and whether train.toml is to blame; None: the incumbent's start tells.
+# What is left of the recorded errors, and whose fault each is.
 SAID = {
-    "unknown key": ("trainer.optim.adamw.lrr = 1.0: prime-rl refuses it: Extra inputs are not permitted", None),
-    "text for a number": ('trainer.optim.lr = "abc": prime-rl refuses it: Input should be a valid number', True),
-    "text for a shared number": ('max_steps = "ten": prime-rl refuses it: Input should be a valid integer', None),
-    "out of range": ("orchestrator.train.sampling.temperature = 3.0: prime-rl refuses it: Input should be less", True),
-    "groups that do not divide the batch": ("orchestrator: prime-rl refuses it: Batch size must be divisible", True),
-    "unknown variant": ("trainer.loss: prime-rl refuses it: Input tag 'ppo'", True),
-    "unknown gate": ('source.0.curriculum.gates.default.type = "luck": prime-rl refuses it: Input should', None),
-    "two settings for one": ("train.toml: prime-rl refuses it: Shared config conflicts", None),
-    "no renderer for the model": ("orchestrator: prime-rl refuses it: orchestrator.renderer.name='auto' but", True),
-    "too few GPUs": ("deployment.single_node: prime-rl refuses it: Total GPU count (2 = 1 train + 1 infer)", None),
-    "the test split": ('orchestrator.train.source.0.env.taskset.split = "test": prime-rl refuses it: Input', None),
-    "a taskset that is not installed": ("failed: ModuleNotFoundError: taskset 'nowhere' not found", False),
+    "unknown key": ("trainer.optim.adamw.lrr = 1.0: prime-rl refuses it: Extra inputs are not permitted", UNKNOWN),
+    "text for a number": ('trainer.optim.lr = "abc": prime-rl refuses it: Input should be a valid number', CONFIG),
+    "text for a shared number": ('max_steps = "ten": prime-rl refuses it: Input should be a valid integer', UNKNOWN),
+    "out of range": (
+        "orchestrator.train.sampling.temperature = 3.0: prime-rl refuses it: Input should be",
+        CONFIG,
+    ),
+    "groups that do not divide the batch": ("orchestrator: prime-rl refuses it: Batch size must be divisible", CONFIG),
+    "unknown variant": ("trainer.loss: prime-rl refuses it: Input tag 'ppo'", CONFIG),
+    "unknown gate": ('source.0.curriculum.gates.default.type = "luck": prime-rl refuses it: Input should', UNKNOWN),
+    "two settings for one": ("train.toml: prime-rl refuses it: Shared config conflicts", UNKNOWN),
+    "no renderer for the model": ("orchestrator: prime-rl refuses it: orchestrator.renderer.name='auto' but", CONFIG),
+    "too few GPUs": ("deployment.single_node: prime-rl refuses it: Total GPU count (2 = 1 train + 1 infer)", UNKNOWN),
+    "the test split": ('orchestrator.train.source.0.env.taskset.split = "test": prime-rl refuses it: Input', UNKNOWN),
+    "a taskset that is not installed": ("failed: ModuleNotFoundError: taskset 'nowhere' not found", INFRASTRUCTURE),
 }
 
 
@@ -182,15 +188,15 @@ FIRST_WORDS = {"text for a number": "lr = 3e-6", "unknown key": "[trainer.optim]
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recorded_refusal_is_one_line_with_key_and_fix(name: str) -> None:
-    said, is_config_fault = SAID[name]
+    said, failure = SAID[name]
     error = explain(RECORDED[name], SOURCE)
     message = str(error)
     assert said in message
     if name in FIRST_WORDS:
         number = next(number for number, text in enumerate(SOURCE.split("\n"), 1) if text.startswith(FIRST_WORDS[name]))
         assert message.startswith(f"train.toml:{number}: ")
-    assert error.is_config_fault is is_config_fault
-    assert {True: "uv run run.py --keys", False: "not train.toml's fault", None: "Undo"}[is_config_fault] in message
+    assert error.failure is failure
+    assert FIXES[failure] in message
     assert len(message) < 600
     assert message.endswith(".")
 
@@ -200,8 +206,8 @@ def test_what_the_agent_can_change_comes_first_and_the_others_are_counted() -> N
     error = explain(all_of_them, SOURCE)
     assert "orchestrator.train.sampling.temperature" in error.cause
     assert "(and 2 more)" in error.fix
-    assert error.is_config_fault is True
-    assert explain(all_of_them[:2], SOURCE).is_config_fault is None
+    assert error.failure is CONFIG
+    assert explain(all_of_them[:2], SOURCE).failure is UNKNOWN
 
 
 def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault(tmp_path: Path) -> None:

@@ -15,13 +15,12 @@ from nightshift.campaign.records import (
     Action,
     Change,
     Decision,
-    Failure,
     Judgement,
     Record,
     Run,
     Stage,
 )
-from nightshift.errors import UsageError
+from nightshift.errors import Failure, UsageError
 from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
@@ -39,9 +38,9 @@ def morning(root: Path, records: list[Record], branch: str | None = None) -> Mor
     return gather(stored(root, records), branch)
 
 
-def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
+def crash(number: int, failure: Failure = Failure.CONFIG) -> Record:
     judgement = Judgement(why="loss is nan")
-    decided = number if failure is Failure.TRAINING else None
+    decided = number if failure is Failure.CONFIG else None
     return a_record(number=number, status="crash", failure=failure, judgement=judgement, decided=decided)
 
 
@@ -58,7 +57,7 @@ def moved(records: list[Record]) -> list[Record]:
     ("records", "title", "sentence"),
     [
         ([], "Nothing has been run yet", ""),
-        ([crash(1), crash(2, Failure.MACHINERY)], "Nothing has been measured", ""),
+        ([crash(1), crash(2, Failure.INFRASTRUCTURE)], "Nothing has been measured", ""),
         (judged(STORY[:1]), "Baseline: 0.515", "nothing to compare"),
         (judged([*STORY[:1], 0.45]), "No gain so far", "1 experiment after the baseline, none kept"),
         ([crash(1), *moved(judged([*STORY[:1], 0.45]))], "No gain so far", "1 experiment after the baseline, none"),

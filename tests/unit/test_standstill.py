@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from nightshift.engines.standstill import Standstill
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from tests.waiting import Clock
 
 
@@ -46,7 +46,7 @@ def test_a_run_that_does_nothing_is_shown_and_then_ended() -> None:
         EngineError, match="the run stood still: no step, no CPU time and no GPU time for 120 s"
     ) as error:
         looks(watch, clock, 2, progress=1)
-    assert error.value.is_config_fault is False
+    assert error.value.failure is Failure.INFRASTRUCTURE
 
 
 @pytest.mark.parametrize("busy", [1, None])

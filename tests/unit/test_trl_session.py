@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.records import Failure, Outcome, Progress
+from nightshift.campaign.records import Outcome, Progress
 from nightshift.config.rules import Decoding
 from nightshift.engines.standstill import Standstill
 from nightshift.engines.trl import session as trl_session
 from nightshift.engines.trl.session import TrlSession
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from nightshift.executors.process import engine_environment
 from tests.conftest import living_children
 
@@ -91,7 +91,9 @@ def test_a_trainer_that_does_not_listen_meets_the_deadline(start: Start) -> None
     assert session.train(1.0, lambda reading: None).outcome is Outcome.DEADLINE
 
 
-@pytest.mark.parametrize(("more", "failure"), [("", Failure.TRAINING), (", 'is_machinery': True", Failure.MACHINERY)])
+@pytest.mark.parametrize(
+    ("more", "failure"), [("", Failure.CONFIG), (", 'is_infrastructure': True", Failure.INFRASTRUCTURE)]
+)
 def test_an_environment_that_cannot_score_is_no_fault_of_the_config(start: Start, more: str, failure: Failure) -> None:
     said = f"print(json.dumps({{'event': 'error', 'cause': 'no score'{more}}}), flush=True)"
     session = start(f"{READY}for line in sys.stdin.buffer:\n    {said}\n")
@@ -108,7 +110,7 @@ def test_a_trainer_that_stands_still_is_shown_ended_and_no_fault_of_the_config(s
     session = start(f"{READY}sys.stdin.readline()\n{STEP}os.kill(os.getpid(), 19)\n")  # SIGSTOP
     readings: list[Progress] = []
     training = session.train(math.inf, readings.append)
-    assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.MACHINERY, 1)
+    assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.INFRASTRUCTURE, 1)
     assert (training.cause or "").startswith(
         "the run stood still: no step, no CPU time and no GPU time for 3 s. Run it"
     )

@@ -12,7 +12,6 @@ import pytest
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
 from nightshift.campaign.records import (
     JOB_NAME,
-    Failure,
     Job,
     Outcome,
     Phase,
@@ -25,7 +24,7 @@ from nightshift.campaign.records import (
 from nightshift.cli.output import summary
 from nightshift.engines.base import NoGradient
 from nightshift.engines.machine import Machine
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from nightshift.experiment import worker
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.worker import ending
@@ -73,7 +72,7 @@ class Engine(SimpleNamespace):
 
     def open(self, settings: dict[str, float], seed: int, folder: Path, deadline_seconds: float) -> Session:
         if settings not in self.starts:
-            raise EngineError("exit code 1", is_config_fault=None)
+            raise EngineError("exit code 1", failure=Failure.UNKNOWN)
         return Session(self.close)
 
 
@@ -88,8 +87,8 @@ def run(
 @pytest.mark.parametrize(
     ("starts", "failure", "cause"),
     [
-        ([GOOD], Failure.TRAINING, "exit code 1; the incumbent starts, so it is the config's fault"),
-        ([], Failure.MACHINERY, "exit code 1; the incumbent does not start either: exit code 1"),
+        ([GOOD], Failure.CONFIG, "exit code 1; the incumbent starts, so it is the config's fault"),
+        ([], Failure.INFRASTRUCTURE, "exit code 1; the incumbent does not start either: exit code 1"),
     ],
 )
 def test_a_start_that_fails_for_no_known_cause_has_the_incumbent_s_tried(starts, failure, cause, monkeypatch, tmp_path):
@@ -103,15 +102,15 @@ def test_a_training_that_fails_for_no_known_cause_has_the_incumbent_s_start_trie
     monkeypatch.setattr(Session, "training", failed)
     training = run(monkeypatch, tmp_path, [GOOD, BAD]).training
     cause = "trainer ended: exit code 1; the incumbent starts, so it is the config's fault"
-    assert training == replace(failed, failure=Failure.TRAINING, cause=cause)
+    assert training == replace(failed, failure=Failure.CONFIG, cause=cause)
     assert "trying the incumbent's start" in (tmp_path / "progress.json").read_text()
     other = tmp_path / "baseline"
     other.mkdir()
-    assert run(monkeypatch, other, [BAD], incumbent=None).training == replace(failed, failure=Failure.MACHINERY)
+    assert run(monkeypatch, other, [BAD], incumbent=None).training == replace(failed, failure=Failure.INFRASTRUCTURE)
     late = tmp_path / "late"
     late.mkdir()
     monkeypatch.setattr(Session, "training", replace(failed, num_steps=3))
-    assert run(monkeypatch, late, [GOOD, BAD]).training == replace(failed, num_steps=3, failure=Failure.MACHINERY)
+    assert run(monkeypatch, late, [GOOD, BAD]).training == replace(failed, num_steps=3, failure=Failure.INFRASTRUCTURE)
 
 
 def test_a_result_records_what_machine_toml_sets(monkeypatch, tmp_path) -> None:
@@ -122,14 +121,14 @@ def test_a_result_records_what_machine_toml_sets(monkeypatch, tmp_path) -> None:
 def test_a_worker_refuses_other_rules_and_other_hardware_than_its_job_s(monkeypatch, tmp_path) -> None:
     for job, what in (({"rules_hash": "other"}, "rules"), ({"hardware": "H100"}, "hardware")):
         result = run(monkeypatch, tmp_path, [BAD], **job)
-        assert (result.training.failure, result.evaluation) == (Failure.MACHINERY, None)
+        assert (result.training.failure, result.evaluation) == (Failure.INFRASTRUCTURE, None)
         assert result.training.cause.startswith(f"the worker has other {what} than its job: ")
 
 
 def test_a_run_whose_processes_cannot_be_ended_has_no_score(monkeypatch, tmp_path) -> None:
     assert run(monkeypatch, tmp_path, [BAD]).evaluation.eval_score == 0.0
-    ended = run(monkeypatch, tmp_path, [BAD], EngineError("a process is left", is_config_fault=False))
-    assert (ended.training.cause, ended.training.failure) == ("a process is left", Failure.MACHINERY)
+    ended = run(monkeypatch, tmp_path, [BAD], EngineError("a process is left", failure=Failure.INFRASTRUCTURE))
+    assert (ended.training.cause, ended.training.failure) == ("a process is left", Failure.INFRASTRUCTURE)
     assert ended.evaluation is None
 
 

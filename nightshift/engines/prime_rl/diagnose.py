@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from nightshift.config.rules import NO_CARD
 from nightshift.engines.base import NoGradient
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from nightshift.text import clean
 
 _OUT_OF_MEMORY = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
@@ -25,21 +25,21 @@ _BIND = (
 )
 _EMPTY = r"consecutive empty train batches"
 _HOLDS = r"[Pp]rocess(?: \d+)? has [\d.]+ GiB"
-# A pattern of `process: line`, the cause ({match} is the line), the fix, and is_config_fault: None if a start of the
-# incumbent decides. The first pattern that matches decides, so the specific ones stand first.
-_PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
+# A pattern of `process: line`, the cause ({match} is the line), the fix, and whose fault it is. The first pattern
+# that matches decides, so the specific ones stand first.
+_PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
     # vLLM v1/worker/gpu_worker.py and v1/core/kv_cache_utils.py: the share asked for is not free, or too small.
     (
         r"Free memory on device .* is less than desired GPU memory utilization",
         "the GPU has less free memory than the share asked for: {match}",
         "Lower inference.vllm.gpu_memory_utilization, or free the GPU (nvidia-smi).",
-        None,
+        Failure.UNKNOWN,
     ),
     (
         r"No available memory for the cache blocks|larger than the available KV cache memory",
         "no GPU memory is left for the KV cache",
         "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs.",
-        True,
+        Failure.CONFIG,
     ),
     # torch's c10/cuda/CUDACachingAllocator.cpp names every process on the GPU; in a container its own by a number, too.
     # Below 1 GiB (a desktop's) it writes MiB.
@@ -47,69 +47,69 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         rf"(?:{_OUT_OF_MEMORY})(?:.*{_HOLDS}){{_FOREIGN}}",
         "out of GPU memory beside another process: {match}",
         "Free the GPU (nvidia-smi), then run it again.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     # torch.OutOfMemoryError and its older spelling; NCCL and cuBLAS report the same in other words.
     (
         rf"^inference: .*(?:{_OUT_OF_MEMORY})",
         "out of GPU memory",
         "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
-        True,
+        Failure.CONFIG,
     ),
-    (_OUT_OF_MEMORY, "out of GPU memory", "Lower seq_len, or switch trainer.model.ac on.", True),
+    (_OUT_OF_MEMORY, "out of GPU memory", "Lower seq_len, or switch trainer.model.ac on.", Failure.CONFIG),
     # P/orchestrator/orchestrator.py:640-652
     (
         _EMPTY,
         "ten batches in a row had no advantage: all rewards of every group were equal",
         "Raise orchestrator.group_size or the temperature, or undo what made the policy collapse.",
-        True,
+        Failure.CONFIG,
     ),
     # P/orchestrator/train_sink.py:322-338
     (
         r"consecutive zero-output batch equivalents",
         "ten batches' worth of rollouts gave nothing to train on",
         "Loosen the curriculum's gates, or raise orchestrator.max_off_policy_steps.",
-        True,
+        Failure.CONFIG,
     ),
     (
         _BIND,
         "a port was taken by another process between its choice and its use: {match}",
         "Run it again: ports are chosen anew.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     (
         r"No space left on device|Disk quota exceeded",
         "the disk is full",
         "Free space where runs/ lies, then run it again.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     # torch.distributed and the driver
     (
         r"NCCL error|torch\.distributed\.DistBackendError",
         "NCCL failed: {match}",
         "Run it again; if it repeats, check the driver: uv run nightshift doctor.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     (
         r"Found no NVIDIA driver|Failed to infer device type|no CUDA-capable device|No CUDA GPUs are available|"
         r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC",
         "the GPU or its driver failed: {match}",
         "See nvidia-smi (a container: docker run --gpus all) and the kernel log, then: uv run nightshift doctor.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     # Python's faulthandler
     (
         r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)",
         "it crashed: {match}",
         "Run it again; if it repeats, look at the end of the log.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     # torchrun's summary of a worker that somebody else killed
     (
         r"Signal 9 \(SIGKILL\) received",
         "its worker was killed (SIGKILL), perhaps by the kernel for lack of main memory",
         "See the kernel log (dmesg), then run it again.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     # What cards, drivers and systems print that a wheel was not built for: no config causes these. The second is of
     # vLLM's platforms/cuda.py.
@@ -117,45 +117,45 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         r"no kernel image is available for execution|No valid attention backend",
         "a package has no kernel for this GPU: {match}",
         "Choose another GPU (--gpus), or VLLM_ATTENTION_BACKEND in [environment] of machine.toml (docs/gpus.md).",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     (
         r"PTX was compiled with an unsupported toolchain|CUDA driver version is insufficient",
         "the driver is too old: {match}",
         "Update the NVIDIA driver (docs/gpus.md), then run it again.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     (
         r"version `GLIBC_[\d.]+' not found",
         "the system's glibc is too old for a package: {match}",
         "Use a newer Linux, or a container of one (docs/gpus.md).",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     (
         r"UVA is not available",
         "the driver has no unified addressing (UVA)",
         "WSL2: run wsl --update in Windows; a virtual machine: pass the whole GPU through.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     (
         r"Python\.h: No such file",
         "Triton cannot compile: Python's headers are missing",
         "Run: sudo apt install python3-dev; or repair the installation: uv run prepare.py.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     # P/trainer/model.py:1321-1324
     (
         r"Flash attention \d is only supported if|No module named 'flash_attn",
         "the attention kernel is not installed: {match}",
         "Repair the installation: uv run prepare.py.",
-        False,
+        Failure.INFRASTRUCTURE,
     ),
     # pydantic's own text, also of vLLM's configs; pydantic-config's box around a refused config (PC/cli.py:225-425)
     (
         r"validation errors? for \w+Config|Failed to validate config",
         "the config is refused: {match}",
         "Change that in train.toml, or undo the last change.",
-        True,
+        Failure.CONFIG,
     ),
 )
 _KILLED = "See the kernel log (dmesg): perhaps the main memory was full. Then run it again."
@@ -189,22 +189,22 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_
     `memory`: Rules.memory; on one card two processes are our own.
 
     If no pattern matches: how the process ended, and the last exception above those that only point to it.
-    is_config_fault is then None if the log has an exception, else False (the machine).
+    Its failure is then unknown if the log has an exception, else of the infrastructure.
     """
     lines = [line for line in (_PREFIX.sub("", line) for line in log_lines) if not _WARNING.search(line)]
     foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
-    for pattern, cause, fix, is_config_fault in _PATTERNS:
+    for pattern, cause, fix, failure in _PATTERNS:
         wanted = re.compile(pattern.replace("{_FOREIGN}", foreign))
         for at, line in enumerate(lines):
             if not _NEWS.match(line) and wanted.search(f"{name}: {line}"):
                 text = f"{name}: {cause.format(match=_message(lines[at:]))}"
                 kind = {_BIND: PortTaken, _EMPTY: NoGradient}.get(pattern, EngineError)
-                return kind(text, fix, is_config_fault=is_config_fault)
+                return kind(text, fix, failure=failure)
     end = next((at for at, line in enumerate(lines) if _WRAPPER.search(line)), len(lines))
     near = range(max(0, end - _NEAR), end)
     exceptions = [at for at in near if _EXCEPTION.search(lines[at]) and not _NEWS.match(lines[at])]
     if exceptions:
-        return EngineError(f"{name} ended: {ending}: {_message(lines[exceptions[-1] : end])}", is_config_fault=None)
+        return EngineError(f"{name} ended: {ending}: {_message(lines[exceptions[-1] : end])}", failure=Failure.UNKNOWN)
     is_killed = "SIGKILL" in ending or any("died unexpectedly" in line for line in lines)
     words = [line for line in lines[end : end + 1] or lines[-1:] if not _SILENT.match(line)]
     text = ": ".join([f"{name} ended: {ending}", *map(_clean, words)])
@@ -223,7 +223,7 @@ def no_step(seconds: float, num_rollouts: int) -> EngineError:
         fix = "See env-server.log and inference.log in the run's folder, then run it again."
         return EngineError(f"not one rollout was finished in {seconds:.0f} s", fix)
     cause = f"no step was finished in {seconds:.0f} s, of {num_rollouts} rollouts"
-    return EngineError(cause, "Lower orchestrator.batch_size or max_completion_tokens.", is_config_fault=True)
+    return EngineError(cause, "Lower orchestrator.batch_size or max_completion_tokens.", failure=Failure.CONFIG)
 
 
 def _message(lines: Sequence[str]) -> str:

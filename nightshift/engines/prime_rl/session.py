@@ -20,7 +20,6 @@ from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, num_without_
 from nightshift.campaign.records import (
     WEIGHTS_NAME,
     Completion,
-    Failure,
     Outcome,
     Phase,
     Progress,
@@ -40,14 +39,13 @@ from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.validator import explain, read_refusals
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.engines.standstill import STILL_SECONDS, Standstill
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file
 from nightshift.waiting import look
 
-FAILURES = {True: Failure.TRAINING, False: Failure.MACHINERY, None: None}  # by EngineError.is_config_fault
 SETTLE_SECONDS = 1.0  # after a death, and after the end
 # Of a log's end, for the cause of a death: each of 512 requests writes a traceback below the one that tells, and
 # torch's line for "out of memory" names every process on the GPU.
@@ -181,7 +179,7 @@ class PrimeRlSession(Session):
             reward_mean=self._tail.reward_mean(last_step),
             peak_memory_gb=self._memory.peak_gb,
             cause=None if problem is None else str(problem),
-            failure=None if problem is None else FAILURES[problem.is_config_fault],
+            failure=None if problem is None else problem.failure,
             log=None if problem is None else problem.log,
         )
 
@@ -289,7 +287,7 @@ class PrimeRlSession(Session):
             if has_news:
                 if step := self._tail.not_finite_step():
                     cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
-                    raise EngineError(cause, fix, is_config_fault=True)
+                    raise EngineError(cause, fix, failure=Failure.CONFIG)
                 steps = self._tail.steps(0.0)
                 reward = steps[-1].reward_mean if steps else None
                 num_with = sum(step.has_gradient is True for step in steps)

@@ -7,15 +7,15 @@ import msgspec
 
 from nightshift.config.allowlist import value_text
 from nightshift.config.train_toml import line_of
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from nightshift.files import read_file
 from nightshift.text import clean
 
-# By whether train.toml is to blame, in the order of reports. None: the start of the incumbent decides.
+# By whose fault a refusal is, in the order of reports.
 _FIXES = {
-    True: "Change that; uv run run.py --keys lists what is allowed",
-    None: "Undo the last change to train.toml, or run: uv run nightshift doctor",
-    False: "This is not train.toml's fault. Run: uv run nightshift doctor",
+    Failure.CONFIG: "Change that; uv run run.py --keys lists what is allowed",
+    Failure.UNKNOWN: "Undo the last change to train.toml, or run: uv run nightshift doctor",
+    Failure.INFRASTRUCTURE: "This is not train.toml's fault. Run: uv run nightshift doctor",
 }
 
 
@@ -40,20 +40,20 @@ def read_refusals(verdict: Path) -> tuple[Refusal, ...]:
 def explain(refusals: Sequence[Refusal], source: str) -> EngineError:
     """Return all refusals as one error, led by what the agent can change; `source` is the text of train.toml."""
     described = [(*_describe(refusal, source), len(refusal.loc)) for refusal in refusals]
-    is_config_fault, cause, _ = min(described, key=lambda row: ([*_FIXES].index(row[0]), row[2]))
+    failure, cause, _ = min(described, key=lambda row: ([*_FIXES].index(row[0]), row[2]))
     more = f" (and {len(described) - 1} more)" if len(described) > 1 else ""
-    return EngineError(cause, f"{_FIXES[is_config_fault]}{more}.", is_config_fault=is_config_fault)
+    return EngineError(cause, f"{_FIXES[failure]}{more}.", failure=failure)
 
 
-def _describe(refusal: Refusal, source: str) -> tuple[bool | None, str]:
-    """Return whether train.toml is to blame, and the refusal in one line.
+def _describe(refusal: Refusal, source: str) -> tuple[Failure, str]:
+    """Return whose fault a refusal is, and the refusal in one line.
 
     train.toml is to blame if it contains the refused key or table. prime-rl may refuse another key because of
     train.toml, of a value that the engine fills in, or of the installation.
     """
     message = clean(refusal.message.removeprefix("Value error, "), 300)
     if refusal.type[:1].isupper():  # an exception; the types of pydantic's errors are in lower case
-        return False, f"prime-rl's validation failed: {refusal.type}: {message}"
+        return Failure.INFRASTRUCTURE, f"prime-rl's validation failed: {refusal.type}: {message}"
     path, line, is_written = tuple[str, ...](), None, False
     for segment in refusal.loc:  # train.toml has no segment for a variant or a position
         found = line_of(source, (*path, str(segment)))
@@ -64,4 +64,4 @@ def _describe(refusal: Refusal, source: str) -> tuple[bool | None, str]:
     value = "" if refusal.input is None else f" = {value_text(refusal.input)}"
     where = "" if line is None else f"train.toml:{line}"
     place = ": ".join(filter(None, [where, name + value])) or "train.toml"
-    return is_written or None, f"{place}: prime-rl refuses it: {message}"
+    return Failure.CONFIG if is_written else Failure.UNKNOWN, f"{place}: prime-rl refuses it: {message}"

@@ -14,7 +14,6 @@ import msgspec
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     Completion,
-    Failure,
     Outcome,
     Phase,
     Progress,
@@ -25,7 +24,7 @@ from nightshift.campaign.records import (
 from nightshift.config.rules import Decoding
 from nightshift.engines.base import NoGradient, Session
 from nightshift.engines.standstill import Standstill
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Chat
 from nightshift.executors.gpus import nvml_session
 from nightshift.executors.process import Pipes, ProcessGroup, python_command
@@ -76,7 +75,7 @@ class Completed(Event):
 
 class Failed(Event, tag="error"):
     cause: str
-    is_machinery: bool = False  # an environment that cannot score is no config's fault
+    is_infrastructure: bool = False  # an environment that cannot score is no config's fault
 
 
 E = TypeVar("E", bound=Event)
@@ -146,10 +145,9 @@ class TrlSession(Session):
             trained = self._ask("train", Trained, see, budget_seconds=budget_seconds)
         except _Late:
             cause = f"no end of training before the deadline of the run, after step {self._num_steps}"
-            return Training(Outcome.DEADLINE, self._num_steps, cause=cause, failure=Failure.TRAINING)
+            return Training(Outcome.DEADLINE, self._num_steps, cause=cause, failure=Failure.CONFIG)
         except EngineError as error:
-            failure = Failure.TRAINING if error.is_config_fault else Failure.MACHINERY
-            return Training(Outcome.CRASHED, self._num_steps, cause=str(error), failure=failure, log=error.log)
+            return Training(Outcome.CRASHED, self._num_steps, cause=str(error), failure=error.failure, log=error.log)
         self.earlier = {step: partial(self._load_step, step) for step in trained.earlier_steps}
         outcome = Outcome.NO_GRADIENT if is_ended and trained.outcome == "budget" else Outcome(trained.outcome)
         measured = (trained.training_seconds, trained.reward_mean, trained.peak_memory_gb)
@@ -211,8 +209,9 @@ class TrlSession(Session):
                 if isinstance(event, kind):
                     return event
                 if isinstance(event, Failed):
-                    is_config_fault = command == "train" and not event.is_machinery
-                    raise EngineError(event.cause, is_config_fault=is_config_fault, log=LOG_NAME)
+                    is_of_config = command == "train" and not event.is_infrastructure
+                    failure = Failure.CONFIG if is_of_config else Failure.INFRASTRUCTURE
+                    raise EngineError(event.cause, failure=failure, log=LOG_NAME)
                 see(event)
         except TimeoutError:
             raise _Late(f"the trainer did not finish {command} before the deadline") from None

@@ -42,7 +42,7 @@ def main() -> int:
         traceback.print_exc()
         cause = " ".join(str(error).split()) or type(error).__name__
         is_environment = type(error).__name__ == "EngineError"  # of nightshift, of which nothing is loaded up here
-        send({"event": "error", "cause": cause, "is_machinery": is_environment})
+        send({"event": "error", "cause": cause, "is_infrastructure": is_environment})
         return 1
     return 0
 
