@@ -162,7 +162,7 @@ def test_every_view_prints_the_row(seen: Seen) -> None:
             assert plain(runs[row.number]).items() >= plain(row).items()
             assert f"\n| {clean(str(runs[row.number]))}\n" in prompt
         line = one_line(row)
-        assert line.startswith(f"  {row.number:04d} {'crash (training)' if row.verdict == 'crash' else row.status}")
+        assert line.startswith(f"  {row.number:04d} {'crash (config)' if row.verdict == 'crash' else row.status}")
         assert f" {row.effect or ''}" in line
 
 
@@ -245,7 +245,7 @@ def test_experiments_are_counted_one_way(seen: Seen) -> None:
     for verdict, number in counts.verdict.items():
         assert f'data-group="{verdict}" aria-pressed="false">{verdict} <small>{number}</small>' in seen.page
         assert seen.page.count(f'data-group="{verdict}" data-now') == number
-    assert "<span>crash</span><small>training</small>" in seen.page
+    assert "<span>crash</span><small>config</small>" in seen.page
 
 
 # One answer to what the incumbent is: after a git command of the user's, in a real checkout

@@ -285,7 +285,7 @@ def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
 def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, run_dir: Path) -> None:
     log = run_dir / "orchestrator.log"
     training = train(start("rollout_fails"), 2, lambda reading: b"Fatal error" in log.read_bytes())
-    assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, Failure.UNKNOWN)
+    assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, None)
 
 
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
@@ -297,7 +297,7 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
         clock.now += 20.0
 
     training = session.train(math.inf, tick)
-    assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, Failure.UNKNOWN)
+    assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
     assert training.training_seconds == read_steps(run_dir / "metrics.jsonl")[-1].time
 
 
