@@ -109,7 +109,7 @@ def plan(request: Request, controller: Controller) -> list[str]:
     campaign = controller.campaign()
     record = controller.admit(campaign.compose(()) if request.baseline else config, request, campaign)
     run_dir = controller.ledger.run_dir(controller.ledger.next_number())
-    later = controller.bench.engine.machine.later_seconds(rules.startup_seconds)
+    engine = controller.bench.engine
     names = ", ".join(change.name for change in record.run.kept)
     against = f"the baseline with {names}" if names else "the baseline"
     if record.parent is None:
@@ -120,11 +120,9 @@ def plan(request: Request, controller: Controller) -> list[str]:
         *(f"change:   {line}" for line in record.diff or ("none",)),
         *(f"scaled:   {line}" for line in record.scaled),
         *(f"unused:   {key}" for key in record.unused_keys),
-        f"takes:    at most {lasted(rules.deadline_seconds + later)} a run: {lasted(rules.startup_seconds + later)} to "
+        f"takes:    at most {lasted(engine.deadline_seconds)} a run: {lasted(engine.startup_seconds)} to "
         f"start, {rules.budget_text} of training, {lasted(rules.evaluation_seconds)} to evaluate",
-        *controller.bench.engine.describe(
-            record.effective, controller.bench.next_seed(campaign), run_dir, verbose=request.verbose
-        ),
+        *engine.describe(record.effective, controller.bench.next_seed(campaign), run_dir, verbose=request.verbose),
     ]
 
 

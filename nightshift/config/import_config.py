@@ -43,6 +43,11 @@ ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
 _KEYS = {key.path: key for key in KEYS}
 _SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
 _NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
+# Upstream's pull requests 3418 of 27 August and 3586 of 18 September 2026.
+_NEW_LOSS = (
+    'trainer.loss.type is not set: in prime-rl since 27 August 2026 that means "ipo" (since 18 September with '
+    'ipo_threshold = 0.3 and kl_tau = 0), before that "default", which is also trained here. Set it if it is "ipo"'
+)
 _TITLES = {
     "rules": "left out, fixed by rules.toml for a whole campaign:",
     "harness": "left out, set by the harness or by a flag of run.py:",
@@ -140,6 +145,8 @@ def import_config(source: bytes, name: str) -> Import:
             result.values[path] = accept(_KEYS[path], default)
             text, today = "on" if default == {} else value_text(default), default_text(_KEYS[path])
             result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {today})")
+    if not result.dialect.signs and at(tree, "trainer.loss.type") is None:
+        result.notes.append(_NEW_LOSS)
     _make_valid(result)
     parse(result.train_toml("a config"))
     return result

@@ -178,6 +178,16 @@ class Engine(ABC):
         """What machine.toml says of this machine."""
         return read_machine(self.root)
 
+    @property
+    def startup_seconds(self) -> float:
+        """How long a start may take: by the rules, or longer by machine.toml."""
+        return max(self.rules.startup_seconds, self.machine.limits.startup_seconds or 0.0)
+
+    @property
+    def deadline_seconds(self) -> float:
+        """The hard stop of a run from its start to its last score."""
+        return self.rules.deadline_seconds - self.rules.startup_seconds + self.startup_seconds
+
     @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Fetch all that experiments need and that is missing: prepare.py. Repeating it resumes.

@@ -42,10 +42,6 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: dict[str, str] = {}
     limits: Limits = Limits()
 
-    def later_seconds(self, startup_seconds: float) -> float:
-        """Return how much longer a start may take than `startup_seconds`, which the rules allow."""
-        return max(0.0, (self.limits.startup_seconds or 0.0) - startup_seconds)
-
     @property
     def text(self) -> str:
         """Everything that the file sets, in one line for records and doctor; "" without a file."""

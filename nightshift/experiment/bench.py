@@ -75,8 +75,7 @@ class Bench:
             rules_hash=self.rules_hash,
             settings=dict(settings),
             seed=seed,
-            deadline_seconds=self.rules.deadline_seconds
-            + self.engine.machine.later_seconds(self.rules.startup_seconds),
+            deadline_seconds=self.engine.deadline_seconds,
             token=secrets.token_hex(16),
             hardware=hardware or None,
             gpus=self.request.gpus,
@@ -103,12 +102,12 @@ def open_bench(
         with suppress(UsageError):  # no budget: the record lies where agents can write
             in_its_budget = rules.with_budget(first.budget_seconds or 0.0)
             rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
-    least = math.ceil((rules.deadline_seconds + LATE_SECONDS) / 60.0)
+    flags = request.keep_all, request.prime_rl
+    engine, rules_hash = open_engine(rules, root, environ, request.gpus, *flags), rules.hash(root)
+    least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
     if cluster is not None and cluster.time_minutes < least:
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
         raise UsageError(cause, f"Write {least} or more.")
-    flags = request.keep_all, request.prime_rl
-    engine, rules_hash = open_engine(rules, root, environ, request.gpus, *flags), rules.hash(root)
     if first is not None and first.branch != here and first.rules_hash != rules_hash:
         first = baseline_of(records, continued(repo, records, rules_hash))
     num_before = num_slots_of(first.hardware) if first else None

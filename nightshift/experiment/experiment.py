@@ -184,7 +184,7 @@ class Controller:
         record, rules = self.admit(config, request, campaign), self.bench.rules
         self.bench.require_ready()
         record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
-        limits = f"{rules.budget_text} for training, at most {lasted(rules.deadline_seconds)} in all"
+        limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in all"
         self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
             parent = campaign.parent and self.ledger.stored_config(campaign.parent)

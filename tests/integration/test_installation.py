@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.train_toml import load, parse, set_values
 from nightshift.engines.base import Check
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import install as checks
@@ -379,12 +380,17 @@ def test_caches_are_warm_for_one_kind_of_gpus_and_cold_ones_refuse_no_run(instal
     [cold] = warnings(GPU, GPU)
     assert f"the compile caches are cold for {GPU.name}: the first start takes longer. Run: uv run" in str(cold)
     assert cold.ok
-    installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL).parent.mkdir(parents=True)
-    installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL).write_text("")
+    shipped = load(ROOT / "train.toml")
+    mark = installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL, shipped)
+    mark.parent.mkdir(parents=True)
+    mark.write_text("")
     assert warnings(GPU, GPU) == warnings() == []
     assert warnings(GPU, replace(GPU, name="NVIDIA L4"))
     assert warnings(replace(GPU, driver="580.1"), GPU)
-    assert not installation.warm_mark((GPU, GPU), replace(GSM8K_PRIME_RL, model="their/model")).exists()
+    assert not installation.warm_mark((GPU, GPU), replace(GSM8K_PRIME_RL, model="their/model"), shipped).exists()
+    for key, value, is_warm in (("trainer.optim.lr", 1e-5, True), ("inference.vllm.enforce_eager", True, False)):
+        config = parse(set_values(shipped.source, {key: value}))
+        assert installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL, config).exists() is is_warm
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):

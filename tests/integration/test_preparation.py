@@ -91,7 +91,7 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain_and_downl
 
     prepared.prepare()
     assert prepared.opened == ["warm-up"]
-    mark = prepared.installation.warm_mark(PAIR, RULES)
+    mark = prepared.installation.warm_mark(PAIR, RULES, CONFIG)
     assert "weights of step" in mark.read_text()
     for name in ("prepare_model", "prepare_data"):
         monkeypatch.setattr(prime_rl, name, refuse)
@@ -121,7 +121,7 @@ def test_a_failed_rehearsal_leaves_the_caches_cold_and_its_logs(prepared, fault,
     with pytest.raises(EngineError, match=said) as caught:
         prepared.prepare(smoke=smoke)
     assert caught.value.fix.endswith(f"Read the logs in {prepared.installation.state_dir / 'runs'}/{folder}.")
-    assert not prepared.installation.warm_mark(PAIR, RULES).exists()
+    assert not prepared.installation.warm_mark(PAIR, RULES, CONFIG).exists()
     assert list((prepared.installation.state_dir / "runs").glob(f"{folder}/inference.log"))
     if fault.endswith("_out_of_memory"):
         program = {"trainer": "trainer", "server": "inference"}[fault.partition("_")[0]]

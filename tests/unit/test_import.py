@@ -149,6 +149,14 @@ def test_values_that_mean_something_else_are_not_copied_and_are_said() -> None:
     assert "trainer.scheduler.warmup_steps = 5 has no effect" in "\n".join(alone.report())
 
 
+def test_a_config_without_a_loss_is_told_that_its_default_has_changed() -> None:
+    told = 'since 27 August 2026 that means "ipo"'
+    plain = b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n"
+    assert told in "\n".join(import_config(plain, "x").report())
+    for source in (plain + b"[trainer.loss]\ntype = 'ipo'\n", AUTORESEARCH):  # that dialect has its own default
+        assert told not in "\n".join(import_config(source, "x").report())
+
+
 def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
     with pytest.raises(TrainTomlError) as caught:
         parse(AUTORESEARCH)

@@ -47,8 +47,10 @@ def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path,
         expected = {"CC": "/usr/bin/gcc-12", "NCCL_P2P_DISABLE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
         assert command.env == {**before.env, **expected}, command.name
     assert (engine._timing.startup_seconds, engine._timing.hang_seconds) == (700.0, 900.0)
-    assert engine.machine.later_seconds(300.0) == 400.0
-    assert engine.machine.later_seconds(1200.0) == 0.0, "a longer limit stays"
+    assert engine.startup_seconds == 700.0
+    assert engine.deadline_seconds == rules.deadline_seconds - rules.startup_seconds + 700.0
+    engine.rules = replace(rules, startup_seconds=1200.0)
+    assert engine.startup_seconds == 1200.0, "a longer limit stays"
 
 
 def test_the_trainer_of_trl_gets_them_too(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,7 @@ class PrimeRlEngine(Engine):
         self.installation = installation or Installation.find(Pins.read(root / "pyproject.toml"), environ)
         self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, 2)
-        later_seconds = self.machine.later_seconds(rules.startup_seconds)
-        self._timing, self._reader = timing or Timing(rules.startup_seconds + later_seconds), reader
+        self._timing, self._reader = timing or Timing(self.startup_seconds), reader
         if self.machine.limits.no_step_seconds is not None:
             self._timing = replace(self._timing, hang_seconds=self.machine.limits.no_step_seconds)
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
@@ -102,7 +101,7 @@ class PrimeRlEngine(Engine):
         for warning in gpu_warnings(gpus, MIN_DRIVER):
             note(f"warning: {warning}")
         install(installation, self._environ, note, has_gpus=bool(gpus))
-        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus, rules)
+        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus, rules, config)
         if flags.smoke is not None:
             tiny = smoke_rules(self.root, rules, flags.smoke)
             rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)

@@ -201,8 +201,7 @@ class TrlEngine(Engine):
         if self._cuda:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self._gpu().index)}
         environment = python_environment(self._environ, self.machine.environment | variables)
-        seconds = self.rules.startup_seconds + self.machine.later_seconds(self.rules.startup_seconds)
-        return TrlSession(self._trainer, run_dir, environment, deadline, seconds, self.gpu_ids())
+        return TrlSession(self._trainer, run_dir, environment, deadline, self.startup_seconds, self.gpu_ids())
 
     def _gpu(self) -> Gpu:
         """Return the GPU that trains. EngineError if there is none."""
