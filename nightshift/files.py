@@ -21,7 +21,7 @@ import psutil
 from nightshift.errors import EngineError, UsageError
 
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read whole: a sparse file of a terabyte costs its writer nothing
-VERSION: Literal[3] = 3  # of each Document
+VERSION: Literal[4] = 4  # of each Document
 _NAME = re.compile(r"\.(.+?)\.(\d{1,9})\.[0-9a-f]{16}\.tmp")
 _NESTED = "it is nested too deeply"
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     and differences of scores are fractions, seconds are wall-clock time, and null is "not measured".
     """
 
-    version: Literal[3] = VERSION
+    version: Literal[4] = VERSION
 
 
 def temporary_beside(path: Path) -> Path:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from nightshift.config.scope import LABEL, require_open, scope_of
+from nightshift.config.scope import LABEL, require_valid, scope_of
 from nightshift.errors import UsageError
 from nightshift.files import read_file
 from nightshift.text import clean
@@ -42,7 +42,7 @@ def read_direction(root: Path, given: str | None = None, only: str | None = None
     if len(direction) > MAX_CHARACTERS:
         cause = f"the direction of {source} has {len(direction):,} characters, more than {MAX_CHARACTERS:,}"
         raise UsageError(cause, "Shorten it.")
-    require_open(scope_of(direction))
+    require_valid(direction)
     return direction
 
 

@@ -173,13 +173,13 @@ class Repo:
         since, tip = head.commit, self._commit_on(head.branch)
         if since is None or since == tip:
             return []
-        options = ("--parents", "--first-parent", "--reverse", "--format=%s")
-        lines = self._git("rev-list", *options, f"{since}..{tip}").split("\n")[:-1]
-        commits = [line.removeprefix("commit ").split() for line in lines[::2]]
-        if not commits or commits[0][1:2] != [since]:
+        options = ("--first-parent", "--reverse", "--format=%H%x09%P%x09%s")  # a subject may be empty
+        lines = self._git("rev-list", *options, f"{since}..{tip}").split("\n")
+        commits = [line.split("\t", 2) for line in lines if "\t" in line]
+        if not commits or commits[0][1].split()[:1] != [since]:
             return []
         history, before = list[ConfigCommit](), self.config_at(since) or b""
-        for (id, *_), subject in zip(commits, lines[1::2], strict=True):
+        for id, _, subject in commits:
             after = self.config_at(id) or b""
             if after != before:
                 history.append(ConfigCommit(id, subject, before, after))

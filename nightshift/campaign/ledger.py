@@ -169,6 +169,12 @@ class Ledger:
         self.require_in_place()
         self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), **facts)
 
+    def made_commits(self, number: int) -> dict[str, str]:
+        """Return the ids that git gave to the commits of an experiment, by decision, from the journal."""
+        file = (self.run_dir(number) / RECORD_NAME).relative_to(self.runs_dir).as_posix()
+        lines = [line for line in self.journal.lines() if line.event == "committed" and line.file == file]
+        return lines[-1].commits if lines else {}
+
     def close(self, record: Record) -> None:
         """Write the final record and row, when no run of it is left. EngineError if the disk refuses."""
         self.write(record)

@@ -306,7 +306,7 @@ def doctor(
     else:
         with reporting("looking at what experiments need"):
             rules = rules_here(root, given.engine_meant, num_gpus(os.environ))
-            found = checks(root, rules, dict(os.environ), given)
+            found = run.checkout_checks(root) + checks(root, rules, dict(os.environ), given)
             found += [check_agent(agent, sandbox, root, dict(os.environ), agent_env, agent_sees)] if agent else []
         report = Doctor.of(found, rules)
     print_found(report, filter(None, [node, report.table(given.engine_meant)]), as_json)

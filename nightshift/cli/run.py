@@ -22,8 +22,8 @@ from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import load, parse
-from nightshift.engines.base import PrepareFlags, on_cards, open_engine, used_keys
-from nightshift.errors import ExitCode, Interrupted, UsageError
+from nightshift.engines.base import ALL, Check, PrepareFlags, on_cards, open_engine, used_keys
+from nightshift.errors import ExitCode, Interrupted, NightshiftError, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.experiment.branch import checked_head, next_start
 from nightshift.experiment.branch import plan as plan_start
@@ -36,6 +36,21 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
+
+
+def checkout_checks(root: Path) -> list[Check]:
+    """Check what `run` refuses of the checkout itself: the state of git, and the direction."""
+    looks: dict[str, Callable[[], object]] = {
+        "git": lambda: checked_head(Repo(root)),
+        "direction": lambda: read_direction(root),
+    }
+    found = []
+    for name, look in looks.items():
+        try:
+            look()
+        except NightshiftError as error:
+            found.append(Check(ALL, name, error))
+    return found
 
 
 def run(root: Path, request: Request) -> int:

@@ -3,6 +3,7 @@
 A direction has a scope if its first line is `Only: trainer.scheduler, trainer.optim.lr`, or if --only names it.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 from nightshift.config.allowlist import ANY, find_key, is_inner, suggest, value_text
@@ -10,21 +11,25 @@ from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError, listed
 
 LABEL = "Only"
+# Also as a list item, bold, or with the colon of East Asian keyboards.
+_LINE = re.compile(rf"[\s>*`_-]*{LABEL}[*`_]*\s*[:\uff1a][*`_]*(.*)", re.IGNORECASE)
 _SCHEDULE = "trainer.scheduler.type"
 _LENGTHS = ("max_steps", "trainer.scheduler.warmup_steps", "trainer.scheduler.decay_steps")  # follow from the schedule
 
 
 def scope_of(direction: str) -> tuple[str, ...]:
     """Return the keys and tables in the first line of a direction; empty: every key may change."""
-    label, colon, names = direction.partition("\n")[0].partition(":")
-    if not colon or label.strip().lower() != LABEL.lower():
-        return ()
-    return tuple(filter(None, (name.strip(" `.") for name in names.split(","))))
+    line = _LINE.fullmatch(direction.partition("\n")[0])
+    return tuple(filter(None, (name.strip(" `*.") for name in line[1].split(",")))) if line else ()
 
 
-def require_open(scope: Iterable[str]) -> None:
-    """Raise UsageError for a name that is neither an open key nor a table of open keys."""
-    for name in scope:
+def require_valid(direction: str) -> None:
+    """Raise UsageError for a scope without names, and for a name that is neither an open key nor a table of them."""
+    if _LINE.fullmatch(direction.partition("\n")[0]) and not scope_of(direction):
+        raise UsageError(
+            f"{LABEL}: names no key", f"Write them in the same line: {LABEL}: trainer.optim.lr, max_steps."
+        )
+    for name in scope_of(direction):
         if ANY in name or (find_key(name) is None and not is_inner(name)):
             keys = suggest(tuple(name.split(".")))
             fix = f"Did you mean {' or '.join(keys)}?" if keys else "uv run run.py --keys lists the keys and tables."

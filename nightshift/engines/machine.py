@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from nightshift.errors import UsageError, listed
-from nightshift.files import read_file
+from nightshift.files import parse_toml, read_file
 
 MACHINE_NAME = "machine.toml"
 _MAX_BYTES = 1 << 16
@@ -53,7 +53,7 @@ def read_machine(root: Path) -> Machine:
     """Read machine.toml of the checkout at `root`, which need not exist. UsageError for anything else in the file."""
     path = root / MACHINE_NAME
     try:
-        machine = msgspec.toml.decode(read_file(path, _MAX_BYTES), type=Machine)
+        machine = msgspec.convert(parse_toml(read_file(path, _MAX_BYTES)), Machine)
     except FileNotFoundError:
         return Machine()
     except (OSError, ValueError) as error:
@@ -62,4 +62,6 @@ def read_machine(root: Path) -> Machine:
     if others := [name for name in machine.environment if not _NAMES.fullmatch(name)]:
         fix = "Delete it. docs/gpus.md lists the variables of compilers, cards and their libraries that may be set."
         raise UsageError(f"{MACHINE_NAME}: [environment] may not set {listed(others)}", fix)
+    if unprintable := [name for name, value in machine.environment.items() if not value.isprintable()]:
+        raise UsageError(f"{MACHINE_NAME}: {listed(unprintable)} contains a control character", "Write plain text.")
     return machine

@@ -128,6 +128,7 @@ class Controller:
             keys = change_keys(before, candidate)
             run = Run(kept=campaign.kept, new=campaign.known(keys) if keys else None)
             if request.again and run.new and (run.new.experiment or run.new.commit):
+                require_within(request.only, keys, candidate)
                 run, before = Run(kept=run.changes), candidate  # the same changes, none of them new
         differences = diff(before, candidate)
         changes = tuple(change.line for change in differences)

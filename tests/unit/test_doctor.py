@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.cli.run import checkout_checks
 from nightshift.engines.base import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, Doctor, checks
 from nightshift.engines.prime_rl.install import Installation, Pins, guesses
 from tests.checkouts import linked_checkout
+from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.unit.test_gpus import Card, StandInNvml
 
@@ -99,6 +101,14 @@ def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
     assert names(found, ALL, ok=False) == ["train.toml"]
     assert not Doctor.of(found, ARITHMETIC_TRL).is_ready
     assert "train.toml:1" in Doctor.of(found, ARITHMETIC_TRL).table()
+
+
+def test_an_unfinished_merge_and_a_wrong_direction_are_problems_of_a_checkout(checkout: Path) -> None:
+    assert checkout_checks(checkout) == []
+    (checkout / ".git" / "MERGE_HEAD").write_text(git(checkout, "rev-parse", "HEAD"))
+    (checkout / "program.md").write_text("## Direction\nOnly: trainer.optim.lrr\n")
+    found = checkout_checks(checkout)
+    assert [(check.name, check.ok) for check in found] == [("git", False), ("direction", False)]
 
 
 @pytest.mark.slow

@@ -376,6 +376,38 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
     assert list(controller.ledger.runs_dir.glob("*/weights")) == []
 
 
+def test_commits_that_the_journal_names_are_not_made_again_after_a_kill_and_a_reset(controller, monkeypatch):
+    baseline(controller, POOR, then=GOOD)
+
+    def killed(ledger: Ledger, record: Record) -> None:  # the first step after the journal's line
+        if record.number == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, "keep_model", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(controller)
+    git(controller.bench.root, "reset", "--hard", "--quiet", "HEAD~1")
+    before = git(controller.bench.root, "rev-parse", "HEAD")
+    finish.resume(controller.ledger, controller.repo, lambda line: None)
+    assert git(controller.bench.root, "rev-parse", "HEAD") == before
+    assert [*controller.ledger.read(2).commits] == ["keep 0002"]
+
+
+def test_a_commit_of_the_users_may_have_an_empty_message(controller: Controller) -> None:
+    baseline(controller, POOR, then=BAD)
+    for decay in (0.05, 0.06):
+        (controller.bench.root / "train.toml").write_bytes(
+            set_values(controller.repo.config_at("HEAD"), {DECAY: decay})
+        )
+        git(controller.bench.root, "commit", "--quiet", "--allow-empty-message", "-m", "", "--", "train.toml")
+    tried(controller, BAD)
+    assert [decision.change.keys for decision in controller.ledger.read(2).user_decisions] == [
+        {DECAY: "0.05"},
+        {DECAY: "0.06"},
+    ]
+
+
 @pytest.mark.slow
 def test_a_baseline_that_is_moved_away_while_an_experiment_runs_makes_that_one_the_baseline(
     controller: Controller,

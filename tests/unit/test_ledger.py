@@ -169,7 +169,7 @@ def test_runs_of_another_version_are_refused_in_one_line_that_names_where_to_mov
         record = json.loads(path.read_text())
         del record["proposal"], record["decision_rules"]
         path.write_text(json.dumps(record | {"version": version, "description": "as 0.2 wrote it"}))
-    cause = f"runs/0001/record.json has version {version}; this Nightshift reads 3"
+    cause = f"runs/0001/record.json has version {version}; this Nightshift reads 4"
     for read in (Ledger(ledger.tsv_path.parent).records, Ledger(ledger.tsv_path.parent).readable):
         with pytest.raises(EngineError) as refused:
             read()

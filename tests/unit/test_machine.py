@@ -46,7 +46,8 @@ def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path,
     for before, command in zip(plain.commands, launch.commands, strict=True):
         expected = {"CC": "/usr/bin/gcc-12", "NCCL_P2P_DISABLE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
         assert command.env == {**before.env, **expected}, command.name
-    assert (engine._timing.startup_seconds, engine._timing.hang_seconds) == (700.0, 900.0)
+    limits = engine._timing.startup_seconds, engine._timing.hang_seconds, engine._timing.still_seconds
+    assert limits == (700.0, 900.0, 900.0)
     assert engine.startup_seconds == 700.0
     assert engine.deadline_seconds == rules.deadline_seconds - rules.startup_seconds + 700.0
     engine.rules = replace(rules, startup_seconds=1200.0)
@@ -81,6 +82,9 @@ def test_the_trainer_of_trl_gets_them_too(root: Path, tmp_path: Path, monkeypatc
         ("[limits]\nstartup_second = 5", "unknown field `startup_second`"),
         ("[limits]\nno_step_seconds = nan", r"machine.toml: .*no_step_seconds"),
         ("[limits", "machine.toml: "),
+        ('[environment]\nCC = "gcc\\nready: yes"', r"machine.toml: CC contains a control character"),
+        ('[environment]\nCC = "gcc\\u0000"', r"machine.toml: CC contains a control character"),
+        ("environment = " + 3000 * "[", "machine.toml: "),
     ],
 )
 def test_anything_else_is_refused_in_one_line_before_anything_starts(root: Path, text: str, cause: str) -> None:

@@ -12,7 +12,7 @@ from nightshift.agents.base import Answer, Context, Proposer, Proposing
 from nightshift.agents.search import SearchProposer
 from nightshift.campaign.records import Proposal, Record, Request
 from nightshift.config.allowlist import find_key
-from nightshift.config.scope import is_within, require_within
+from nightshift.config.scope import is_within, require_valid, require_within, scope_of
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import UsageError
 from nightshift.experiment.experiment import Controller
@@ -124,6 +124,29 @@ def test_run_py_rejects_a_change_outside_the_directions_scope(controller: Contro
         controller.run(Request(only=("trainer.scheduler",)))
     record = controller.run(Request(only=("trainer.scheduler", LR)))
     assert record.run.new.keys == {LR: "3e-6"}
+    write(controller, "9e-6")
+    assert controller.run(Request(only=(LR,))).status == "discard"
+    write(controller, "9e-6")
+    with pytest.raises(UsageError, match=rf"direction: {LR} may not change"):
+        controller.run(Request(only=("trainer.scheduler",), again=True))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Only: trainer.optim.lr, max_steps", "**Only:** `trainer.optim.lr`, `max_steps`",
+     "- only: trainer.optim.lr,max_steps",
+     "`Only: trainer.optim.lr, max_steps`", "Only\uff1atrainer.optim.lr, max_steps."],
+)  # fmt: skip
+def test_a_line_of_markdown_is_a_scope_too(line: str) -> None:
+    assert scope_of(f"{line}\nBe careful.") == (LR, "max_steps")
+    require_valid(f"{line}\nBe careful.")
+
+
+@pytest.mark.parametrize("line", ["Only:", "Only: ,", "**Only:**"])
+def test_a_scope_without_names_is_refused(line: str) -> None:
+    with pytest.raises(UsageError, match="Only: names no key"):
+        require_valid(f"{line}\n- {LR}")
+    require_valid("Only small steps: lr first")
 
 
 def test_a_scope_contains_what_follows_from_its_keys() -> None:

@@ -75,7 +75,9 @@ class PrimeRlEngine(Engine):
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, 2)
         self._timing, self._reader = timing or Timing(self.startup_seconds), reader
         if self.machine.limits.no_step_seconds is not None:
-            self._timing = replace(self._timing, hang_seconds=self.machine.limits.no_step_seconds)
+            seconds = self.machine.limits.no_step_seconds
+            still_seconds = max(self._timing.still_seconds, seconds)
+            self._timing = replace(self._timing, hang_seconds=seconds, still_seconds=still_seconds)
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:

@@ -109,13 +109,14 @@ class TrlSession(Session):
         )
         self._pipes, self._resources = Pipes(self._group, self._trainer), ExitStack()
         nvml = self._resources.enter_context(nvml_session()) if gpu_ids else None
-        self._standstill = Standstill(lambda: [self._trainer.pid], gpu_ids, nvml)
+        self._standstill: Standstill | None = None  # a start has its own limit: slow disks use no CPU time
         self._show: Callable[[str], None] = lambda note: None  # in the live line
         try:
             self._ask("start", Ready)
         except BaseException:
             self.close()
             raise
+        self._standstill = Standstill(lambda: [self._trainer.pid], gpu_ids, nvml)
         self._deadline = deadline
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
@@ -192,7 +193,7 @@ class TrlSession(Session):
             except TimeoutError:
                 if now + LOOK_SECONDS >= self._deadline:
                     raise
-                if note := self._standstill.look(self._num_steps):
+                if self._standstill and (note := self._standstill.look(self._num_steps)):
                     self._show(note)
 
     def _ask(self, command: str, kind: type[E], see: Callable[[Event], None] = lambda event: None, **fields: Any) -> E:
