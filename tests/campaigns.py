@@ -222,6 +222,7 @@ def context_after(ledger: Ledger, **changes: object) -> Context:
 
 COMPARISON = Comparison(
     plan=Plan(
+        number=1,
         branch=BRANCH,
         rules_hash="abc123",
         split="test",
@@ -229,7 +230,6 @@ COMPARISON = Comparison(
         names={"baseline": "experiment 0001", "incumbent": "experiment 0005"},
         num_seeds=3,
         first_seed_index=100_000,
-        access=1,
     ),
     created="2026-11-21T08:00:00+00:00",
     environments=("arithmetic",),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.campaign.journal import append
+from nightshift.campaign.ledger import append
 from nightshift.campaign.records import NOTHING, Cost, Record
 from nightshift.files import read_rows
 

@@ -229,14 +229,13 @@ class Repo:
         """Return whether a file that git tracks has changes that are not committed."""
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
-    def create_branch(self, name: str) -> bool:
-        """Create a branch at HEAD and check it out; no file changes. Return False if it exists by now."""
+    def create_branch(self, name: str) -> None:
+        """Create a branch at HEAD and check it out; no file changes. UsageError with git's words if that fails."""
         result = self._run("-c", "branch.autoSetupMerge=false", "checkout", "-b", name)
-        if result.returncode != 0 and name not in self.branches():
+        if result.returncode != 0:
             cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
             fix = "Make .git writable, or choose another name: --branch NAME."
             raise UsageError(f"git cannot create {name}: {cause}", fix)
-        return result.returncode == 0
 
     def switch(self, branch: str) -> None:
         """Check out a branch. UsageError with git's words if files that are not committed are in the way."""

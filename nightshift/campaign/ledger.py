@@ -1,5 +1,6 @@
 """`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one controller of a checkout. The
-kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller."""
+kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller.
+`runs/journal.jsonl`: an append-only log of events. A line names a file below runs/ and none of its content."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import psutil
@@ -22,7 +23,6 @@ from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
 from nightshift.campaign.git import CONFIG_NAME
-from nightshift.campaign.journal import Event, Journal
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import CERTIFY_NAME, COMPARISON_NAME, Comparison, Progress, Record
 from nightshift.campaign.results import results_tsv
@@ -34,6 +34,7 @@ from nightshift.files import (
     open_regular,
     read_file,
     read_json,
+    read_rows,
     sweep_folder,
     sync_folder,
     whole_folder,
@@ -44,7 +45,7 @@ from nightshift.text import clean, local
 
 STARTED = "started"
 RECORD_NAME = "record.json"
-HOLDER_NAME, LOCK_NAME = ".controller", ".lock"
+HOLDER_NAME, LOCK_NAME, JOURNAL_NAME = ".controller", ".lock", "journal.jsonl"
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 _PATIENCE_SECONDS = 1.0  # `is_running` takes the lock for an instant, for example in `nightshift status`
 _MAX_COMMAND = 200  # characters that are shown
@@ -53,6 +54,28 @@ FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 
 _held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
 
+Event = Literal["begun", "submitted", "access", "decided", "committed", "direction"]
+
+
+class Access(msgspec.Struct, frozen=True):
+    """The permission of one job to read the test split. All jobs of one certificate have one `number`."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+    branch: str
+    rules_hash: str
+    token: str
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of the journal. `event`: an `Event`; `file`: a path below runs/; `commits`: the ids that git gave, by
+    decision."""
+
+    time: str  # ISO 8601, UTC
+    event: str
+    file: str
+    access: Access | None = None  # of the event `access`
+    commits: dict[str, str] = {}  # of the event `committed`
+
 
 class Ledger:
     """The records of one checkout. Takes paths; never reads git. Only the controller writes."""
@@ -60,7 +83,6 @@ class Ledger:
     def __init__(self, root: Path) -> None:
         """`root` is the checkout. Nothing is created before a write."""
         self.root, self.runs_dir, self.tsv_path = root, root / "runs", root / "results.tsv"
-        self.journal = Journal(self.runs_dir)
         # Records that were reserved here, or read after they were closed: they do not change under this process.
         self._known: dict[int, Record] = {}
 
@@ -167,7 +189,16 @@ class Ledger:
     def log(self, event: Event, path: Path, **facts: Any) -> None:
         """Add an event about a file in runs/ to the journal. EngineError if the disk refuses. `facts`: of Line."""
         self.require_in_place()
-        self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), **facts)
+        time, file = datetime.now(UTC).isoformat(timespec="seconds"), path.relative_to(self.runs_dir).as_posix()
+        append(self.runs_dir / JOURNAL_NAME, Line(time=time, event=event, file=file, **facts))
+
+    def journal(self) -> list[Line]:
+        """Return the lines of the journal that can be read."""
+        return read_rows(self.runs_dir / JOURNAL_NAME, Line)
+
+    def accesses(self) -> list[Access]:
+        """Return the uses of the test split in order, one for each job."""
+        return [line.access for line in self.journal() if line.access]
 
     def close(self, record: Record) -> None:
         """Write the final record and row, when no run of it is left. EngineError if the disk refuses."""
@@ -264,6 +295,19 @@ class Ledger:
 
 class _Version(msgspec.Struct):
     version: int
+
+
+def append(path: Path, value: msgspec.Struct) -> None:
+    """Add a line to a file of JSON lines, and sync it to the disk. EngineError if the disk refuses."""
+    try:
+        with open_regular(path, "a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a kill cut
+            file.write(msgspec.json.encode(value) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, path) from None
 
 
 def read_progress(run_dir: Path) -> Progress | None:

@@ -609,6 +609,7 @@ class Job:
 class Plan(Struct, frozen=True, kw_only=True):
     """What a comparison measures: `plan.json`."""
 
+    number: int  # of its folder, and of its use of the test split
     branch: str
     rules_hash: str
     split: Literal["test", "validation"]
@@ -616,7 +617,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     names: dict[str, str]  # by side: `experiment 0004`, or a commit
     num_seeds: int
     first_seed_index: int
-    access: int | None = None  # number of the use of the test split, counted over the checkout
     environments: tuple[str, ...] = ()  # with the next two: options of `nightshift certify`
     budget_seconds: float | None = None
     revisions: dict[str, str] = {}
@@ -630,7 +630,6 @@ class FreshRun(Struct, frozen=True):
     seed: int
     result: Result
     proof: str | None = None  # what the engine proves of the weights that were scored
-    num_starts: int = 1  # of this side and seed
 
     @property
     def score(self) -> float | None:

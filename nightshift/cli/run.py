@@ -25,8 +25,8 @@ from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import PrepareFlags, on_cards, open_engine, used_keys
 from nightshift.errors import ExitCode, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
-from nightshift.experiment.branch import checked_head, next_start
-from nightshift.experiment.branch import plan as plan_start
+from nightshift.experiment.checkout import checked_head, next_start
+from nightshift.experiment.checkout import plan as plan_start
 from nightshift.files import read_file
 from nightshift.waiting import lasted
 

@@ -23,7 +23,7 @@ from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.executors.local import LocalExecutor, Slot, divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
-from nightshift.experiment.branch import continued
+from nightshift.experiment.checkout import continued
 
 
 @dataclass(frozen=True, slots=True)

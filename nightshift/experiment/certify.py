@@ -22,8 +22,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.journal import Access
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.ledger import Access, Ledger
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import (
     CERTIFY_NAME,
@@ -53,9 +52,9 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError,
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.bench import Bench
+from nightshift.experiment.checkout import IntegrityError, changed_files, require_unchanged
 from nightshift.experiment.estimate import Scores, estimate, level_of_access, p_value, verdicts
 from nightshift.experiment.experiment import Controller
-from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
 from nightshift.files import Document, read_json, remove_tree, write_json
 
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
@@ -74,7 +73,6 @@ class Task(NamedTuple):
     controller: Controller
     first: Record | None  # the campaign's first experiment
     plan: Plan
-    number: int
     effective: Mapping[str, Effective]  # by side
 
     @property
@@ -83,7 +81,7 @@ class Task(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return self.controller.ledger.runs_dir / CERTIFY_NAME / f"{self.number:04d}"
+        return folder_of(self.controller.ledger, self.plan.number)
 
     def runs(self) -> list[_Run]:
         """Return each run in its order. A crashed run is repeated once, at the end and with another seed."""
@@ -117,12 +115,12 @@ class Task(NamedTuple):
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
-            f"number:   {self.number:04d}; after an interruption: uv run nightshift certify --resume {self.number:04d}",
+            f"number:   {plan.number:04d}; after an interruption: uv run nightshift certify --resume {plan.number:04d}",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
             f"runs:     {plan.num_seeds} new seeds each, {num_examples} examples of the {plan.split} split",
             f"time:     at least {self.num_waves() * rules.budget_seconds / 60:.0f} min{at_once}{done}",
         ]
-        if access := _access_of_campaign(self.controller.ledger, plan):
+        if access := _access(self.controller.ledger, plan):
             level = f"better or worse is said at level {level_of_access(access):.3g}"
             lines.append(f"access:   {access} to the test split by this campaign; {level}")
         return lines
@@ -161,6 +159,7 @@ def tasks(
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
     begun = {number: plan for number, plan in plans.items() if plan is not None}
+    taken = max([*plans, *_uses(ledger)], default=0)
     if resume is not None:
         if is_new or num_seeds or environments or revisions or budget_seconds is not None:
             raise UsageError("--resume has the options with which the comparison began", "Leave the others out.")
@@ -171,10 +170,11 @@ def tasks(
     first, configs, names = _contenders(controller, revisions)
     is_elsewhere = bool(environments) or budget_seconds is not None
     wanted = dict.fromkeys(environments or ["+".join(controller.bench.rules.environment_names)])
-    free_numbers, planned = itertools.count(max(plans, default=0) + 1), list[Task]()
+    planned = list[Task]()
     for name in wanted:
         here = _elsewhere(controller, name, budget_seconds) if is_elsewhere else controller
         plan = Plan(
+            number=taken + 1,
             branch=controller.repo.head().branch,
             rules_hash=here.bench.rules_hash,
             split="validation" if is_elsewhere else "test",
@@ -182,17 +182,17 @@ def tasks(
             names=names,
             num_seeds=num_seeds or DEFAULT_SEEDS,
             first_seed_index=FIRST_SEED_INDEX + _SEEDS_OF_PLAN * secrets.randbelow(_NUM_BLOCKS),
-            access=None if is_elsewhere else max(_uses(ledger), default=0) + 1,
             environments=tuple(environments),
             budget_seconds=budget_seconds,
             revisions=revisions,
             night=night,
         )
-        if number := _same(ledger, begun, plan, resume, is_new):
-            plan = begun[number]
+        if old := _same(ledger, begun, plan, resume, is_new):
+            plan = old
             if num_seeds not in (None, plan.num_seeds):
-                cause = f"comparison {number:04d} with these arguments has {plan.num_seeds} seeds"
+                cause = f"comparison {plan.number:04d} with these arguments has {plan.num_seeds} seeds"
                 raise UsageError(cause, "Leave --seeds out.")
+        taken = max(taken, plan.number)
         effective = dict[str, Effective]()
         try:
             for side, config in configs.items():
@@ -200,33 +200,31 @@ def tasks(
         except ConfigError as error:
             cause = f"{plan.names[side]} is invalid under {here.bench.rules.name}: {error.cause}"
             raise UsageError(cause, error.fix) from None
-        planned.append(Task(here, first, plan, number or next(free_numbers), effective))
-    if resume is not None and resume not in [task.number for task in planned]:
+        planned.append(Task(here, first, plan, effective))
+    if resume is not None and resume not in [task.plan.number for task in planned]:
         cause = "its branch, its rules or a config changed, or the test split was used again since"
         fix = "Begin another: uv run nightshift certify --new"
         raise UsageError(f"comparison {resume:04d} cannot be resumed: {cause}", fix)
     return planned
 
 
-def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None, is_new: bool) -> int | None:
-    """Return the number of the begun comparison of this question to resume or to show again; None to begin another. On
-    the validation split a finished comparison is shown again: nobody repeats it until it looks better."""
-    is_wanted, last = bool(plan.night) or resume is not None, max(_uses(ledger), default=0)
+def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None, is_new: bool) -> Plan | None:
+    """Return the begun comparison of this question to resume or to show again; None to begin another. On the validation
+    split a finished comparison is shown again: nobody repeats it until it looks better."""
+    is_wanted, is_secret = bool(plan.night) or resume is not None, plan.split == "test"
     for number in sorted(begun, key=lambda number: (number == resume, number), reverse=True):
-        old, folder = begun[number], ledger.runs_dir / CERTIFY_NAME / f"{number:04d}"
+        old = begun[number]
         if _QUESTION(old) != _QUESTION(plan) or plan.night not in ("", old.night):
             continue
-        if (folder / COMPARISON_NAME).exists():
-            if is_wanted or plan.split == "validation":
-                return number
-            continue
-        lines = [line for line in ledger.journal.lines() if line.access and line.access.number == old.access]
-        users = {Path(line.file).parent.parent.name for line in lines}
-        # A worker reads the split for a job of the last use only.
-        if old.access is None or (users <= {folder.name} and old.access == last + (not users)):
+        if (folder_of(ledger, number) / COMPARISON_NAME).exists():
+            if is_wanted or not is_secret:
+                return old
+        elif not is_secret or number >= max(
+            _uses(ledger), default=0
+        ):  # a worker reads the split for a job of the last use only
             if is_wanted or is_new:
-                return None if is_new else number
-            more = ", which uses the test split once more" if plan.split == "test" else ""
+                return None if is_new else old
+            more = ", which uses the test split once more" if is_secret else ""
             fix = f"uv run nightshift certify --resume {number:04d}; or begin another{more}: --new"
             raise UsageError(f"comparison {number:04d} with these arguments is unfinished", fix)
     return None
@@ -280,17 +278,21 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
     return replace(controller, bench=bench)
 
 
+def folder_of(ledger: Ledger, number: int) -> Path:
+    return ledger.runs_dir / CERTIFY_NAME / f"{number:04d}"
+
+
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
     """Return the campaign of each use of the test split, from journal and certificates: one may be deleted."""
     plans = [comparison.plan for comparison in ledger.comparisons()]
-    uses = {plan.access: _CAMPAIGN(plan) for plan in plans if plan.access is not None}
-    return uses | {access.number: _CAMPAIGN(access) for access in ledger.journal.accesses()}
+    uses = {plan.number: _CAMPAIGN(plan) for plan in plans if plan.split == "test"}
+    return uses | {access.number: _CAMPAIGN(access) for access in ledger.accesses()}
 
 
-def _access_of_campaign(ledger: Ledger, plan: Plan) -> int | None:
+def _access(ledger: Ledger, plan: Plan) -> int | None:
     """Return the number of a plan's use of the test split within its campaign, from 1; None if it does not use it."""
     numbers = [number for number, campaign in _uses(ledger).items() if campaign == _CAMPAIGN(plan)]
-    return None if plan.access is None else 1 + sum(number < plan.access for number in numbers)
+    return None if plan.split != "test" else 1 + sum(number < plan.number for number in numbers)
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
@@ -302,7 +304,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     sides = [*map(_evaluations, questions)]
     estimates = [_estimate(task, evaluations) for task, evaluations in zip(questions, sides, strict=True)]
     # One question on the test split, or several elsewhere that are corrected together.
-    access = _access_of_campaign(controller.ledger, questions[0].plan)
+    access = _access(controller.ledger, questions[0].plan)
     level, comparisons = level_of_access(access), list[Comparison]()
     for task, evaluations, result, verdict in zip(questions, sides, estimates, verdicts(estimates, level), strict=True):
         rules, path, parts = task.bench.rules, task.folder / COMPARISON_NAME, enumerate(evaluations[0][0].parts)
@@ -379,9 +381,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
-            access = None
-            if plan.access is not None:
-                access = Access(plan.access, plan.branch, plan.rules_hash, plan.configs, job.token)
+            access = Access(plan.number, plan.branch, plan.rules_hash, job.token) if plan.split == "test" else None
             controller.submit(folder, job, access)
         while not executor.is_over(folder):
             yield
@@ -403,9 +403,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         for path in folder.glob("*"):  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    name = job_path.relative_to(controller.ledger.runs_dir).as_posix()
-    num_starts = sum(line.file == name for line in controller.ledger.journal.lines())
-    fresh = FreshRun(run.side, run.seed, result, proof, max(num_starts, 1))
+    fresh = FreshRun(run.side, run.seed, result, proof)
     write_json(folder / RUN_NAME, fresh)
     score = f"crashed: {result.training.cause}" if fresh.score is None else f"{fresh.score:.4f}"
     run.note(f"{score}, {result.training.num_steps} steps")
@@ -419,7 +417,7 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
         sides.append([run.evaluation for run in runs if run.evaluation is not None])
         if not sides[-1]:
             cause = runs[0].training.cause if runs else "all runs were lost to infrastructure failures"
-            fix = f"Fix that, then: uv run nightshift certify --resume {task.number:04d}"
+            fix = f"Fix that, then: uv run nightshift certify --resume {task.plan.number:04d}"
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
     if len({evaluation.examples_sha256 for evaluation in itertools.chain(*sides)}) > 1:
         fix = f"Give it up and begin another: rm -r {task.folder}"
@@ -440,13 +438,15 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
 def _notes(task: Task, result: Estimate) -> list[str]:
     """Return lines on what limits the comparison."""
     runs, plan, first = task.finished(), task.plan, task.first
+    starts = Counter(line.file for line in task.controller.ledger.journal())
     notes: list[tuple[object, str]] = [(result.note, result.note)]  # each with whether it applies
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
+        num_starts = starts[f"{CERTIFY_NAME}/{plan.number:04d}/{run.side}-{run.seed}/{JOB_NAME}"]
         notes += [
             (run.score is None, f"{name}: crashed: {run.result.training.cause}"),
             (run.proof, f"{name}: {run.proof}"),
-            (run.num_starts > 1, f"{name}: was started {run.num_starts} times"),
+            (num_starts > 1, f"{name}: was started {num_starts} times"),
         ]
     num_scored = Counter(run.side for run in runs if run.score is not None)
     numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items())

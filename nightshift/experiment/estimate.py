@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.campaign.posterior import SEED_DF, t_probability, t_quantile
 from nightshift.campaign.records import Estimate
-from nightshift.campaign.student import SEED_DF, t_probability, t_quantile
 from nightshift.config.rules import RuleConstants
 
 LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs

@@ -17,8 +17,7 @@ from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.finish import close, crash, resume
 from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
-from nightshift.campaign.journal import Access, Event
-from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
+from nightshift.campaign.ledger import STARTED, Access, Event, Ledger, baseline_of, read_progress, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
 from nightshift.config.allowlist import shorten
@@ -27,9 +26,8 @@ from nightshift.config.train_toml import Config, diff, load
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.bench import Bench, open_bench
-from nightshift.experiment.branch import plan
+from nightshift.experiment.checkout import IntegrityError, plan, require_branch, require_unchanged
 from nightshift.experiment.health import Conditions, digest
-from nightshift.experiment.integrity import IntegrityError, require_branch, require_unchanged
 from nightshift.waiting import lasted
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
@@ -73,16 +71,15 @@ class Controller:
     def begin(self, branch: str | None) -> None:
         """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch."""
         bench, repo = self.bench, self.repo
-        while True:
-            start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
-            if bench.request.baseline and not start.num_experiments:
-                raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
-            if start.is_new or start.files:
-                bench.engine.validate(load(bench.root / CONFIG_NAME))
-            if start.is_switch:
-                repo.switch(start.head.branch)
-            if not start.is_new or repo.create_branch(start.head.branch):
-                break  # else another worktree created the branch at this moment
+        start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
+        if bench.request.baseline and not start.num_experiments:
+            raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+        if start.is_new or start.files:
+            bench.engine.validate(load(bench.root / CONFIG_NAME))
+        if start.is_switch:
+            repo.switch(start.head.branch)
+        if start.is_new:
+            repo.create_branch(start.head.branch)
         if start.files:
             names = f"{len(start.files)} files as they were" if start.files[1:] else f"{start.files[0]} as it was"
             message = "\n".join([f"{START_SUBJECT}{names}", "", *start.files, ""])

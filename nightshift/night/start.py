@@ -25,7 +25,7 @@ from nightshift.config.train_toml import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.process import end_leftovers
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
-from nightshift.experiment.branch import checked_head
+from nightshift.experiment.checkout import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier

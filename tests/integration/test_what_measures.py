@@ -22,7 +22,6 @@ EXCEPTIONS = {
             *("evaluation/", "executors/", "experiment/"),
         )
     },
-    "nightshift/campaign/journal.py": "one line for each event",
     "nightshift/campaign/cost.py": "adds up tokens, dollars and hours",
     "nightshift/campaign/finish.py": "does what the records say; keeps and deletes weights that were scored",
     "nightshift/campaign/ledger.py": "stores records, lets one process write, refuses what would not compare",
@@ -38,8 +37,7 @@ EXCEPTIONS = {
     "nightshift/files.py": "writes whole files",
     "nightshift/cli/progress.py": "words for a terminal",
     "nightshift/campaign/git.py": "which commits exist, and what a verdict does to the branch",
-    "nightshift/experiment/branch.py": "names and creates the campaign's branch before anything runs",
-    "nightshift/experiment/integrity.py": "refuses; it changes nothing that runs",
+    "nightshift/experiment/checkout.py": "names and creates the campaign's branch, and refuses other files",
     "nightshift/experiment/health.py": "words about curves, beside the verdict",
     "nightshift/executors/": "starts the worker, which refuses other rules; watches and ends processes",
     "nightshift/campaign/records.py": "holds values",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nightshift.campaign.posterior import SEED_DF, t_probability, t_quantile
 from nightshift.campaign.records import Estimate
-from nightshift.campaign.student import SEED_DF, t_probability, t_quantile
 from nightshift.config.rules import RuleConstants
 from nightshift.experiment.estimate import (
     estimate,

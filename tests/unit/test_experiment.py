@@ -121,14 +121,12 @@ def test_a_helpful_change_is_kept_and_committed(controller: Controller) -> None:
     assert f"Evidence: effect {record.decision.estimate}, P(it helps) 99 %, measured by 0002" in body
     assert "Hypothesis: a higher rate: expect +20 pp" in body
     assert f"\nNightshift-Experiment: 0002\nNightshift-Campaign: {controller.repo.head().branch}\n" in body
-    assert [(line.event, line.file.split("/")[0]) for line in controller.ledger.journal.lines()] == [
+    assert [(line.event, line.file.split("/")[0]) for line in controller.ledger.journal()] == [
         *((event, "0001") for event in ("begun", "submitted", "decided")),
         *((event, "0002") for event in ("begun", "submitted", "decided", "committed")),
     ]
     assert "train.toml:" not in summary(record)  # no other change left or joined
-    assert (
-        record.commits == controller.ledger.journal.lines()[-1].commits == {"keep 0002": controller.repo.head().commit}
-    )
+    assert record.commits == controller.ledger.journal()[-1].commits == {"keep 0002": controller.repo.head().commit}
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     assert tomllib.loads((controller.bench.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
     assert controller.ledger.read(record.number) == record
