@@ -214,8 +214,6 @@ class Repo:
 
     def campaign_start(self, commit: str | None) -> str | None:
         """Return the commit at which a campaign began whose first experiment ran at `commit`; None for no commit."""
-        if not re.fullmatch("[0-9a-f]{40,64}", commit or ""):  # a record lies where agents can write
-            return None
         options = ("--first-parent", "--max-count=20", "--format=%H %s")
         lines = self._git("rev-list", *options, str(commit), check=False).splitlines()[1::2]
         commits = (line.partition(" ") for line in lines)
@@ -229,19 +227,16 @@ class Repo:
         """Return whether a file that git tracks has changes that are not committed."""
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
-    def create_branch(self, name: str) -> None:
-        """Create a branch at HEAD and check it out; no file changes. UsageError with git's words if that fails."""
-        result = self._run("-c", "branch.autoSetupMerge=false", "checkout", "-b", name)
-        if result.returncode != 0:
-            cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
+    def switch(self, branch: str, is_new: bool = False) -> None:
+        """Check out a branch; a new one is created at HEAD, and no file changes. UsageError with git's words if that
+        fails, for example because files that are not committed are in the way."""
+        command = ("-c", "branch.autoSetupMerge=false", "checkout", "-b", branch)
+        result = self._run(*(command if is_new else ("checkout", "--quiet", branch, "--")))
+        words = " ".join(result.stderr.decode(errors="replace").removeprefix("fatal: ").split())
+        if result.returncode != 0 and is_new:
             fix = "Make .git writable, or choose another name: --branch NAME."
-            raise UsageError(f"git cannot create {name}: {cause}", fix)
-
-    def switch(self, branch: str) -> None:
-        """Check out a branch. UsageError with git's words if files that are not committed are in the way."""
-        result = self._run("checkout", "--quiet", branch, "--")
+            raise UsageError(f"git cannot create {branch}: {words}", fix)
         if result.returncode != 0:
-            words = " ".join(result.stderr.decode(errors="replace").split())
             stash = "Commit the changes, or put them aside: git stash &&" if "overwritten" in words else "Then:"
             raise UsageError(f"git cannot switch to {branch}: {words}", f"{stash} git switch {shlex.quote(branch)}")
 
@@ -307,9 +302,8 @@ class Repo:
             return subprocess.CompletedProcess(command, process.returncode, *output)
         except subprocess.TimeoutExpired:
             raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
+        except OSError as error:
+            raise EngineError(f"git {arguments[0]} cannot be started: {error.strerror}") from None
 
 
 def _content(path: Path) -> tuple[str | None, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -135,7 +136,7 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
 
 def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) -> dict[Settings, Fate]:
     """Return the fate of each change that was kept once. `kept`: the incumbent's changes, None: by the records."""
-    kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=_place)
+    kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=attrgetter("place"))
     names = [item for record in records for item in record.commits.items()]
     commits = {name.partition(" ")[2]: id for name, id in names if not name.startswith("revert")}
     keys, kept_settings = {key for change in kept for key in change.keys}, {change.identity for change in kept}
@@ -149,19 +150,15 @@ def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) ->
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     """Return `Campaign.kept` before your own commits, without the slow fold of thousands of records."""
-    last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
+    last = max((r for r in records if r.judgement and r.judgement.standing), key=attrgetter("place"), default=None)
     if last is None or last.judgement is None:
         return ()
     kept = list(last.judgement.kept)
-    for decision in (d for r in records if r.decided_before >= _place(last) for d in r.user_decisions):
+    for decision in (d for r in records if r.decided_before >= last.place for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
     rests = [rest for _, rest in remaining(change.identity for change in kept)]  # a change without a rest is replaced
     return tuple(change for change, rest in zip(kept, rests, strict=True) if rest)
-
-
-def _place(record: Record) -> int:
-    return record.decided or 0
 
 
 def results_tsv(records: Sequence[Record]) -> str:

@@ -31,8 +31,7 @@ from nightshift.files import read_file
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
-    from nightshift.experiment.bench import Bench
-    from nightshift.experiment.experiment import Controller
+    from nightshift.experiment.experiment import Bench, Controller
 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load

@@ -30,7 +30,6 @@ MEASURING_CODE = (
     "nightshift/campaign/commits.py",
     "nightshift/campaign/metrics.py",
     "nightshift/campaign/posterior.py",
-    "nightshift/campaign/scores.py",
     "nightshift/config/allowlist.py",
     "nightshift/config/allowlist.toml",
     "nightshift/config/checks.py",

@@ -3,6 +3,19 @@
 Runs start in the order baseline, incumbent, incumbent, baseline, ..., in all slots of the campaign, so that a machine
 that slows down slows both. runs/certify/NNNN/ has the plan and the finished runs: `--resume NNNN` makes the missing
 ones. No text of the test split is kept, because agents read in runs/.
+
+Each config was trained m0 and m1 times, every run with a seed of its own. Runs are crossed with the same n examples:
+score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i]. Then
+
+    difference = mean of the incumbent's runs - mean of the baseline's
+    variance   = V / n + k * (S - E / n),  S = max(R, E / n),  k = 1 / m0 + 1 / m1
+
+V is the sample variance over examples of the paired difference (each config's mean over its runs). R is the
+within-config variance of run scores, E the mean square of what run and example leave unexplained (two-way analysis of
+variance); both are pooled over the configs. The interval takes the t quantile at Satterthwaite's (1946) degrees of
+freedom, U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, U = V / n + k (2 S - E / n). Of few seeds S is
+often too small; with 2 S in its place the interval holds as often as it says (benchmarks/certificates.py). `note` says
+if R is `seed_sd` squared instead.
 """
 
 from __future__ import annotations
@@ -21,13 +34,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.campaign.campaign import split, weighted
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.ledger import Access, Ledger
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME
+from nightshift.campaign.posterior import SEED_DF, t_probability, t_quantile
 from nightshift.campaign.records import (
     CERTIFY_NAME,
     COMPARISON_NAME,
     JOB_NAME,
+    NO_DIFFERENCE,
     NOT_ISOLATED,
     PLAN_NAME,
     RESULT_NAME,
@@ -43,7 +62,7 @@ from nightshift.campaign.records import (
     Record,
 )
 from nightshift.campaign.results import last_campaign
-from nightshift.campaign.scores import split, weighted
+from nightshift.config.rules import RuleConstants
 from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import Effective, on_cards, open_engine
@@ -51,10 +70,8 @@ from nightshift.engines.downloads import data_problem
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
-from nightshift.experiment.bench import Bench
 from nightshift.experiment.checkout import IntegrityError, changed_files, require_unchanged
-from nightshift.experiment.estimate import Scores, estimate, level_of_access, p_value, verdicts
-from nightshift.experiment.experiment import Controller
+from nightshift.experiment.experiment import Bench, Controller
 from nightshift.files import Document, read_json, remove_tree, write_json
 
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
@@ -64,7 +81,11 @@ _NUM_BLOCKS = 10_000_000  # blocks of seeds; the last seed is below 2^32
 _MAX_TRIES = 2  # of a run that infrastructure loses
 _CAMPAIGN = attrgetter("branch", "rules_hash")
 _QUESTION = attrgetter("branch", "rules_hash", "split", "configs")
+LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
+MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
 _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with its logs
+
+Scores = Sequence[float] | NDArray[np.float64]  # one value an example, in the order of the split
 
 
 class Task(NamedTuple):
@@ -212,6 +233,7 @@ def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | N
     """Return the begun comparison of this question to resume or to show again; None to begin another. On the validation
     split a finished comparison is shown again: nobody repeats it until it looks better."""
     is_wanted, is_secret = bool(plan.night) or resume is not None, plan.split == "test"
+    last = max(_uses(ledger), default=0)  # a worker reads the test split for a job of the last use only
     for number in sorted(begun, key=lambda number: (number == resume, number), reverse=True):
         old = begun[number]
         if _QUESTION(old) != _QUESTION(plan) or plan.night not in ("", old.night):
@@ -219,9 +241,7 @@ def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | N
         if (folder_of(ledger, number) / COMPARISON_NAME).exists():
             if is_wanted or not is_secret:
                 return old
-        elif not is_secret or number >= max(
-            _uses(ledger), default=0
-        ):  # a worker reads the split for a job of the last use only
+        elif not is_secret or number >= last:
             if is_wanted or is_new:
                 return None if is_new else old
             more = ", which uses the test split once more" if is_secret else ""
@@ -267,9 +287,6 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
     rules = rules_elsewhere(bench.root, bench.rules, names.split("+"), num_gpus(os.environ))
     rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
     rules = on_cards(rules, bench.root, os.environ, bench.request.gpus)
-    if rules == bench.rules:
-        cause = f"{names} with this budget is what the campaign itself measured"
-        raise UsageError(cause, "Without options certify uses the test split.")
     if problem := data_problem(bench.root, rules):
         raise UsageError(f"--environment {names}: {problem.cause}", problem.fix)
     opened = partial(open_engine, rules, bench.root, dict(os.environ))
@@ -381,8 +398,8 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
-            access = Access(plan.number, plan.branch, plan.rules_hash, job.token) if plan.split == "test" else None
-            controller.submit(folder, job, access)
+            use = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash, "token": job.token}
+            controller.submit(folder, job, **(use if plan.split == "test" else {}))
         while not executor.is_over(folder):
             yield
         commit = controller.repo.head().commit
@@ -410,7 +427,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
 
 
 def _evaluations(task: Task) -> list[list[Evaluation]]:
-    """Return the evaluations of each side. EngineError if a side has no run, UsageError for other examples."""
+    """Return the evaluations of each side. EngineError if a side has none."""
     sides = list[list[Evaluation]]()
     for side in SIDES:
         runs = [run.result for run in task.finished() if run.side == side]
@@ -419,9 +436,6 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
             cause = runs[0].training.cause if runs else "all runs were lost to infrastructure failures"
             fix = f"Fix that, then: uv run nightshift certify --resume {task.plan.number:04d}"
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
-    if len({evaluation.examples_sha256 for evaluation in itertools.chain(*sides)}) > 1:
-        fix = f"Give it up and begin another: rm -r {task.folder}"
-        raise UsageError("the examples changed since this comparison began", fix)
     return sides
 
 
@@ -433,6 +447,52 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
 
     baseline, incumbent = ([*map(scores, side)] for side in sides)
     return estimate(baseline, incumbent, task.bench.rules.decision)
+
+
+def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
+    """Estimate incumbent minus baseline (formulae above). Each side needs a run, all on the same examples."""
+    sides = [np.asarray(runs, dtype=np.float64) for runs in (baseline, incumbent)]
+    n = sides[0].shape[1]
+    k = sum(1 / len(side) for side in sides)
+    paired = sides[1].mean(axis=0) - sides[0].mean(axis=0)
+    example_variance, note = float(paired.var(ddof=1)) / n, ""
+    means, df = [side.mean(axis=1) for side in sides], float(sum(len(side) - 1 for side in sides))
+    squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
+    if df >= MIN_SEED_DF and squares > 0:
+        rest = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip(sides, means, strict=True)]
+        rest_variance = sum(float((r**2).sum()) for r in rest) / (df * (n - 1)) / n
+        run_variance = max(squares / df, rest_variance)
+    else:
+        why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
+        note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
+        run_variance, rest_variance, df = rules.seed_sd**2, 0.0, SEED_DF
+    cautious = example_variance + k * (2 * run_variance - rest_variance)
+    df = cautious**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
+    stderr, difference = math.sqrt(cautious - k * run_variance), float(paired.mean())
+    half = t_quantile(0.975, df) * stderr
+    return Estimate(difference, stderr, df, (difference - half, difference + half), note)
+
+
+def p_value(result: Estimate) -> float:
+    """Return the probability of a difference as far from 0, or farther, between equal configs."""
+    difference, stderr = result.difference, result.stderr
+    return t_probability(difference / stderr, result.df) if stderr else float(difference == 0)
+
+
+def level_of_access(number: int | None) -> float:
+    """Return the level of a campaign's k-th access to the test split, 0.05 / (k (k + 1)): the sum of all is 0.05."""
+    return LEVEL / (number * (number + 1)) if number else LEVEL
+
+
+def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
+    """Return `better`, `worse` or NO_DIFFERENCE for each of several questions that were asked together. The procedure
+    of Holm (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`."""
+    answers, p_values = [NO_DIFFERENCE] * len(estimates), [*map(p_value, estimates)]
+    for rank, index in enumerate(sorted(range(len(estimates)), key=p_values.__getitem__)):
+        if p_values[index] > level / (len(estimates) - rank):
+            break
+        answers[index] = "better" if estimates[index].difference > 0 else "worse"
+    return answers
 
 
 def _notes(task: Task, result: Estimate) -> list[str]:
@@ -492,7 +552,8 @@ def _block(c: Comparison) -> list[str]:
         f"runs:             {c.runs_text}; scores in %",
         f"collapsed:        {c.collapses}",
         f"num_examples:     {c.num_examples}",
-        f"estimator:        {c.estimator}",
+        "estimator:        95 % interval from the variance between seeds (pooled over both configs) and of the paired "
+        f"difference between examples; t with {c.estimate.df:.1f} degrees of freedom",
         *(f"note:             {note}" for note in c.notes),
     ]
 

@@ -132,13 +132,7 @@ def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
     """Name the measuring files that are other ones here than in `commit`, or are not in it."""
     tracked = repo.files_at(commit)
     names = [name for name in tracked if is_covered(name, rules.measuring) and repo.differs(name, tracked[name])]
-    new = [name for name in repo.files() if name not in tracked]
-    for folder in (name.rstrip("/") for name in new):
-        path = repo.root / folder
-        if path.is_dir() and not path.is_symlink() and is_covered(f"{folder}/", rules.measuring):
-            cause = f"{folder} is a git repository of its own, and contains measuring files"
-            raise UsageError(cause, "Make them files of this one: remove its .git, then git add.")
-    return names + [name for name in new if is_covered(name, rules.measuring)]
+    return names + [name for name in repo.files() if name not in tracked and is_covered(name, rules.measuring)]
 
 
 def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | None, rules_hash: str) -> None:
@@ -157,10 +151,3 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
         places = [str(place) for place in rules.elsewhere(repo.root)]
         cause = f"{listed(places) or 'a measuring file that git ignores'} changed since this command began"
         raise IntegrityError(cause, "Restore what changed.")
-
-
-def require_branch(repo: Repo, branch: str) -> None:
-    """Raise IntegrityError if another branch is checked out than the campaign's."""
-    if (now := repo.head().branch) != branch:
-        cause = f"the checkout moved from {branch} to {now or 'a detached HEAD'}"
-        raise IntegrityError(cause, f"Go back: git switch {shlex.quote(branch)}")

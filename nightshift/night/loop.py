@@ -16,7 +16,7 @@ from typing import get_args
 
 from nightshift.agents.availability import Availability
 from nightshift.agents.base import Proposer
-from nightshift.campaign.finish import resume
+from nightshift.campaign.campaign import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import baseline_of
 from nightshift.campaign.waits import CHECK_SECONDS, WaitKind

@@ -18,7 +18,7 @@ from nightshift.agents.direction import read_direction
 from nightshift.agents.presets import PRESETS, SEARCHES
 from nightshift.agents.sandbox import end_earlier
 from nightshift.agents.team import PREFIX, TeamProposer, members
-from nightshift.campaign.finish import resume, uncommitted
+from nightshift.campaign.campaign import resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.config.train_toml import read_source

@@ -22,8 +22,6 @@ EXCEPTIONS = {
             *("evaluation/", "executors/", "experiment/"),
         )
     },
-    "nightshift/campaign/cost.py": "adds up tokens, dollars and hours",
-    "nightshift/campaign/finish.py": "does what the records say; keeps and deletes weights that were scored",
     "nightshift/campaign/ledger.py": "stores records, lets one process write, refuses what would not compare",
     "nightshift/campaign/results.py": "results.tsv, and what people are told of experiments and of the gain",
     "nightshift/agents/notebook.py": "compares predictions, for display",
@@ -47,7 +45,6 @@ EXCEPTIONS = {
     "nightshift/config/rules_toml.py": "makes the rules, which are hashed by value",
     "nightshift/evaluation/scorer.py": "of tasksets, whose rules cover it",
     "nightshift/cli/shell.py": "errors, exit codes, help",
-    "nightshift/experiment/bench.py": "puts the parts together",
     "nightshift/cli/status.py": "says what goes on",
     "nightshift/startup.py": "takes foreign folders off the path",
     "nightshift/signals.py": "finds out who sent a signal",
@@ -61,7 +58,6 @@ NOT_LOADED = (  # by a run
     "nightshift/engines/prime_rl/",  # which measures with its own
     "nightshift/evaluation/template.py",
     "nightshift/experiment/certify.py",
-    "nightshift/experiment/estimate.py",
 )
 
 

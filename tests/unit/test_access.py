@@ -3,20 +3,20 @@
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nightshift_arithmetic import data
 
-from nightshift.campaign.ledger import Access, Ledger
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError
 from nightshift.evaluation.evaluate import examples_of_test_split
-from tests.campaigns import replace
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import small
 
 ROOT = Path(__file__).parents[2]
 RULES = small(ARITHMETIC_TRL, 8)
-ACCESS = Access(number=1, branch="autoresearch/x", rules_hash="abc", token="k")
+ACCESS = {"number": 1, "branch": "autoresearch/x", "rules_hash": "abc", "token": "k"}
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path)
     ledger.runs_dir.mkdir()
     ledger.log("begun", ledger.runs_dir / "certify/0001/plan.json")
-    ledger.log("access", ledger.runs_dir / "certify/0001/baseline-7/job.json", access=ACCESS)
+    ledger.log("access", ledger.runs_dir / "certify/0001/baseline-7/job.json", **ACCESS)
     return ledger
 
 
@@ -40,9 +40,9 @@ def events(ledger: Ledger) -> list[tuple[str, str]]:
 def test_a_line_has_the_time_the_event_and_the_file_and_no_content(ledger: Ledger, path: Path) -> None:
     first, second = map(json.loads, path.read_text().splitlines())
     assert first == {"time": first["time"], "event": "begun", "file": "certify/0001/plan.json"}
-    assert second["access"]["number"] == 1
+    assert second.items() >= ACCESS.items()
     assert events(ledger) == [("begun", "certify/0001/plan.json"), ("access", "certify/0001/baseline-7/job.json")]
-    assert ledger.accesses() == [ACCESS]
+    assert [line.token for line in ledger.accesses()] == ["k"]
 
 
 def test_no_journal_is_no_lines(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_damaged_line_is_skipped(ledger: Ledger, path: Path, damage: bytes) ->
     path.write_bytes(damage + b"\n" + path.read_bytes())
     ledger.log("decided", ledger.run_dir(1) / "record.json")
     assert len(events(ledger)) == 3
-    assert ledger.accesses() == [ACCESS]
+    assert [line.token for line in ledger.accesses()] == ["k"]
 
 
 def test_a_journal_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -106,22 +106,22 @@ def root_with(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def add(root: Path, access: Access) -> None:
+def add(root: Path, **access: Any) -> None:
     """The line of a job that reads the test split, as certify writes it."""
-    Ledger(root).log("access", root / f"runs/certify/0001/baseline-{access.token}/job.json", access=access)
+    Ledger(root).log("access", root / f"runs/certify/0001/baseline-{access['token']}/job.json", **access)
 
 
 def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> None:
     root = root_with(tmp_path)
     for token in ("k", "l"):
-        add(root, replace(ACCESS, token=token))
+        add(root, **ACCESS | {"token": token})
     for token in ("k", "l"):
         examples = examples_of_test_split(RULES, root, token)
         assert {example.key for _, example in examples} == {e.key for e in data.load("test", 8)}
     for token in ("x", ""):
         with pytest.raises(EngineError, match="holds no access to the test split for this job"):
             examples_of_test_split(RULES, root, token)
-    add(root, replace(ACCESS, number=2, token="m"))
+    add(root, **ACCESS | {"number": 2, "token": "m"})
     with pytest.raises(EngineError, match="holds no access"):  # the first one is over
         examples_of_test_split(RULES, root, "k")
     assert [(access.number, access.token) for access in Ledger(root).accesses()] == [

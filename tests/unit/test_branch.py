@@ -209,21 +209,6 @@ def test_which_branch_is_the_default_one(controller: Controller, monkeypatch: py
     assert [b for b in (name, "main", "trunk", "mine", "") if controller.repo.is_default(b)] == ["main", "trunk", ""]
 
 
-@pytest.mark.parametrize("is_submodule", [False, True])
-def test_measuring_files_in_a_repository_of_their_own_are_refused_before_a_branch_is_made(
-    controller, is_submodule
-) -> None:
-    folder = controller.bench.root / "nightshift/engines/trl/own"
-    folder.mkdir(parents=True)
-    (folder / "scores.py").write_text("SCORES = 1\n")
-    git(folder, "init", "--quiet")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "-m", "own")
-    if is_submodule:
-        git(controller.bench.root, "add", "nightshift/engines/trl/own")
-    assert "nightshift/engines/trl/own is a git repository of its own" in refusal(controller)
-
-
 def unfinished_night(controller: Controller) -> NightRequest:
     """A night on a campaign's branch that was killed; main is checked out again."""
     name, _, _ = begin(controller)

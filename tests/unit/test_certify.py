@@ -12,7 +12,6 @@ from nightshift.campaign.records import SIDES, Comparison, Proposal, Request, We
 from nightshift.cli.main import commands
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment import certify as certifying
 from nightshift.experiment.certify import (
     FIRST_SEED_INDEX,
     Certified,
@@ -353,12 +352,9 @@ def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kep
     assert certified(kept, 1).access == 1, "what was compared elsewhere is no access"
 
 
-def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(kept, monkeypatch):
+def test_an_environment_that_is_unknown_is_refused(kept):
     with pytest.raises(UsageError, match="nowhere"):
         tasks(kept, environments=["nowhere"])
-    monkeypatch.setattr(certifying, "rules_elsewhere", lambda root, rules, names, gpu_count: rules)
-    with pytest.raises(UsageError, match="arithmetic with this budget is what the campaign itself measured"):
-        tasks(kept, environments=["arithmetic"])
 
 
 def test_each_of_several_environments_has_its_number_and_all_are_resumed_by_one(kept: Controller) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nightshift.campaign import finish
+from nightshift.campaign import campaign as campaign_module
 from nightshift.campaign import git as git_module
-from nightshift.campaign.finish import keep_model, uncommitted
+from nightshift.campaign.campaign import keep_model, uncommitted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
 from nightshift.cli.output import summary
@@ -363,7 +363,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finish if victim == "keep_model" else Ledger, victim, killed)
+        patch.setattr(campaign_module if victim == "keep_model" else Ledger, victim, killed)
         with pytest.raises(KeyboardInterrupt):
             run(controller)
     controller.ledger.sync_tsv()  # a row without the commit

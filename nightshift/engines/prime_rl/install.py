@@ -21,7 +21,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from nightshift.campaign.finish import MODELS_GB
+from nightshift.campaign.records import MODELS_GB
 from nightshift.config.rules import TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
 from nightshift.engines.downloads import data_problem, is_whole_model, local_problem
