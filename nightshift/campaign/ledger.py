@@ -230,7 +230,7 @@ class Ledger:
             record = read_json(path, Record, fix)
         except UsageError:
             with suppress(UsageError):
-                if (other := read_json(path, _Version, "")) and (then := other.version) != VERSION:
+                if (then := (read_json(path, dict[str, Any], "") or {}).get("version")) not in (None, VERSION):
                     cause = f"runs/{number:04d}/{RECORD_NAME} has version {then}; this Nightshift reads {VERSION}"
                     raise EngineError(cause, f"Move the folder: mv runs runs-{then}") from None
             raise
@@ -282,10 +282,6 @@ class Ledger:
             write_atomically(self.tsv_path, results_tsv(self.records()).encode(), mode=mode)
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
-
-
-class _Version(msgspec.Struct):
-    version: int
 
 
 def append(path: Path, value: msgspec.Struct) -> None:

@@ -379,10 +379,6 @@ class Decision(Struct, frozen=True, kw_only=True):
         """The effect at the time of the decision."""
         return None if self.effect is None or not self.effect_stderr else Effect(self.effect, self.effect_stderr)
 
-    def __str__(self) -> str:
-        """`keep 0003: trainer.optim.lr = 5e-6; effect +2.0 ± 4.0 pp, P(it helps) 84 %`."""
-        return f"{self.action} {self.change}" + (f"; effect {self.estimate.with_p}" if self.estimate else "")
-
 
 class Stage(IntEnum):
     SEARCH = 0  # changes come in and go out
@@ -622,20 +618,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     night: str = ""  # `started` of the night that began it; empty for `nightshift certify`
 
 
-class FreshRun(Struct, frozen=True):
-    """One finished run of a comparison: `run.json`."""
-
-    side: str
-    seed: int
-    result: Result
-    proof: str | None = None  # what the engine proves of the weights that were scored
-
-    @property
-    def score(self) -> float | None:
-        """None if it crashed."""
-        return self.result.evaluation.eval_score if self.result.evaluation else None
-
-
 class Estimate(Struct, frozen=True):
     """A difference of scores, a fraction, with its standard error, degrees of freedom and 95 % interval."""
 
@@ -659,6 +641,13 @@ class ComparedRun(Struct, frozen=True):
         return f"{'crashed' if self.score is None else f'{100 * self.score:.1f}'} ({self.num_steps} steps)"
 
 
+class FreshRun(ComparedRun, frozen=True):
+    """One finished run of a comparison: `run.json`."""
+
+    result: Result
+    proof: str | None = None  # what the engine proves of the weights that were scored
+
+
 class Comparison(Struct, frozen=True, kw_only=True):
     """Incumbent minus baseline by fresh runs of both: `comparison.json`."""
 
@@ -676,10 +665,6 @@ class Comparison(Struct, frozen=True, kw_only=True):
     strict_scores: tuple[float, float] | None
     by_environment: dict[str, Estimate]  # not corrected for their number
     notes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not all(map(self.scores, SIDES)):
-            raise ValueError("a side has no score")
 
     def runs_of(self, side: str) -> list[ComparedRun]:
         return [run for run in self.runs if run.side == side]

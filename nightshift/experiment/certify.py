@@ -38,7 +38,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign.campaign import split, weighted
-from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.posterior import SEED_DF, t_probability, t_quantile
@@ -269,11 +268,11 @@ def _contenders(
             branch, _ = last_campaign(records)
             fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
             raise UsageError(f"{head} has no measured campaign", fix or "Run one first: uv run run.py")
-        campaign, baseline = controller.campaign(), controller.ledger.stored_config(first)
+        campaign = controller.campaign()
         if not campaign.kept and not configs:
             cause = "nothing was kept: the incumbent is the baseline"
             raise UsageError(cause, "Come back when an experiment was kept.")
-        configs = {"baseline": baseline, "incumbent": incumbent_config(baseline, campaign.kept)} | configs
+        configs = {"baseline": campaign.compose(()), "incumbent": campaign.compose(campaign.kept)} | configs
         incumbent = f"incumbent after experiment {campaign.decided[-1].number:04d}"
         names = {"baseline": f"experiment {first.number:04d}", "incumbent": incumbent} | names
     elif configs["baseline"].hash == configs["incumbent"].hash:
@@ -336,7 +335,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
             level=level,
             access=access,
             estimate=result,
-            runs=tuple(ComparedRun(r.side, r.seed, r.result.training.num_steps, r.score) for r in task.finished()),
+            runs=tuple(ComparedRun(r.side, r.seed, r.num_steps, r.score) for r in task.finished()),
             num_examples=len(evaluations[0][0].example_scores),
             strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
             by_environment={part.environment: _estimate(task, evaluations, i) for i, part in parts},
@@ -420,10 +419,9 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         for path in folder.glob("*"):  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    fresh = FreshRun(run.side, run.seed, result, proof)
-    write_json(folder / RUN_NAME, fresh)
-    score = f"crashed: {result.training.cause}" if fresh.score is None else f"{fresh.score:.4f}"
-    run.note(f"{score}, {result.training.num_steps} steps")
+    score, num_steps = scored.eval_score if scored else None, result.training.num_steps
+    write_json(folder / RUN_NAME, FreshRun(run.side, run.seed, num_steps, score, result, proof))
+    run.note(f"{f'crashed: {result.training.cause}' if score is None else f'{score:.4f}'}, {num_steps} steps")
 
 
 def _evaluations(task: Task) -> list[list[Evaluation]]:
