@@ -49,13 +49,6 @@ _NO_CONFIGURATION = {
 }
 
 
-class Blob(NamedTuple):
-    """A file of a commit. `id` hashes its bytes."""
-
-    mode: str
-    id: str
-
-
 class ConfigCommit(NamedTuple):
     """A commit that changes train.toml, with the file's bytes before and after (empty without a file)."""
 
@@ -103,9 +96,10 @@ class Repo:
         blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{CONFIG_NAME}")  # `:NAME` is in the index
         return blob.stdout if blob.returncode == 0 else None
 
-    def files_at(self, commit: str) -> dict[str, Blob]:
-        """Return the files of `commit` by name, relative to the root. UsageError if git cannot read the commit."""
-        files = dict[str, Blob]()
+    def files_at(self, commit: str) -> dict[str, tuple[str, str]]:
+        """Return mode and id, a hash of the bytes, of the files of `commit`, by their names relative to the root.
+        UsageError if git cannot read the commit."""
+        files = dict[str, tuple[str, str]]()
         tree = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
         if tree.returncode != 0:
             fix = "Fetch it: a checkout must hold the whole of its branch."
@@ -114,7 +108,7 @@ class Repo:
             about, _, path = entry.partition("\t")
             mode, kind, id = about.split()
             if kind == "blob":  # no submodule
-                files[path] = Blob(mode, id)
+                files[path] = mode, id
         if CONFIG_NAME not in files:
             fix = "Commit it, in a repository of its own."
             raise UsageError(f"{commit[:7]} holds no {CONFIG_NAME} at its top", fix)
@@ -124,17 +118,17 @@ class Repo:
         """Return the names of the files here, tracked or not, without those that git ignores."""
         return self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")[:-1]
 
-    def differs(self, name: str, blob: Blob) -> bool:
+    def differs(self, name: str, blob: tuple[str, str]) -> bool:
         """Return True if the working file has other bytes, is gone, or lies below a link to another folder. Not `git
-        diff`: index flags, attributes, filters and core.worktree can change its answer."""
+        diff`: index flags, attributes, filters and core.worktree can change its answer. `blob`: of `files_at`."""
         folders = (self.root / folder for folder in PurePath(name).parents if folder.name)
         try:
             mode, data = (None, b"") if any(map(Path.is_symlink, folders)) else _content(self.root / name)
         except OSError:
             return True
-        digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
-        is_same = digest(b"blob %d\0" % len(data) + data).hexdigest() == blob.id
-        return mode is None or not is_same or (mode == _LINK) != (blob.mode == _LINK)
+        digest = hashlib.sha1 if len(blob[1]) == 40 else hashlib.sha256
+        is_same = digest(b"blob %d\0" % len(data) + data).hexdigest() == blob[1]
+        return mode is None or not is_same or (mode == _LINK) != (blob[0] == _LINK)
 
     def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
         """Commit files with these bytes, None: as they are here. UsageError if the branch moved."""

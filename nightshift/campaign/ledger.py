@@ -200,7 +200,7 @@ class Ledger:
 
     def records(self) -> list[Record]:
         """Return all records in order, without folders that have none (power cut). UsageError for a damaged one."""
-        return [record for number in self.numbers() if (record := self.read(number)) is not None]
+        return [*filter(None, map(self.read, self.numbers()))]
 
     def readable(self) -> tuple[list[Record], list[str]]:
         """Return the records that can be read, and a line for each damaged one. For commands that write nothing."""

@@ -108,11 +108,10 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     new = record.run.new if verdict in ("keep", "discard") else None
     now, commit = fates.get(new.identity if new else frozenset(), ("", None))
     names = ("number", "failure", "parent", "strict_score", "why", "total_seconds", "branch", "engine", "started")
+    fields: dict[str, Any] = {name: getattr(record, name) for name in names}
+    fields |= {name: getattr(training, name, None) for name in ("num_steps", "reward_mean", "training_seconds")}
     return Row(
-        **{name: getattr(record, name) for name in names},
-        num_steps=training.num_steps if training else None,
-        reward_mean=training.reward_mean if training else None,
-        training_seconds=training.training_seconds if training else None,
+        **fields,
         verdict=verdict,
         now=now,
         commit=(record.kept_commit or commit or "")[:7] or None,
