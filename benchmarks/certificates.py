@@ -19,7 +19,7 @@ import numpy as np
 from machine import RESULTS, machine, table, write_result
 
 from nightshift.config.rules import RuleConstants
-from nightshift.experiment.estimate import estimate, level_of_access, verdicts
+from nightshift.experiment.certify import estimate, level_of_access, verdicts
 
 NUM_ACCESSES = 5
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half

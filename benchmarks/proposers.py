@@ -267,7 +267,6 @@ class Night:
             run=run,
             diff=(),
             config_hash=config.hash,
-            effective_hash=config.hash,
             rules_name=rules().name,
             rules_hash="0" * 12,
             decision_rules=rules().decision,

@@ -130,7 +130,6 @@ def _record(night: str, experiment: dict[str, Any], run: Run, parent: int | None
         run=run,
         diff=tuple(experiment["diff"]),
         config_hash=configs(night)[experiment["number"]].hash,
-        effective_hash=experiment["settings_hash"],
         effective=experiment["settings"],
         rules_name=common["rules_name"],
         rules_hash=common["rules_hash"],

@@ -75,9 +75,9 @@ def compare(night: str) -> dict[str, Any]:
 def decision_lines(campaign: Campaign) -> list[str]:
     """Return a line for each decision that changed the incumbent."""
     return [
-        f"after {number:04d}: {decision}"
+        f"after {number:04d}: {d.action} {d.change}; effect {d.estimate and d.estimate.with_p}"
         for number, decisions in decisions_of(campaign).items()
-        for decision in decisions
+        for d in decisions
     ]
 
 

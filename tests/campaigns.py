@@ -71,7 +71,7 @@ def replace(value: T, **changes: Any) -> T:
 
 
 def a_record(**changes: object) -> Record:
-    """A record as it is reserved, with `changes`; by its number it has settings of its own."""
+    """A record as it is reserved, with `changes`."""
     record = Record(
         number=0,
         status="started",
@@ -83,7 +83,6 @@ def a_record(**changes: object) -> Record:
         rules_name=ARITHMETIC_TRL.name,
         rules_hash="abc123",
         config_hash="c0ffee",
-        effective_hash=str(changes.get("number", 0)),
         diff=("trainer.optim.lr 3e-6 -> 5e-6",),
         unused_keys=(),
         commit="0" * 40,
@@ -173,7 +172,6 @@ def tell(
         started="2026-11-21T22:00:00+00:00",
         rules_hash="rules",
         config_hash=candidate.hash,
-        effective_hash=candidate.hash,
         result=replace(a_result(score or 0.0, 1000, 1000 + number), **({"evaluation": None} if score is None else {})),
         git_action="git_action",
     )
@@ -222,6 +220,7 @@ def context_after(ledger: Ledger, **changes: object) -> Context:
 
 COMPARISON = Comparison(
     plan=Plan(
+        number=1,
         branch=BRANCH,
         rules_hash="abc123",
         split="test",
@@ -229,7 +228,6 @@ COMPARISON = Comparison(
         names={"baseline": "experiment 0001", "incumbent": "experiment 0005"},
         num_seeds=3,
         first_seed_index=100_000,
-        access=1,
     ),
     created="2026-11-21T08:00:00+00:00",
     environments=("arithmetic",),

@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.commits import incumbent_values
-from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record

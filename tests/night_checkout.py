@@ -13,7 +13,7 @@ import psutil
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record
-from nightshift.experiment.integrity import changed_files
+from nightshift.experiment.checkout import changed_files
 from tests import checkouts, integrity
 from tests.checkouts import ROOT, git
 from tests.rules import ARITHMETIC_TRL

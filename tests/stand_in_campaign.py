@@ -170,7 +170,6 @@ def _experiment(state: State, number: int, stage: Stage) -> None:
         description=f"{told}: the curves say that it should help" if lines else f"{named} again" if parent else named,
         started=state.now.isoformat(timespec="seconds"),
         config_hash=config.hash,
-        effective_hash=config.hash,
         diff=lines,
         versions={"nightshift": "0.1.0", "python": "3.11"},
         prediction="+1 to +2 pp, and a shorter completion" if lines and number % 3 else None,

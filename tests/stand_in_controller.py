@@ -18,8 +18,7 @@ from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.experiment import worker
-from nightshift.experiment.bench import Bench
-from nightshift.experiment.experiment import Controller
+from nightshift.experiment.experiment import Bench, Controller
 from tests.conftest import git
 from tests.stand_in_pool import StandInExecutor
 
@@ -71,7 +70,6 @@ def make_controller(
         rules_hash=rules.hash(checkout),
         engine=engine,
         executor=StandInExecutor(checkout),
-        variables={},
         request=Request(),
     )
     return Controller(bench, Ledger(checkout), Repo(checkout), SilentReporter())

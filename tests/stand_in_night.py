@@ -35,7 +35,7 @@ from nightshift.cli.shell import exit_code_of  # noqa: E402
 from nightshift.cli.status import is_under_way  # noqa: E402
 from nightshift.config.train_toml import set_values  # noqa: E402
 from nightshift.executors.local import own_cores  # noqa: E402
-from nightshift.experiment import bench  # noqa: E402
+from nightshift.experiment import experiment  # noqa: E402
 from nightshift.night import desk, start  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from tests.stand_in_proposer import StandInProposer  # noqa: E402
@@ -97,7 +97,7 @@ def main() -> None:
         start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
     if num_slots := asked.pop("slots", None):
         asked["pairs"] = num_slots
-        bench.own_cores = lambda: [own_cores()[i % len(own_cores())] for i in range(num_slots)]
+        experiment.own_cores = lambda: [own_cores()[i % len(own_cores())] for i in range(num_slots)]
     if leaps := asked.pop("leaps", None):
         make, signs = start.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731

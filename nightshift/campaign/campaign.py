@@ -1,28 +1,38 @@
 """A campaign: the experiments of one branch under one set of rules, and the posterior of their changes. It is folded
-from the records at every start, with their decisions, so that a decision whose commit was not possible stays undone."""
+from the records at every start, with their decisions, so that a decision whose commit was not possible stays undone.
+
+And the end of an experiment: record, git, model, row. A kill may come between two steps: `resume` does the rest."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from statistics import fmean
+from typing import NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from nightshift.campaign.commits import UNREAD, decisions_since, incumbent_config, plan
-from nightshift.campaign.git import EXPERIMENT_TRAILER, Repo
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.commits import UNREAD, commit, decisions_since, incumbent_config, plan
+from nightshift.campaign.git import CONFIG_NAME, EXPERIMENT_TRAILER, Head, Repo
+from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import (
+    MODEL_NAME,
+    MODELS_GB,
     NOT_ISOLATED,
+    WEIGHTS_NAME,
     Action,
     Change,
     Decision,
     Effect,
     Judgement,
+    Part,
     Record,
     Run,
     Settings,
@@ -30,11 +40,14 @@ from nightshift.campaign.records import (
     Verdict,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
-from nightshift.campaign.scores import compare, remarks, run_scores, without
 from nightshift.config.train_toml import Config
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, Failure, UsageError
+from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
+_FALL = 2.0  # standard errors by which an environment falls
+_SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
+Array = NDArray[np.float64]
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
 
 
@@ -62,7 +75,6 @@ class Campaign:
         names = [(is_start, record.number) for is_start, record in events]
         if before is not None and before._folded and before._folded == names[: len(before._folded)]:
             campaign = before._copy()
-            campaign.decided, campaign.differences = [*before.decided], {**before.differences}
         for event in events[len(campaign._folded) :]:
             campaign.step(*event)
         campaign.decided = [record for is_start, record in events if not is_start]  # also with commits made since
@@ -80,24 +92,22 @@ class Campaign:
             return campaign
 
     def with_user_commits(self, ledger: Ledger, repo: Repo) -> Campaign:
-        """Return the campaign with its `config` and with the decisions of `decisions_since`. Raises as that does."""
-        self.read_config(ledger)
-        if (campaign := self._copy()).posterior is None or self.baseline is None or self.config is None:
+        """Return the campaign with its `config` and with the decisions of `decisions_since`. UsageError if the
+        baseline's train.toml was changed; also raises as `decisions_since`."""
+        campaign, baseline = self._copy(), self.baseline
+        if campaign.posterior is None or baseline is None:
             return self
-        for decision in decisions_since(ledger, repo, self.records, self.baseline.branch, self.config, self.kept):
+        campaign.config = ledger.stored_config(baseline)
+        for decision in decisions_since(ledger, repo, self.records, baseline.branch, campaign.config, self.kept):
             change = campaign.posterior.known(decision.change)
             campaign.user_decisions += (replace(decision, change=change),)
             campaign.posterior.decide_for_user(change, decision.action is Action.KEEP)
         return campaign
 
-    def read_config(self, ledger: Ledger) -> None:
-        """Read the baseline's train.toml into `config`, once. UsageError if it was changed."""
-        if self.config is None and self.baseline is not None:
-            self.config = ledger.stored_config(self.baseline)
-
     def _copy(self) -> Campaign:
         campaign = copy.copy(self)
         campaign.posterior = self.posterior and self.posterior.copy()
+        campaign.decided, campaign.differences = [*self.decided], {**self.differences}
         return campaign
 
     def step(self, is_start: bool, record: Record) -> None:
@@ -128,14 +138,13 @@ class Campaign:
         return posterior.observe(record.run, float(scores.mean()), self.hours(record))
 
     def judge(
-        self, record: Record, baseline: Config | None = None, validate: Callable[[Config], object] = lambda config: None
+        self, record: Record, baseline: Config | None, validate: Callable[[Config], object] = lambda config: None
     ) -> Record:
-        """Return a measured experiment with its verdict and planned commits. `baseline`: None for `config`."""
-        if self.posterior is None:
-            standing = _standing(_first_posterior(record), self._num_slots(record))
+        """Return a measured experiment with its verdict and planned commits. `baseline`: the config of the campaign's
+        first experiment, None if this is the first one."""
+        if self.posterior is None or baseline is None:
+            standing = self._standing(_first_posterior(record), record)
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
-        baseline = baseline or self.config
-        assert baseline is not None
         posterior = self.posterior.copy()
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         before, decisions = posterior.kept, self._observe(posterior, record)
@@ -148,7 +157,7 @@ class Campaign:
             decisions=tuple(made),
             kept=posterior.kept,
             expected_score=expected_score,
-            standing=_standing(posterior, self._num_slots(record)),
+            standing=self._standing(posterior, record),
             steps=tuple(steps),
             refused=tuple(decision for decision, _ in refused),
         )
@@ -159,7 +168,7 @@ class Campaign:
         why = [measured_text(record, float(run_scores(record).mean()))]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
-        if (form := compare(record, self._parent_of(record))) and form.conclusion:
+        if form := compare(record, self._parent_of(record)):
             why.append(form.conclusion)
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
 
@@ -204,12 +213,13 @@ class Campaign:
     @property
     def standing(self) -> Standing | None:
         """The posterior of incumbent and baseline now; None before the baseline."""
-        return _standing(self.posterior, self._num_slots(self.decided[-1])) if self.posterior else None
+        return self._standing(self.posterior, self.decided[-1]) if self.posterior else None
 
     @property
     def parent(self) -> Record | None:
         """The last experiment whose change was kept then and is kept now; else the baseline."""
-        keeps = (record for record in reversed(self.decided) if record.is_keep and self.is_kept(record.run.new))
+        kept = [change.keys for change in self.kept]
+        keeps = (r for r in reversed(self.decided) if r.is_keep and r.run.new and r.run.new.keys in kept)
         return next(keeps, self.baseline)
 
     @property
@@ -222,9 +232,6 @@ class Campaign:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
         fates = fates_of(self.decided, self.kept)
         return [row(record, fates) for record in records]
-
-    def is_kept(self, change: Change | None) -> bool:
-        return change is not None and any(change.keys == kept.keys for kept in self.kept)
 
     def is_confirmed(self, change: Change) -> bool:
         """Return True for P(it helps) above rules.confirmed_above: rare in one night."""
@@ -253,16 +260,46 @@ class Campaign:
         return _began(runs[-1]) if runs else None
 
     def remarks(self, record: Record) -> list[str]:
-        """Return what the verdict on a measured experiment does not say, a line each."""
-        return remarks(record, self._parent_of(record))
+        """Return what the verdict on a measured experiment does not say, a line each: a gain in format only, answers
+        without a score, an environment that falls."""
+        parent, evaluation = self._parent_of(record), record.evaluation
+        form = compare(record, parent)
+        lines = [form.line] if form else []
+        if evaluation is None:
+            return lines
+        lines += evaluation.unscored
+        before = parent.evaluation if parent else None
+        sizes = [(part.environment, part.num_examples) for part in evaluation.parts]
+        if before is None or sizes != [(part.environment, part.num_examples) for part in before.parts]:
+            return lines
+        sides = (split(side.example_scores, side.parts) for side in (evaluation, before))
+        for (name, num), *scores in zip(sizes, *sides, strict=True):
+            after, old = map(np.array, scores)
+            change, gain = after - old, float((after - old).mean())
+            stderr = math.sqrt(float(change.var()) / num + 2 * record.decision_rules.seed_sd**2)
+            if gain < -_FALL * stderr:
+                lines.append(f"{name} falls: {old.mean():.3f} -> {after.mean():.3f}, {Effect(gain, stderr)}")
+        return lines
 
     def _parent_of(self, record: Record) -> Record | None:
         parents = (other for other in self.decided if other.number == record.parent)
         return None if record.parent is None else next(parents, self.baseline)
 
-    def _num_slots(self, record: Record) -> int:
-        """Return 1 if the campaign's runs follow each other, else 2: then its intervals are wider (rules.widen)."""
-        return 2 if any(other.result and other.result.slot for other in (*self.decided, record)) else 1
+    def _standing(self, posterior: Posterior, record: Record) -> Standing:
+        """Return the posterior of incumbent and baseline. Their difference is the reported gain."""
+        # Of runs side by side the intervals are wider (rules.widen).
+        num_slots = 2 if any(other.result and other.result.slot for other in (*self.decided, record)) else 1
+        baseline, _ = posterior.predict(())
+        (gain, halfwidth), estimate = posterior.gain(num_slots), posterior.estimated_gain(num_slots)
+        return Standing(
+            incumbent=baseline + gain,
+            incumbent_sd=posterior.predict(posterior.kept)[1],
+            baseline=baseline,
+            gain=gain,
+            gain_halfwidth=halfwidth,
+            contradicted=None if (gain, halfwidth) == estimate else estimate,
+            run_sd=math.sqrt(posterior.noise_variance),
+        )
 
 
 def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Record | None:
@@ -283,21 +320,6 @@ def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[E
     return [(is_start, record) for _, is_start, _, record in sorted(starts + decisions, key=lambda event: event[:3])]
 
 
-def _standing(posterior: Posterior, num_slots: int) -> Standing:
-    """Return the posterior of incumbent and baseline. Their difference is the reported gain."""
-    baseline, _ = posterior.predict(())
-    (gain, halfwidth), estimate = posterior.gain(num_slots), posterior.estimated_gain(num_slots)
-    return Standing(
-        incumbent=baseline + gain,
-        incumbent_sd=posterior.predict(posterior.kept)[1],
-        baseline=baseline,
-        gain=gain,
-        gain_halfwidth=halfwidth,
-        contradicted=None if (gain, halfwidth) == estimate else estimate,
-        run_sd=math.sqrt(posterior.noise_variance),
-    )
-
-
 def _first_posterior(baseline: Record) -> Posterior:
     scores = run_scores(baseline)
     return Posterior(float(scores.mean()), float(scores.std()) / len(scores) ** 0.5, baseline.decision_rules)
@@ -309,3 +331,214 @@ def _began(record: Record) -> datetime:
 
 def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
     return {key: value for change in changes for key, value in change.keys.items()}
+
+
+def run_scores(record: Record) -> Array:
+    """Return the values by which a run is judged, (n,). UsageError if the record has none, or if they are damaged."""
+    try:
+        if (evaluation := record.evaluation) and evaluation.example_scores:
+            return weighted(evaluation.example_scores, evaluation.parts)
+    except ValueError as error:
+        raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", without(record)) from None
+    raise UsageError(f"experiment {record.number:04d} has no scores", without(record))
+
+
+def without(record: Record) -> str:
+    """Return the fix for a record that cannot be used."""
+    return f"Move runs/{record.number:04d} out of runs/ to go on without it."
+
+
+def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
+    """Return (n,): each score's distance from its environment's mean, times (w_e / sum of w) (n / n_e), plus the
+    weighted mean: the spread of the values over examples is that of the weighted mean (tests/unit/test_composite.py).
+    ValueError if sizes do not fit."""
+    values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
+    if not parts:
+        return values
+    if sum(sizes) != len(values):
+        raise ValueError(f"{len(values)} scores of environments with {sum(sizes)} examples")
+    means = np.array([fmean(part_scores) for part_scores in split(scores, parts)])
+    shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
+    factors = np.repeat(shares * len(values) / sizes, sizes)
+    result: Array = (values - np.repeat(means, sizes)) * factors + shares @ means
+    return result
+
+
+def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float]]:
+    """Return the scores of each environment."""
+    ends = np.cumsum([part.num_examples for part in parts])
+    return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
+
+
+class Form(NamedTuple):
+    """A surely higher format rate than the parent's, and nothing else for sure."""
+
+    gain: float  # of the score
+    conclusion: str  # a few words
+    line: str
+    strict_scores: tuple[float, float]  # before and after
+
+
+def compare(candidate: Record, parent: Record | None) -> Form | None:
+    """Return what the candidate learnt if that is the answer format only; None if not, or if it was not measured.
+
+    The format is worth the change of the format rate, times how much more often formatted answers are right than other
+    answers, on the mean of both sides (Kitagawa 1955, JASA 50, 1168).
+    """
+    sides = [
+        (e.eval_score, e.strict_score, e.format_rate, len(e.example_scores))
+        for record in (parent, candidate)
+        if record and (e := record.evaluation) and e.strict_score is not None and e.format_rate is not None
+    ]
+    if len(sides) < 2:
+        return None
+    (score, strict, rate, n), (new_score, new_strict, new_rate, m) = sides
+    if (more := new_rate - rate) <= _SURE * _stderr(rate, n, new_rate, m):
+        return None
+    # Shares of right answers among the formatted ones, and among the others.
+    right = [strict / rate for _, strict, rate, num in sides if rate * num > 0.5]
+    others = [(score - strict) / (1 - rate) for score, strict, rate, num in sides if (1 - rate) * num > 0.5]
+    gain, by_form, noise = new_score - score, more * (fmean(right) - fmean(others)), _stderr(score, n, new_score, m)
+    if gain > noise and gain - by_form > min(noise, by_form):
+        return None
+    conclusion = "a gain in form only" if gain > noise else "written better, not right more often"
+    line = (
+        f"form: {new_rate:.0%} of the answers end as asked, {rate:.0%} before: strict_score "
+        f"{100 * (new_strict - strict):+.1f} pp, eval_score {100 * gain:+.1f} pp, "
+        f"the form alone is worth {100 * by_form:+.1f} pp: {conclusion}"
+    )
+    return Form(gain, conclusion, line, (strict, new_strict))
+
+
+def _stderr(p: float, n: int, q: float, m: int) -> float:
+    """Return the standard error of the difference of two shares, binomial; at least that of one answer in all."""
+    return max(math.sqrt(p * (1 - p) / max(n, 1) + q * (1 - q) / max(m, 1)), 1 / max(n + m, 1))
+
+
+def crash(record: Record, failure: Failure, cause: str) -> Record:
+    """Return the record as a crash with its cause."""
+    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(why=clean(cause)))
+
+
+def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
+    """Write a record with its verdict, commit its decisions and owed ones, keep or delete the model, add the row."""
+    ledger.write(record)
+    ledger.log("decided", ledger.run_dir(record.number) / RECORD_NAME)
+    for earlier in _owed(ledger.records(), record.branch):
+        if earlier.place < record.place:
+            ledger.write(_settle(earlier, ledger, repo))
+    record = _settle(record, ledger, repo)
+    keep_model(ledger, record)
+    ledger.close(record)
+    return record
+
+
+def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
+    """Make a record's planned commits, and write train.toml. Return the record with what git did, or its error."""
+    if record.failure in (Failure.INFRASTRUCTURE, Failure.INTERRUPTED):
+        return replace(record, git_action="train.toml left as it is: nothing was decided")
+    if record.parent is None:
+        return replace(record, git_action="baseline: nothing to commit")
+    if record.is_keep and record.decision is None:
+        return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
+    assert record.judgement is not None
+    steps, head, path = record.judgement.steps, Head(record.branch, record.commit), repo.root / CONFIG_NAME
+    try:
+        texts = {ledger.stored_config(record).source, repo.config_at("HEAD")}
+        # After a kill: commits of the journal were made, even if the user has reset the branch since.
+        if not (commits := ledger.made_commits(record.number)):
+            others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
+            ids = commit(repo, head, steps, others)
+            commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
+            if commits:
+                ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
+        actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
+        left = [step.name for step in steps if step.keys and step.name not in commits]
+        actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
+        texts |= {entry.before for entry in repo.config_history(head)}
+        source, there = repo.config_at("HEAD"), path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        if there == source:
+            actions.append("train.toml holds the incumbent")
+        elif there is not None and source is not None and there in texts:
+            write_atomically(path, source)
+            actions.append("put the incumbent into train.toml")
+        else:
+            actions.append("left train.toml alone: it is neither the config that ran nor the incumbent")
+        return replace(record, commits=commits, git_action="; ".join(actions), git_error=None)
+    except (EngineError, UsageError, OSError, ValueError) as error:
+        return replace(record, git_action=f"not done: {error}", git_error=str(error))
+
+
+def uncommitted(records: Sequence[Record], branch: str) -> str | None:
+    """Return the decisions of a campaign that git did not commit, in one line; None if there are none."""
+    for record in records:
+        if record.branch == branch and record.git_error and record.judgement and record.judgement.steps:
+            names = ", ".join(step.name for step in record.judgement.steps)
+            cause = f"{names}: decided and not committed: {record.git_error}"
+            return f"{cause.rstrip('.')}. Each later experiment and start tries again."
+    return None
+
+
+def _owed(records: Sequence[Record], branch: str) -> list[Record]:
+    """Return the experiments whose commits are owed, in order. What the user decided since stays."""
+    ours = [record for record in records if record.branch == branch]
+    by_user = max((record.decided_before for record in ours if record.user_decisions), default=0)
+    open_records = [record for record in ours if record.judgement and (record.git_action is None or record.git_error)]
+    return sorted((r for r in open_records if r.place > by_user), key=lambda record: record.place)
+
+
+def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
+    """Close what an earlier controller left open, except what is `in_flight`. Call as the controller."""
+    ledger.sweep(in_flight)
+    records = ledger.records()
+    due = [record for record in records if record.git_action is None]
+    if any(record.git_error for record in records):
+        due += [record for record in _owed(records, repo.head().branch) if record.git_action is not None]
+    for record in sorted(due, key=lambda record: (record.decided is None, record.place, record.number)):
+        if record.number in in_flight:
+            continue
+        if record.status == STARTED:
+            cause = "interrupted: the process ended before its verdict"
+            close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
+            note(f"experiment {record.number:04d} was interrupted")
+        elif record.judgement and (git_action := close(record, ledger, repo).git_action) != record.git_action:
+            note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
+    for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
+        if (last := ledger.read(number)) is not None:
+            keep_model(ledger, last)  # a full disk may have kept the weights
+            break
+        delete_weights(ledger, number)
+
+
+def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
+    """Keep the model of a keep and of a run of the incumbent as `runs/NNNN/model`; delete other weights. Above `max_gb`
+    (1e9 bytes) in runs/ the oldest go, but never the baseline's, the last one of the incumbent, or this one. Call
+    before `Ledger.close`: a kill repeats both. EngineError if the disk refuses."""
+    folder = ledger.run_dir(record.number)
+    try:
+        is_model = record.is_keep or record.is_incumbent
+        if is_model and record.evaluation:
+            with suppress(FileNotFoundError):  # moved already: this is the second try after a kill
+                (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
+        delete_weights(ledger, record.number)
+        if not is_model:
+            return
+        models = sorted(path for path in ledger.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
+        sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
+        if sum(sizes.values()) <= max_gb * 1e9:
+            return
+        campaign = Campaign.of(ledger.records(), record.branch, record.rules_hash)
+        spared = [each for each in (campaign.baseline, campaign.parent, campaign.incumbent_run, record) if each]
+        folders = {ledger.run_dir(each.number) for each in spared}
+        for model in models[1:-1]:
+            if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:
+                remove_tree(model)
+                del sizes[model]
+    except OSError as error:
+        raise disk_error(error, folder) from None
+
+
+def delete_weights(ledger: Ledger, number: int) -> None:
+    """Delete the weights that a run left."""
+    for path in ledger.run_dir(number).glob(f"*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
+        remove_tree(path)

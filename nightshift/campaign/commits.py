@@ -106,9 +106,7 @@ def decisions_since(
     """Return what the user's own commits decided since the last experiment of a branch. Empty while git lacks a commit
     of Nightshift's. UsageError if the branch is gone or its train.toml is not valid, EngineError if git fails."""
     ours = [record for record in records if record.branch == branch]
-    open_records = [record for record in ours if record.git_action is None]
-    owed = [*open_records, *(record for record in ours if record.git_error)]
-    if any(record.judgement and record.judgement.steps for record in owed):
+    if any(r.judgement and r.judgement.steps for r in ours if r.git_action is None or r.git_error):
         return ()
     head = repo.head()
     if head.branch != branch:
@@ -119,7 +117,7 @@ def decisions_since(
     ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
     decisions = user_decisions(Repo(repo.root, head), Head(branch, ours[-1].commit), baseline, kept, ids)
     # Decided since `records` were read: then the commit is Nightshift's.
-    is_old = bool(decisions) and any(ledger.read(record.number) != record for record in open_records)
+    is_old = bool(decisions) and any(ledger.read(r.number) != r for r in ours if r.git_action is None)
     return () if is_old else decisions
 
 

@@ -49,13 +49,6 @@ _NO_CONFIGURATION = {
 }
 
 
-class Blob(NamedTuple):
-    """A file of a commit. `id` hashes its bytes."""
-
-    mode: str
-    id: str
-
-
 class ConfigCommit(NamedTuple):
     """A commit that changes train.toml, with the file's bytes before and after (empty without a file)."""
 
@@ -103,9 +96,10 @@ class Repo:
         blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{CONFIG_NAME}")  # `:NAME` is in the index
         return blob.stdout if blob.returncode == 0 else None
 
-    def files_at(self, commit: str) -> dict[str, Blob]:
-        """Return the files of `commit` by name, relative to the root. UsageError if git cannot read the commit."""
-        files = dict[str, Blob]()
+    def files_at(self, commit: str) -> dict[str, tuple[str, str]]:
+        """Return mode and id, a hash of the bytes, of the files of `commit`, by their names relative to the root.
+        UsageError if git cannot read the commit."""
+        files = dict[str, tuple[str, str]]()
         tree = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
         if tree.returncode != 0:
             fix = "Fetch it: a checkout must hold the whole of its branch."
@@ -114,7 +108,7 @@ class Repo:
             about, _, path = entry.partition("\t")
             mode, kind, id = about.split()
             if kind == "blob":  # no submodule
-                files[path] = Blob(mode, id)
+                files[path] = mode, id
         if CONFIG_NAME not in files:
             fix = "Commit it, in a repository of its own."
             raise UsageError(f"{commit[:7]} holds no {CONFIG_NAME} at its top", fix)
@@ -124,17 +118,17 @@ class Repo:
         """Return the names of the files here, tracked or not, without those that git ignores."""
         return self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")[:-1]
 
-    def differs(self, name: str, blob: Blob) -> bool:
+    def differs(self, name: str, blob: tuple[str, str]) -> bool:
         """Return True if the working file has other bytes, is gone, or lies below a link to another folder. Not `git
-        diff`: index flags, attributes, filters and core.worktree can change its answer."""
+        diff`: index flags, attributes, filters and core.worktree can change its answer. `blob`: of `files_at`."""
         folders = (self.root / folder for folder in PurePath(name).parents if folder.name)
         try:
             mode, data = (None, b"") if any(map(Path.is_symlink, folders)) else _content(self.root / name)
         except OSError:
             return True
-        digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
-        is_same = digest(b"blob %d\0" % len(data) + data).hexdigest() == blob.id
-        return mode is None or not is_same or (mode == _LINK) != (blob.mode == _LINK)
+        digest = hashlib.sha1 if len(blob[1]) == 40 else hashlib.sha256
+        is_same = digest(b"blob %d\0" % len(data) + data).hexdigest() == blob[1]
+        return mode is None or not is_same or (mode == _LINK) != (blob[0] == _LINK)
 
     def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
         """Commit files with these bytes, None: as they are here. UsageError if the branch moved."""
@@ -214,8 +208,6 @@ class Repo:
 
     def campaign_start(self, commit: str | None) -> str | None:
         """Return the commit at which a campaign began whose first experiment ran at `commit`; None for no commit."""
-        if not re.fullmatch("[0-9a-f]{40,64}", commit or ""):  # a record lies where agents can write
-            return None
         options = ("--first-parent", "--max-count=20", "--format=%H %s")
         lines = self._git("rev-list", *options, str(commit), check=False).splitlines()[1::2]
         commits = (line.partition(" ") for line in lines)
@@ -229,20 +221,16 @@ class Repo:
         """Return whether a file that git tracks has changes that are not committed."""
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
-    def create_branch(self, name: str) -> bool:
-        """Create a branch at HEAD and check it out; no file changes. Return False if it exists by now."""
-        result = self._run("-c", "branch.autoSetupMerge=false", "checkout", "-b", name)
-        if result.returncode != 0 and name not in self.branches():
-            cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
+    def switch(self, branch: str, is_new: bool = False) -> None:
+        """Check out a branch; a new one is created at HEAD, and no file changes. UsageError with git's words if that
+        fails, for example because files that are not committed are in the way."""
+        command = ("-c", "branch.autoSetupMerge=false", "checkout", "-b", branch)
+        result = self._run(*(command if is_new else ("checkout", "--quiet", branch, "--")))
+        words = " ".join(result.stderr.decode(errors="replace").removeprefix("fatal: ").split())
+        if result.returncode != 0 and is_new:
             fix = "Make .git writable, or choose another name: --branch NAME."
-            raise UsageError(f"git cannot create {name}: {cause}", fix)
-        return result.returncode == 0
-
-    def switch(self, branch: str) -> None:
-        """Check out a branch. UsageError with git's words if files that are not committed are in the way."""
-        result = self._run("checkout", "--quiet", branch, "--")
+            raise UsageError(f"git cannot create {branch}: {words}", fix)
         if result.returncode != 0:
-            words = " ".join(result.stderr.decode(errors="replace").split())
             stash = "Commit the changes, or put them aside: git stash &&" if "overwritten" in words else "Then:"
             raise UsageError(f"git cannot switch to {branch}: {words}", f"{stash} git switch {shlex.quote(branch)}")
 
@@ -308,9 +296,8 @@ class Repo:
             return subprocess.CompletedProcess(command, process.returncode, *output)
         except subprocess.TimeoutExpired:
             raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
+        except OSError as error:
+            raise EngineError(f"git {arguments[0]} cannot be started: {error.strerror}") from None
 
 
 def _content(path: Path) -> tuple[str | None, bytes]:

@@ -1,5 +1,8 @@
 """`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one controller of a checkout. The
-kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller."""
+kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller.
+`runs/journal.jsonl`: an append-only log of events. A line names a file below runs/ and none of its content.
+`runs/proposals.jsonl`: the cost of each proposal that a night asked for, refused or not. A figure of cost that was not
+reported is None, not 0."""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -22,9 +25,8 @@ from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
 from nightshift.campaign.git import CONFIG_NAME
-from nightshift.campaign.journal import Event, Journal
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import CERTIFY_NAME, COMPARISON_NAME, Comparison, Progress, Record
+from nightshift.campaign.records import CERTIFY_NAME, COMPARISON_NAME, NOTHING, Comparison, Cost, Progress, Record
 from nightshift.campaign.results import results_tsv
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -34,6 +36,7 @@ from nightshift.files import (
     open_regular,
     read_file,
     read_json,
+    read_rows,
     sweep_folder,
     sync_folder,
     whole_folder,
@@ -44,14 +47,29 @@ from nightshift.text import clean, local
 
 STARTED = "started"
 RECORD_NAME = "record.json"
-HOLDER_NAME, LOCK_NAME = ".controller", ".lock"
+HOLDER_NAME, LOCK_NAME, JOURNAL_NAME = ".controller", ".lock", "journal.jsonl"
+PROPOSALS_NAME = "proposals.jsonl"
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 _PATIENCE_SECONDS = 1.0  # `is_running` takes the lock for an instant, for example in `nightshift status`
 _MAX_COMMAND = 200  # characters that are shown
-# Environment variables that change how a worker trains.
-FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 _held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
+
+Event = Literal["begun", "submitted", "access", "decided", "committed", "direction"]
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of the journal. `event`: an `Event`; `file`: a path below runs/. The event `access` permits a job to read
+    the test split: the line has the job's `token`, and campaign and `number` of its comparison."""
+
+    time: str  # ISO 8601, UTC
+    event: str
+    file: str
+    number: int = 0
+    branch: str = ""
+    rules_hash: str = ""
+    token: str = ""
+    commits: dict[str, str] = {}  # of the event `committed`: the ids that git gave, by decision
 
 
 class Ledger:
@@ -60,7 +78,6 @@ class Ledger:
     def __init__(self, root: Path) -> None:
         """`root` is the checkout. Nothing is created before a write."""
         self.root, self.runs_dir, self.tsv_path = root, root / "runs", root / "results.tsv"
-        self.journal = Journal(self.runs_dir)
         # Records that were reserved here, or read after they were closed: they do not change under this process.
         self._known: dict[int, Record] = {}
 
@@ -125,14 +142,11 @@ class Ledger:
 
     def next_number(self, last_committed: int = 0) -> int:
         """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
-        last = max([last_committed, *(int(entry.name) for entry in self._numbered())])
-        if not _NUMBER.fullmatch(f"{last + 1:04d}"):
-            raise UsageError(f"{self.run_dir(last)} leaves no number for another experiment", "Move it out of runs/.")
-        return last + 1
+        return 1 + max([last_committed, *(int(entry.name) for entry in self._numbered())])
 
     def num_decided(self) -> int:
         """Return the place of the last verdict in the order of decisions; 0 before the first."""
-        return max((record.decided or 0 for record in self.records()), default=0)
+        return max((record.place for record in self.records()), default=0)
 
     def _numbered(self) -> list[os.DirEntry[str]]:
         if not self.runs_dir.is_dir():
@@ -167,12 +181,21 @@ class Ledger:
     def log(self, event: Event, path: Path, **facts: Any) -> None:
         """Add an event about a file in runs/ to the journal. EngineError if the disk refuses. `facts`: of Line."""
         self.require_in_place()
-        self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), **facts)
+        time, file = datetime.now(UTC).isoformat(timespec="seconds"), path.relative_to(self.runs_dir).as_posix()
+        append(self.runs_dir / JOURNAL_NAME, Line(time=time, event=event, file=file, **facts))
+
+    def journal(self) -> list[Line]:
+        """Return the lines of the journal that can be read."""
+        return read_rows(self.runs_dir / JOURNAL_NAME, Line)
+
+    def accesses(self) -> list[Line]:
+        """Return the uses of the test split in order, one for each job."""
+        return [line for line in self.journal() if line.event == "access"]
 
     def made_commits(self, number: int) -> dict[str, str]:
         """Return the ids that git gave to the commits of an experiment, by decision, from the journal."""
         file = (self.run_dir(number) / RECORD_NAME).relative_to(self.runs_dir).as_posix()
-        lines = [line for line in self.journal.lines() if line.event == "committed" and line.file == file]
+        lines = [line for line in self.journal() if line.event == "committed" and line.file == file]
         return lines[-1].commits if lines else {}
 
     def close(self, record: Record) -> None:
@@ -183,21 +206,21 @@ class Ledger:
 
     def records(self) -> list[Record]:
         """Return all records in order, without folders that have none (power cut). UsageError for a damaged one."""
-        return [record for number in self.numbers() if (record := self.read(number)) is not None]
+        return [*filter(None, map(self.read, self.numbers()))]
 
     def readable(self) -> tuple[list[Record], list[str]]:
         """Return the records that can be read, and a line for each damaged one. For commands that write nothing."""
-        records, damaged = [], []
+        records, damaged = list[Record](), list[str]()
         for number in self.numbers():
             try:
-                records += [record] if (record := self.read(number)) else []
+                records += filter(None, [self.read(number)])
             except UsageError as error:
                 damaged.append(error.cause)
         return records, damaged
 
     def record(self, number: int) -> Record:
         """Return the record of an experiment. EngineError if there is none."""
-        if not self.run_dir(number).is_symlink() and (record := self.read(number)) is not None:
+        if (record := self.read(number)) is not None:
             return record
         self.require_in_place()
         last = max(self.numbers(), default=0)
@@ -213,7 +236,7 @@ class Ledger:
             record = read_json(path, Record, fix)
         except UsageError:
             with suppress(UsageError):
-                if (other := read_json(path, _Version, "")) and (then := other.version) != VERSION:
+                if (then := (read_json(path, dict[str, Any], "") or {}).get("version")) not in (None, VERSION):
                     cause = f"runs/{number:04d}/{RECORD_NAME} has version {then}; this Nightshift reads {VERSION}"
                     raise EngineError(cause, f"Move the folder: mv runs runs-{then}") from None
             raise
@@ -261,15 +284,23 @@ class Ledger:
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""
         try:
-            place = self.runs_dir if self.runs_dir.is_dir() else self.tsv_path.parent
-            mode = place.stat().st_mode & 0o666  # as private as runs/
+            mode = self.runs_dir.stat().st_mode & 0o666  # as private as runs/
             write_atomically(self.tsv_path, results_tsv(self.records()).encode(), mode=mode)
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
 
 
-class _Version(msgspec.Struct):
-    version: int
+def append(path: Path, value: msgspec.Struct) -> None:
+    """Add a line to a file of JSON lines, and sync it to the disk. EngineError if the disk refuses."""
+    try:
+        with open_regular(path, "a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a kill cut
+            file.write(msgspec.json.encode(value) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, path) from None
 
 
 def read_progress(run_dir: Path) -> Progress | None:
@@ -284,18 +315,41 @@ def baseline_of(records: Sequence[Record], branch: str) -> Record | None:
     return next((r for r in records if r.branch == branch and r.is_keep), None)
 
 
-def require_same_setup(
-    first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
-) -> None:
-    """Raise UsageError if a run here would not compare with the campaign that `first` began."""
-    fixed = (
-        ("engine", first.engine, engine),
-        ("rules", first.rules_hash, rules_hash),
-        ("hardware", first.hardware, hardware),
-        *((name, first.versions.get(name, ""), variables.get(name, "")) for name in FIXED_VARIABLES),
-    )
-    for what, then, now in fixed:
-        if then != now:
-            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment"
-            fix = "Begin another campaign: --branch NEW. Or go back to what the campaign uses."
-            raise UsageError(f"{cause}, this is {now or 'unset'}", fix)
+class _Cost(msgspec.Struct, frozen=True):
+    branch: str
+    rules_hash: str
+    night: str  # when the night started
+    cost: Cost
+
+
+def log_proposal(runs_dir: Path, branch: str, rules_hash: str, night: str, cost: Cost) -> None:
+    """Append the cost of a proposal to proposals.jsonl. EngineError if the disk refuses."""
+    append(runs_dir / PROPOSALS_NAME, _Cost(branch, rules_hash, night, cost))
+
+
+def proposals_cost(runs_dir: Path, branch: str, rules_hash: str, night: str | None = None) -> Cost:
+    """Return the cost of the proposals of one campaign, or of one of its nights. Damaged lines are left out."""
+    lines = read_rows(runs_dir / PROPOSALS_NAME, _Cost)
+    ours = [line for line in lines if (line.branch, line.rules_hash) == (branch, rules_hash)]
+    return sum((line.cost for line in ours if night in (None, line.night)), NOTHING)
+
+
+def runs_cost(records: Iterable[Record]) -> Cost:
+    """Return the cost of the runs that these experiments made."""
+    runs = [(run.total_seconds, gpus_of(record.hardware)) for record in records if (run := record.result)]
+    on_gpus = [seconds * gpus for seconds, gpus in runs if gpus is not None]
+    total_seconds = sum(seconds for seconds, _ in runs) if runs else None
+    return Cost(num_proposals=0, run_seconds=total_seconds, gpu_seconds=sum(on_gpus) if on_gpus else None)
+
+
+def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:
+    """Return the cost of these experiments and of all proposals of their campaigns."""
+    campaigns = {(record.branch, record.rules_hash) for record in records}
+    return sum((proposals_cost(runs_dir, *campaign) for campaign in campaigns), runs_cost(records))
+
+
+def gpus_of(hardware: str) -> int | None:
+    """Return the number of GPUs of `2 x NVIDIA H100 80GB HBM3, 2 side by side, 8 cores each` or `A + B`; else None."""
+    if match := re.match(r"(\d{1,3}) x ", hardware):
+        return int(match[1])
+    return hardware.count(" + ") + 1 if " + " in hardware else None

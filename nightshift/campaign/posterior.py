@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Run, Settings, Stage, remaining
-from nightshift.campaign.student import SEED_DF, t_quantile
 from nightshift.config.rules import RuleConstants
 
 Array = NDArray[np.float64]
@@ -30,6 +29,8 @@ _BASELINE, _DRIFT = 0, 1  # rows of the Gaussian
 _NORMAL = NormalDist()
 _NIGHT_OF_LAST_RUNS = 5  # a night has last runs if it has at least this many times as many runs
 _TINY = 1e-14  # least variance that is divided by
+SEED_DF = 8.0  # degrees of freedom that a `seed_sd` is worth which was measured on other runs
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 class Posterior:
@@ -319,3 +320,32 @@ def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int)
 
 def measuring_run(kept: tuple[Change, ...], stage: Stage) -> Run:
     return Run(kept=kept if stage is Stage.LAST_INCUMBENTS else (), stage=stage)
+
+
+# Student's t distribution, for real degrees of freedom. scipy would be a dependency of 100 MB for two numbers.
+
+
+def t_quantile(probability: float, df: float) -> float:
+    """Return the quantile of Student's t for `probability` in 0.5..1 and real `df` (1 or more), to about 1e-9. With
+    t = sqrt(df) tan(a) the density is that of cos(a)^(df - 1), smooth on a finite range."""
+    low, high, df = 0.0, math.pi / 2, _bounded(df)
+    for _ in range(52):  # of the bits of a float
+        angle = (low + high) / 2
+        low, high = (angle, high) if _area(angle, df) < probability - 0.5 else (low, angle)
+    return math.sqrt(df) * math.tan(low)
+
+
+def t_probability(t: float, df: float) -> float:
+    """Of a value as far from 0 as `t` or farther, under Student's t for real `df` (1 or more)."""
+    df = _bounded(df)
+    return max(1 - 2 * _area(math.atan(abs(t) / math.sqrt(df)), df), 0.0)
+
+
+def _area(angle: float, df: float) -> float:
+    """Of the density from 0 to t = sqrt(df) tan(angle), by Gauss-Legendre integration."""
+    total = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
+    return angle / 2 * float(_WEIGHTS @ np.cos(angle / 2 * (_NODES + 1)) ** (df - 1)) / total
+
+
+def _bounded(df: float) -> float:
+    return min(max(df, 1.0), 1e6)

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from statistics import NormalDist, fmean, median
@@ -29,9 +28,11 @@ NIGHT_NAME, BLOCK_NAME, NOTEBOOK_NAME = "night.json", "night.txt", "notebook.md"
 DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
 DETACHED_NAME = "detached.log"  # the output of a start with --detach
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
+MODELS_GB = 20.0  # of all kept models, in 1e9 bytes: about twenty models of 0.5B parameters
 CERTIFY_NAME = "certify"  # the folder of comparisons in runs/: certify/NNNN has a plan, a folder a run, the result
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"
 SIDES = ("baseline", "incumbent")
+NO_DIFFERENCE = "no significant difference"  # the verdict of a comparison that is neither better nor worse
 # A run collapsed if its score is by more than this below the median of its side's other runs: half of what the decision
 # rule takes for a typical accident.
 COLLAPSE = -min(mean for mean, _, _ in RuleConstants().accidents) / 2
@@ -39,11 +40,10 @@ LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, 
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
 POINTS = re.compile(r"([+-]?\d{1,3}(?:\.\d{1,6})?)(?:\s*(?:pp|percentage points?|points?)\b)", re.IGNORECASE)
+_MOMENT = r"^2\d{3}-[01]\d-[0-3]\dT[012]\d:[0-5]\d:[0-5]\d(\.\d+)?[+-]\d\d:\d\d$"  # ISO 8601, UTC
 Z95 = 1.959964  # half-width of a 95 % interval, in standard deviations
-_Total = Annotated[float, Meta(ge=0, le=1e12)]  # seconds
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
-Tokens = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 Place = Annotated[int, Meta(ge=1, le=2**53)]
 Figure = Literal["tokens_in", "tokens_out", "dollars"]
 FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
@@ -61,14 +61,14 @@ def prediction_in(description: str) -> str | None:
 class Cost(Struct, frozen=True):
     """What one proposal cost, or the sum over `num_proposals` and their runs."""
 
-    tokens_in: Tokens | None = None  # with tokens from a cache
-    tokens_out: Tokens | None = None  # with thinking
+    tokens_in: Count | None = None  # with tokens from a cache
+    tokens_out: Count | None = None  # with thinking
     dollars: Seconds | None = None  # US, the agent program's own figure
-    seconds: _Total | None = None  # of the agents
+    seconds: Seconds | None = None  # of the agents
     at_least: tuple[Figure, ...] = ()  # lower bounds: not every agent reported its part
-    num_proposals: _Count = 1
-    run_seconds: _Total | None = None
-    gpu_seconds: _Total | None = None  # the seconds of each run times its GPUs
+    num_proposals: Count = 1
+    run_seconds: Seconds | None = None
+    gpu_seconds: Seconds | None = None  # the seconds of each run times its GPUs
 
     def is_whole(self, figure: Figure) -> bool:
         """True if every agent that was asked reported `figure`."""
@@ -166,13 +166,13 @@ class Phase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Progress:
     phase: Phase
-    num_steps: _Count
-    seconds_left: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
-    reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None  # mean of the last step, usually 0..1
-    num_done: _Count | None = None  # evaluation: examples completed
+    num_steps: Count
+    seconds_left: float | None = None
+    reward: float | None = None  # mean of the last step, usually 0..1
+    num_done: Count | None = None  # evaluation: examples completed
     slot: str = ""  # slot or node, if there are several
-    num_with_gradient: _Count = 0  # training: of all steps so far
-    num_without_gradient: _Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
+    num_with_gradient: Count = 0  # training: of all steps so far
+    num_without_gradient: Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
     note: str = ""  # what else the live line shows, such as a run that stands still
 
 
@@ -194,9 +194,9 @@ class Training:
     last lines show the cause; None if no log does."""
 
     outcome: Outcome
-    num_steps: _Count  # policy updates
+    num_steps: Count  # policy updates
     training_seconds: Seconds | None = None
-    reward_mean: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None  # of all training rollouts
+    reward_mean: float | None = None  # of all training rollouts
     peak_memory_gb: float | None = None
     cause: str | None = None  # one line; set, as `failure`, if the outcome is no success
     failure: Failure | None = None
@@ -206,7 +206,7 @@ class Training:
 class Weights(Struct, frozen=True):
     """Which weights were evaluated."""
 
-    step: _Count  # after which they were written
+    step: Count  # after which they were written
     sha256: str
     served_sha256: str | None = None  # as a server reported it; None if the policy reads the files itself
 
@@ -372,10 +372,6 @@ class Decision(Struct, frozen=True, kw_only=True):
         """The effect at the time of the decision."""
         return None if self.effect is None or not self.effect_stderr else Effect(self.effect, self.effect_stderr)
 
-    def __str__(self) -> str:
-        """`keep 0003: trainer.optim.lr = 5e-6; effect +2.0 ± 4.0 pp, P(it helps) 84 %`."""
-        return f"{self.action} {self.change}" + (f"; effect {self.estimate.with_p}" if self.estimate else "")
-
 
 class Stage(IntEnum):
     SEARCH = 0  # changes come in and go out
@@ -469,7 +465,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     status: Annotated[str, Meta(pattern="^(started|keep|discard|measured|crash)$")]  # `started`: without a verdict
     branch: str  # "" if HEAD is detached
     commit: str | None  # HEAD when the experiment started
-    started: str  # ISO 8601, UTC
+    started: Annotated[str, Meta(pattern=_MOMENT)]
 
     # What was proposed.
     parent: int | None  # the last kept experiment before, whose answers are compared; None: this is the first one
@@ -481,7 +477,6 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, a line each
     unused_keys: tuple[str, ...] = ()
     config_hash: str
-    effective_hash: str
     effective: dict[str, Any] = msgspec.field(default_factory=dict)
 
     # Rules, engine and hardware.
@@ -507,15 +502,15 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     git_error: str | None = None  # why the planned commits are still owed
     commits: dict[str, str] = msgspec.field(default_factory=dict)  # by decision: `keep 0012` -> id
 
-    def __post_init__(self) -> None:
-        started = datetime.fromisoformat(self.started)
-        if started.tzinfo is None or not 2000 <= started.year < 9000:
-            raise ValueError(f"it started at {self.started!r}, in no time zone, or not in our time")
-
     @property
     def environments(self) -> tuple[str, ...]:
         """Names of the environments: `arithmetic+gsm8k-trl` has two."""
         return tuple(self.rules_name.partition("-")[0].split("+"))
+
+    @property
+    def place(self) -> int:
+        """Its place in the order of decisions; 0 if it decides nothing."""
+        return self.decided or 0
 
     @property
     def is_keep(self) -> bool:
@@ -602,6 +597,7 @@ class Job:
 class Plan(Struct, frozen=True, kw_only=True):
     """What a comparison measures: `plan.json`."""
 
+    number: int  # of its folder, and of its use of the test split
     branch: str
     rules_hash: str
     split: Literal["test", "validation"]
@@ -609,26 +605,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     names: dict[str, str]  # by side: `experiment 0004`, or a commit
     num_seeds: int
     first_seed_index: int
-    access: int | None = None  # number of the use of the test split, counted over the checkout
     environments: tuple[str, ...] = ()  # with the next two: options of `nightshift certify`
     budget_seconds: float | None = None
     revisions: dict[str, str] = {}
     night: str = ""  # `started` of the night that began it; empty for `nightshift certify`
-
-
-class FreshRun(Struct, frozen=True):
-    """One finished run of a comparison: `run.json`."""
-
-    side: str
-    seed: int
-    result: Result
-    proof: str | None = None  # what the engine proves of the weights that were scored
-    num_starts: int = 1  # of this side and seed
-
-    @property
-    def score(self) -> float | None:
-        """None if it crashed."""
-        return self.result.evaluation.eval_score if self.result.evaluation else None
 
 
 class Estimate(Struct, frozen=True):
@@ -646,12 +626,19 @@ class ComparedRun(Struct, frozen=True):
 
     side: str
     seed: int
-    num_steps: _Count
+    num_steps: Count
     score: Fraction | None  # None for a crash
 
     def __str__(self) -> str:
         """`81.0 (698 steps)`: the score in percent."""
         return f"{'crashed' if self.score is None else f'{100 * self.score:.1f}'} ({self.num_steps} steps)"
+
+
+class FreshRun(ComparedRun, frozen=True):
+    """One finished run of a comparison: `run.json`."""
+
+    result: Result
+    proof: str | None = None  # what the engine proves of the weights that were scored
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -671,10 +658,6 @@ class Comparison(Struct, frozen=True, kw_only=True):
     strict_scores: tuple[float, float] | None
     by_environment: dict[str, Estimate]  # not corrected for their number
     notes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not all(map(self.scores, SIDES)):
-            raise ValueError("a side has no score")
 
     def runs_of(self, side: str) -> list[ComparedRun]:
         return [run for run in self.runs if run.side == side]
@@ -698,18 +681,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def collapses(self) -> str:
-        """`1 of 5 runs of the incumbent collapsed`, of the baseline only if one did. Empty without two scores."""
-        parts = list[str]()
-        for side in SIDES:
-            scores = self.scores(side)
-            of = len(scores) if len(scores) > 1 else 0
-            num = sum(scores[i] < median(scores[:i] + scores[i + 1 :]) - COLLAPSE for i in range(of))
-            if num or (of and side == "incumbent"):
-                parts.append(f"{num} of {of} runs of the {side} collapsed")
+        """`1 of 5 runs of the incumbent collapsed (by more than 6 pp below ...)`. Empty without two scores."""
+        scores = self.scores("incumbent")
+        num = sum(score < median(scores[:i] + scores[i + 1 :] or [score]) - COLLAPSE for i, score in enumerate(scores))
         meaning = f"by more than {100 * COLLAPSE:g} pp below the median of the other runs"
-        return f"{'; '.join(parts)} ({meaning})" if parts else ""
-
-    @property
-    def estimator(self) -> str:
-        sources = "the variance between seeds (pooled over both configs) and of the paired difference between examples"
-        return f"95 % interval from {sources}; t with {self.estimate.df:.1f} degrees of freedom"
+        return f"{num} of {len(scores)} runs of the incumbent collapsed ({meaning})" if len(scores) > 1 else ""

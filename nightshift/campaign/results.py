@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -107,11 +108,10 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     new = record.run.new if verdict in ("keep", "discard") else None
     now, commit = fates.get(new.identity if new else frozenset(), ("", None))
     names = ("number", "failure", "parent", "strict_score", "why", "total_seconds", "branch", "engine", "started")
+    fields: dict[str, Any] = {name: getattr(record, name) for name in names}
+    fields |= {name: getattr(training, name, None) for name in ("num_steps", "reward_mean", "training_seconds")}
     return Row(
-        **{name: getattr(record, name) for name in names},
-        num_steps=training.num_steps if training else None,
-        reward_mean=training.reward_mean if training else None,
-        training_seconds=training.training_seconds if training else None,
+        **fields,
         verdict=verdict,
         now=now,
         commit=(record.kept_commit or commit or "")[:7] or None,
@@ -135,7 +135,7 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
 
 def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) -> dict[Settings, Fate]:
     """Return the fate of each change that was kept once. `kept`: the incumbent's changes, None: by the records."""
-    kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=_place)
+    kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=attrgetter("place"))
     names = [item for record in records for item in record.commits.items()]
     commits = {name.partition(" ")[2]: id for name, id in names if not name.startswith("revert")}
     keys, kept_settings = {key for change in kept for key in change.keys}, {change.identity for change in kept}
@@ -149,19 +149,15 @@ def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) ->
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     """Return `Campaign.kept` before your own commits, without the slow fold of thousands of records."""
-    last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
+    last = max((r for r in records if r.judgement and r.judgement.standing), key=attrgetter("place"), default=None)
     if last is None or last.judgement is None:
         return ()
     kept = list(last.judgement.kept)
-    for decision in (d for r in records if r.decided_before >= _place(last) for d in r.user_decisions):
+    for decision in (d for r in records if r.decided_before >= last.place for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
     rests = [rest for _, rest in remaining(change.identity for change in kept)]  # a change without a rest is replaced
     return tuple(change for change, rest in zip(kept, rests, strict=True) if rest)
-
-
-def _place(record: Record) -> int:
-    return record.decided or 0
 
 
 def results_tsv(records: Sequence[Record]) -> str:

@@ -57,7 +57,7 @@ commands.add_command(import_command)
 @reporting("reading the records")
 def status(as_json: bool) -> None:
     """What is running, for how long, and what the ledger holds."""
-    from nightshift.experiment.branch import next_start
+    from nightshift.experiment.checkout import next_start
 
     root = run.process_root()
     ledger = Ledger(root)

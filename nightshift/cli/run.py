@@ -25,14 +25,13 @@ from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import ALL, Check, PrepareFlags, on_cards, open_engine, used_keys
 from nightshift.errors import ExitCode, Interrupted, NightshiftError, UsageError
 from nightshift.executors.gpus import num_gpus
-from nightshift.experiment.branch import checked_head, next_start
-from nightshift.experiment.branch import plan as plan_start
+from nightshift.experiment.checkout import checked_head, next_start
+from nightshift.experiment.checkout import plan as plan_start
 from nightshift.files import read_file
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
-    from nightshift.experiment.bench import Bench
-    from nightshift.experiment.experiment import Controller
+    from nightshift.experiment.experiment import Bench, Controller
 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load

@@ -13,9 +13,8 @@ import msgspec
 import psutil
 
 from nightshift.campaign.commits import UNREAD, decisions_since
-from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.git import Repo
-from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress
+from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, campaign_cost, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import (
     BLOCK_NAME,

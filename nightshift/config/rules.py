@@ -4,7 +4,7 @@ Two results compare only if they have the same rules hash. train.toml cannot cha
 with the same meaning is locked (allowlist.toml). rules_toml.py makes the rules from rules.toml.
 
 `Rules.measuring` lists the measuring files. They are part of the hash, and may not change during a campaign
-(experiment/integrity.py). A path that ends with a slash is a folder with all files below it.
+(experiment/checkout.py). A path that ends with a slash is a folder with all files below it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ MEASURING_CODE = (
     "nightshift/campaign/commits.py",
     "nightshift/campaign/metrics.py",
     "nightshift/campaign/posterior.py",
-    "nightshift/campaign/scores.py",
-    "nightshift/campaign/student.py",
     "nightshift/config/allowlist.py",
     "nightshift/config/allowlist.toml",
     "nightshift/config/checks.py",

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from nightshift.campaign.journal import JOURNAL_NAME, Journal
+from nightshift.campaign.ledger import JOURNAL_NAME, Ledger
 from nightshift.campaign.records import Completion, Evaluation, Part, ProgressCallback, packed
 from nightshift.config.rules import Rules
 from nightshift.errors import EngineError
@@ -35,7 +35,7 @@ def examples_of_test_split(rules: Rules, root: Path, token: str) -> list[Task]:
     runs/journal.jsonl with the tokens of its jobs. The controller adds it before the job's worker starts, so no access
     is uncounted.
     """
-    accesses = Journal(root / "runs").accesses()
+    accesses = Ledger(root).accesses()
     tokens = {access.token for access in accesses if access.number == accesses[-1].number}
     if not token or token not in tokens:
         raise EngineError(f"the journal ({JOURNAL_NAME}) holds no access to the test split for this job")

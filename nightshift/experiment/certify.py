@@ -3,6 +3,19 @@
 Runs start in the order baseline, incumbent, incumbent, baseline, ..., in all slots of the campaign, so that a machine
 that slows down slows both. runs/certify/NNNN/ has the plan and the finished runs: `--resume NNNN` makes the missing
 ones. No text of the test split is kept, because agents read in runs/.
+
+Each config was trained m0 and m1 times, every run with a seed of its own. Runs are crossed with the same n examples:
+score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i]. Then
+
+    difference = mean of the incumbent's runs - mean of the baseline's
+    variance   = V / n + k * (S - E / n),  S = max(R, E / n),  k = 1 / m0 + 1 / m1
+
+V is the sample variance over examples of the paired difference (each config's mean over its runs). R is the
+within-config variance of run scores, E the mean square of what run and example leave unexplained (two-way analysis of
+variance); both are pooled over the configs. The interval takes the t quantile at Satterthwaite's (1946) degrees of
+freedom, U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, U = V / n + k (2 S - E / n). Of few seeds S is
+often too small; with 2 S in its place the interval holds as often as it says (benchmarks/certificates.py). `note` says
+if R is `seed_sd` squared instead.
 """
 
 from __future__ import annotations
@@ -21,14 +34,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.journal import Access
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.campaign.campaign import split, weighted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME
+from nightshift.campaign.posterior import SEED_DF, t_probability, t_quantile
 from nightshift.campaign.records import (
     CERTIFY_NAME,
     COMPARISON_NAME,
     JOB_NAME,
+    NO_DIFFERENCE,
     NOT_ISOLATED,
     PLAN_NAME,
     RESULT_NAME,
@@ -43,7 +60,7 @@ from nightshift.campaign.records import (
     Record,
 )
 from nightshift.campaign.results import last_campaign
-from nightshift.campaign.scores import split, weighted
+from nightshift.config.rules import RuleConstants
 from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import Effective, on_cards, open_engine
@@ -51,10 +68,8 @@ from nightshift.engines.downloads import data_problem
 from nightshift.errors import ConfigError, EngineError, Failure, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
-from nightshift.experiment.bench import Bench
-from nightshift.experiment.estimate import Scores, estimate, level_of_access, p_value, verdicts
-from nightshift.experiment.experiment import Controller
-from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
+from nightshift.experiment.checkout import IntegrityError, changed_files, require_unchanged
+from nightshift.experiment.experiment import Bench, Controller
 from nightshift.files import Document, read_json, remove_tree, write_json
 
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
@@ -64,7 +79,11 @@ _NUM_BLOCKS = 10_000_000  # blocks of seeds; the last seed is below 2^32
 _MAX_TRIES = 2  # of a run that infrastructure loses
 _CAMPAIGN = attrgetter("branch", "rules_hash")
 _QUESTION = attrgetter("branch", "rules_hash", "split", "configs")
+LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
+MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
 _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with its logs
+
+Scores = Sequence[float] | NDArray[np.float64]  # one value an example, in the order of the split
 
 
 class Task(NamedTuple):
@@ -73,7 +92,6 @@ class Task(NamedTuple):
     controller: Controller
     first: Record | None  # the campaign's first experiment
     plan: Plan
-    number: int
     effective: Mapping[str, Effective]  # by side
 
     @property
@@ -82,7 +100,7 @@ class Task(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return self.controller.ledger.runs_dir / CERTIFY_NAME / f"{self.number:04d}"
+        return folder_of(self.controller.ledger, self.plan.number)
 
     def runs(self) -> list[_Run]:
         """Return each run in its order. A crashed run is repeated once, at the end and with another seed."""
@@ -116,12 +134,12 @@ class Task(NamedTuple):
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
-            f"number:   {self.number:04d}; after an interruption: uv run nightshift certify --resume {self.number:04d}",
+            f"number:   {plan.number:04d}; after an interruption: uv run nightshift certify --resume {plan.number:04d}",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
             f"runs:     {plan.num_seeds} new seeds each, {num_examples} examples of the {plan.split} split",
             f"time:     at least {self.num_waves() * rules.budget_seconds / 60:.0f} min{at_once}{done}",
         ]
-        if access := _access_of_campaign(self.controller.ledger, plan):
+        if access := _access(self.controller.ledger, plan):
             level = f"better or worse is said at level {level_of_access(access):.3g}"
             lines.append(f"access:   {access} to the test split by this campaign; {level}")
         return lines
@@ -160,6 +178,7 @@ def tasks(
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
     begun = {number: plan for number, plan in plans.items() if plan is not None}
+    taken = max([*plans, *_uses(ledger)], default=0)
     if resume is not None:
         if is_new or num_seeds or environments or revisions or budget_seconds is not None:
             raise UsageError("--resume has the options with which the comparison began", "Leave the others out.")
@@ -170,10 +189,11 @@ def tasks(
     first, configs, names = _contenders(controller, revisions)
     is_elsewhere = bool(environments) or budget_seconds is not None
     wanted = dict.fromkeys(environments or ["+".join(controller.bench.rules.environment_names)])
-    free_numbers, planned = itertools.count(max(plans, default=0) + 1), list[Task]()
+    planned = list[Task]()
     for name in wanted:
         here = _elsewhere(controller, name, budget_seconds) if is_elsewhere else controller
         plan = Plan(
+            number=taken + 1,
             branch=controller.repo.head().branch,
             rules_hash=here.bench.rules_hash,
             split="validation" if is_elsewhere else "test",
@@ -181,17 +201,17 @@ def tasks(
             names=names,
             num_seeds=num_seeds or DEFAULT_SEEDS,
             first_seed_index=FIRST_SEED_INDEX + _SEEDS_OF_PLAN * secrets.randbelow(_NUM_BLOCKS),
-            access=None if is_elsewhere else max(_uses(ledger), default=0) + 1,
             environments=tuple(environments),
             budget_seconds=budget_seconds,
             revisions=revisions,
             night=night,
         )
-        if number := _same(ledger, begun, plan, resume, is_new):
-            plan = begun[number]
+        if old := _same(ledger, begun, plan, resume, is_new):
+            plan = old
             if num_seeds not in (None, plan.num_seeds):
-                cause = f"comparison {number:04d} with these arguments has {plan.num_seeds} seeds"
+                cause = f"comparison {plan.number:04d} with these arguments has {plan.num_seeds} seeds"
                 raise UsageError(cause, "Leave --seeds out.")
+        taken = max(taken, plan.number)
         effective = dict[str, Effective]()
         try:
             for side, config in configs.items():
@@ -199,33 +219,30 @@ def tasks(
         except ConfigError as error:
             cause = f"{plan.names[side]} is invalid under {here.bench.rules.name}: {error.cause}"
             raise UsageError(cause, error.fix) from None
-        planned.append(Task(here, first, plan, number or next(free_numbers), effective))
-    if resume is not None and resume not in [task.number for task in planned]:
+        planned.append(Task(here, first, plan, effective))
+    if resume is not None and resume not in [task.plan.number for task in planned]:
         cause = "its branch, its rules or a config changed, or the test split was used again since"
         fix = "Begin another: uv run nightshift certify --new"
         raise UsageError(f"comparison {resume:04d} cannot be resumed: {cause}", fix)
     return planned
 
 
-def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None, is_new: bool) -> int | None:
-    """Return the number of the begun comparison of this question to resume or to show again; None to begin another. On
-    the validation split a finished comparison is shown again: nobody repeats it until it looks better."""
-    is_wanted, last = bool(plan.night) or resume is not None, max(_uses(ledger), default=0)
+def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None, is_new: bool) -> Plan | None:
+    """Return the begun comparison of this question to resume or to show again; None to begin another. On the validation
+    split a finished comparison is shown again: nobody repeats it until it looks better."""
+    is_wanted, is_secret = bool(plan.night) or resume is not None, plan.split == "test"
+    last = max(_uses(ledger), default=0)  # a worker reads the test split for a job of the last use only
     for number in sorted(begun, key=lambda number: (number == resume, number), reverse=True):
-        old, folder = begun[number], ledger.runs_dir / CERTIFY_NAME / f"{number:04d}"
+        old = begun[number]
         if _QUESTION(old) != _QUESTION(plan) or plan.night not in ("", old.night):
             continue
-        if (folder / COMPARISON_NAME).exists():
-            if is_wanted or plan.split == "validation":
-                return number
-            continue
-        lines = [line for line in ledger.journal.lines() if line.access and line.access.number == old.access]
-        users = {Path(line.file).parent.parent.name for line in lines}
-        # A worker reads the split for a job of the last use only.
-        if old.access is None or (users <= {folder.name} and old.access == last + (not users)):
+        if (folder_of(ledger, number) / COMPARISON_NAME).exists():
+            if is_wanted or not is_secret:
+                return old
+        elif not is_secret or number >= last:
             if is_wanted or is_new:
-                return None if is_new else number
-            more = ", which uses the test split once more" if plan.split == "test" else ""
+                return None if is_new else old
+            more = ", which uses the test split once more" if is_secret else ""
             fix = f"uv run nightshift certify --resume {number:04d}; or begin another{more}: --new"
             raise UsageError(f"comparison {number:04d} with these arguments is unfinished", fix)
     return None
@@ -250,11 +267,11 @@ def _contenders(
             branch, _ = last_campaign(records)
             fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
             raise UsageError(f"{head} has no measured campaign", fix or "Run one first: uv run run.py")
-        campaign, baseline = controller.campaign(), controller.ledger.stored_config(first)
+        campaign = controller.campaign()
         if not campaign.kept and not configs:
             cause = "nothing was kept: the incumbent is the baseline"
             raise UsageError(cause, "Come back when an experiment was kept.")
-        configs = {"baseline": baseline, "incumbent": incumbent_config(baseline, campaign.kept)} | configs
+        configs = {"baseline": campaign.compose(()), "incumbent": campaign.compose(campaign.kept)} | configs
         incumbent = f"incumbent after experiment {campaign.decided[-1].number:04d}"
         names = {"baseline": f"experiment {first.number:04d}", "incumbent": incumbent} | names
     elif configs["baseline"].hash == configs["incumbent"].hash:
@@ -268,9 +285,6 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
     rules = rules_elsewhere(bench.root, bench.rules, names.split("+"), num_gpus(os.environ))
     rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
     rules = on_cards(rules, bench.root, os.environ, bench.request.gpus)
-    if rules == bench.rules:
-        cause = f"{names} with this budget is what the campaign itself measured"
-        raise UsageError(cause, "Without options certify uses the test split.")
     if problem := data_problem(bench.root, rules):
         raise UsageError(f"--environment {names}: {problem.cause}", problem.fix)
     opened = partial(open_engine, rules, bench.root, dict(os.environ))
@@ -279,17 +293,21 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
     return replace(controller, bench=bench)
 
 
+def folder_of(ledger: Ledger, number: int) -> Path:
+    return ledger.runs_dir / CERTIFY_NAME / f"{number:04d}"
+
+
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
     """Return the campaign of each use of the test split, from journal and certificates: one may be deleted."""
     plans = [comparison.plan for comparison in ledger.comparisons()]
-    uses = {plan.access: _CAMPAIGN(plan) for plan in plans if plan.access is not None}
-    return uses | {access.number: _CAMPAIGN(access) for access in ledger.journal.accesses()}
+    uses = {plan.number: _CAMPAIGN(plan) for plan in plans if plan.split == "test"}
+    return uses | {access.number: _CAMPAIGN(access) for access in ledger.accesses()}
 
 
-def _access_of_campaign(ledger: Ledger, plan: Plan) -> int | None:
+def _access(ledger: Ledger, plan: Plan) -> int | None:
     """Return the number of a plan's use of the test split within its campaign, from 1; None if it does not use it."""
     numbers = [number for number, campaign in _uses(ledger).items() if campaign == _CAMPAIGN(plan)]
-    return None if plan.access is None else 1 + sum(number < plan.access for number in numbers)
+    return None if plan.split != "test" else 1 + sum(number < plan.number for number in numbers)
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
@@ -301,7 +319,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     sides = [*map(_evaluations, questions)]
     estimates = [_estimate(task, evaluations) for task, evaluations in zip(questions, sides, strict=True)]
     # One question on the test split, or several elsewhere that are corrected together.
-    access = _access_of_campaign(controller.ledger, questions[0].plan)
+    access = _access(controller.ledger, questions[0].plan)
     level, comparisons = level_of_access(access), list[Comparison]()
     for task, evaluations, result, verdict in zip(questions, sides, estimates, verdicts(estimates, level), strict=True):
         rules, path, parts = task.bench.rules, task.folder / COMPARISON_NAME, enumerate(evaluations[0][0].parts)
@@ -316,7 +334,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
             level=level,
             access=access,
             estimate=result,
-            runs=tuple(ComparedRun(r.side, r.seed, r.result.training.num_steps, r.score) for r in task.finished()),
+            runs=tuple(ComparedRun(r.side, r.seed, r.num_steps, r.score) for r in task.finished()),
             num_examples=len(evaluations[0][0].example_scores),
             strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
             by_environment={part.environment: _estimate(task, evaluations, i) for i, part in parts},
@@ -378,10 +396,8 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
-            access = None
-            if plan.access is not None:
-                access = Access(plan.access, plan.branch, plan.rules_hash, plan.configs, job.token)
-            controller.submit(folder, job, access)
+            use = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash, "token": job.token}
+            controller.submit(folder, job, **(use if plan.split == "test" else {}))
         while not executor.is_over(folder):
             yield
         commit = controller.repo.head().commit
@@ -402,27 +418,21 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         for path in folder.glob("*"):  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    name = job_path.relative_to(controller.ledger.runs_dir).as_posix()
-    num_starts = sum(line.file == name for line in controller.ledger.journal.lines())
-    fresh = FreshRun(run.side, run.seed, result, proof, max(num_starts, 1))
-    write_json(folder / RUN_NAME, fresh)
-    score = f"crashed: {result.training.cause}" if fresh.score is None else f"{fresh.score:.4f}"
-    run.note(f"{score}, {result.training.num_steps} steps")
+    score, num_steps = scored.eval_score if scored else None, result.training.num_steps
+    write_json(folder / RUN_NAME, FreshRun(run.side, run.seed, num_steps, score, result, proof))
+    run.note(f"{f'crashed: {result.training.cause}' if score is None else f'{score:.4f}'}, {num_steps} steps")
 
 
 def _evaluations(task: Task) -> list[list[Evaluation]]:
-    """Return the evaluations of each side. EngineError if a side has no run, UsageError for other examples."""
+    """Return the evaluations of each side. EngineError if a side has none."""
     sides = list[list[Evaluation]]()
     for side in SIDES:
         runs = [run.result for run in task.finished() if run.side == side]
         sides.append([run.evaluation for run in runs if run.evaluation is not None])
         if not sides[-1]:
             cause = runs[0].training.cause if runs else "all runs were lost to infrastructure failures"
-            fix = f"Fix that, then: uv run nightshift certify --resume {task.number:04d}"
+            fix = f"Fix that, then: uv run nightshift certify --resume {task.plan.number:04d}"
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
-    if len({evaluation.examples_sha256 for evaluation in itertools.chain(*sides)}) > 1:
-        fix = f"Give it up and begin another: rm -r {task.folder}"
-        raise UsageError("the examples changed since this comparison began", fix)
     return sides
 
 
@@ -436,16 +446,64 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
     return estimate(baseline, incumbent, task.bench.rules.decision)
 
 
+def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
+    """Estimate incumbent minus baseline (formulae above). Each side needs a run, all on the same examples."""
+    sides = [np.asarray(runs, dtype=np.float64) for runs in (baseline, incumbent)]
+    n = sides[0].shape[1]
+    k = sum(1 / len(side) for side in sides)
+    paired = sides[1].mean(axis=0) - sides[0].mean(axis=0)
+    example_variance, note = float(paired.var(ddof=1)) / n, ""
+    means, df = [side.mean(axis=1) for side in sides], float(sum(len(side) - 1 for side in sides))
+    squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
+    if df >= MIN_SEED_DF and squares > 0:
+        rest = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip(sides, means, strict=True)]
+        rest_variance = sum(float((r**2).sum()) for r in rest) / (df * (n - 1)) / n
+        run_variance = max(squares / df, rest_variance)
+    else:
+        why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
+        note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
+        run_variance, rest_variance, df = rules.seed_sd**2, 0.0, SEED_DF
+    cautious = example_variance + k * (2 * run_variance - rest_variance)
+    df = cautious**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
+    stderr, difference = math.sqrt(cautious - k * run_variance), float(paired.mean())
+    half = t_quantile(0.975, df) * stderr
+    return Estimate(difference, stderr, df, (difference - half, difference + half), note)
+
+
+def p_value(result: Estimate) -> float:
+    """Return the probability of a difference as far from 0, or farther, between equal configs."""
+    difference, stderr = result.difference, result.stderr
+    return t_probability(difference / stderr, result.df) if stderr else float(difference == 0)
+
+
+def level_of_access(number: int | None) -> float:
+    """Return the level of a campaign's k-th access to the test split, 0.05 / (k (k + 1)): the sum of all is 0.05."""
+    return LEVEL / (number * (number + 1)) if number else LEVEL
+
+
+def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
+    """Return `better`, `worse` or NO_DIFFERENCE for each of several questions that were asked together. The procedure
+    of Holm (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`."""
+    answers, p_values = [NO_DIFFERENCE] * len(estimates), [*map(p_value, estimates)]
+    for rank, index in enumerate(sorted(range(len(estimates)), key=p_values.__getitem__)):
+        if p_values[index] > level / (len(estimates) - rank):
+            break
+        answers[index] = "better" if estimates[index].difference > 0 else "worse"
+    return answers
+
+
 def _notes(task: Task, result: Estimate) -> list[str]:
     """Return lines on what limits the comparison."""
     runs, plan, first = task.finished(), task.plan, task.first
+    starts = Counter(line.file for line in task.controller.ledger.journal())
     notes: list[tuple[object, str]] = [(result.note, result.note)]  # each with whether it applies
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
+        num_starts = starts[f"{CERTIFY_NAME}/{plan.number:04d}/{run.side}-{run.seed}/{JOB_NAME}"]
         notes += [
             (run.score is None, f"{name}: crashed: {run.result.training.cause}"),
             (run.proof, f"{name}: {run.proof}"),
-            (run.num_starts > 1, f"{name}: was started {run.num_starts} times"),
+            (num_starts > 1, f"{name}: was started {num_starts} times"),
         ]
     num_scored = Counter(run.side for run in runs if run.score is not None)
     numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items())
@@ -491,7 +549,8 @@ def _block(c: Comparison) -> list[str]:
         f"runs:             {c.runs_text}; scores in %",
         f"collapsed:        {c.collapses}",
         f"num_examples:     {c.num_examples}",
-        f"estimator:        {c.estimator}",
+        "estimator:        95 % interval from the variance between seeds (pooled over both configs) and of the paired "
+        f"difference between examples; t with {c.estimate.df:.1f} degrees of freedom",
         *(f"note:             {note}" for note in c.notes),
     ]
 

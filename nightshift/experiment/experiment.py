@@ -1,39 +1,104 @@
-"""One experiment: from train.toml to a verdict in the ledger, from which a controller reads all that it needs."""
+"""One experiment: from train.toml to a verdict in the ledger, from which a controller reads all that it needs; and the
+bench on which it runs: the rules, the engine and the executor that machine, checkout and flags mean."""
 
-import hashlib
+import itertools
 import json
+import math
+import os
 import platform
+import secrets
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from nightshift.campaign.campaign import Campaign, already_tried
+from nightshift.campaign.campaign import Campaign, already_tried, close, crash, resume
 from nightshift.campaign.commits import change_keys
-from nightshift.campaign.finish import close, crash, resume
 from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
-from nightshift.campaign.journal import Access, Event
-from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
+from nightshift.campaign.ledger import STARTED, Event, Ledger, baseline_of, read_progress
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress, Record, Request, Run
+from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request, Run
 from nightshift.config.allowlist import shorten
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import require_within
 from nightshift.config.train_toml import Config, diff, load
-from nightshift.engines.base import used_keys
+from nightshift.engines.base import Engine, on_cards, open_engine, used_keys
 from nightshift.errors import EngineError, Failure, Interrupted, UsageError
-from nightshift.experiment.bench import Bench, open_bench
-from nightshift.experiment.branch import plan
+from nightshift.evaluation import environment
+from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
+from nightshift.executors.local import LocalExecutor, Slot, divide, num_slots_of, own_cores
+from nightshift.executors.slurm import SlurmExecutor
+from nightshift.executors.slurm import read as read_slurm
+from nightshift.experiment.checkout import IntegrityError, continued, plan, require_unchanged
 from nightshift.experiment.health import Conditions, digest
-from nightshift.experiment.integrity import IntegrityError, require_branch, require_unchanged
 from nightshift.waiting import lasted
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 _TICK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    root: Path
+    rules: Rules
+    rules_hash: str
+    engine: Engine
+    executor: LocalExecutor | SlurmExecutor
+    request: Request
+    # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
+    engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
+
+    def require_ready(self, slots: Sequence[Slot] | None = None) -> None:
+        """Raise EngineError with the first problem of these slots; None: of the slot of the next run."""
+        for engine in self._engines(self.executor.free_slots[:1] if slots is None else slots):
+            if problems := engine.check():
+                more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+                raise EngineError(problems[0] + more)
+
+    def warnings(self) -> list[str]:
+        """Return what may make a run fail in the slots of this machine, each a line with its fix."""
+        checks = itertools.chain(*(engine.warnings() for engine in self._engines(self.executor.free_slots)))
+        return [*dict.fromkeys(str(check.problem) for check in checks)]
+
+    def _engines(self, slots: Sequence[Slot]) -> list[Engine]:
+        return [self.engine_of.get(slot.gpus, self.engine) for slot in slots]
+
+    def hardware(self, first: Record | None) -> str:
+        """Return what a run has here, as records name it; of a cluster what the campaign's `first` experiment had."""
+        return self.executor.hardware(self.engine.hardware()) or (first.hardware if first else "")
+
+    @property
+    def in_flight(self) -> list[int]:
+        """The numbers of the experiments whose runs are in flight; a certificate's runs have other names."""
+        return sorted(int(folder.name) for folder in self.executor.in_flight() if folder.name.isdigit())
+
+    def next_seed(self, campaign: Campaign) -> int:
+        """Return the first seed that no scored and no running run of the campaign has: a lost run keeps its seed."""
+        results = [record.result for record in campaign.decided if record.evaluation]
+        used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
+        return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
+
+    def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:
+        """Return the job of one run. `fields`: of Job, besides those of the bench."""
+        return Job(
+            rules=self.rules,
+            rules_hash=self.rules_hash,
+            settings=dict(settings),
+            seed=seed,
+            deadline_seconds=self.engine.deadline_seconds,
+            token=secrets.token_hex(16),
+            hardware=hardware or None,
+            gpus=self.request.gpus,
+            keep_all=self.request.keep_all,
+            **fields,
+        )
 
 
 class Reporter(Protocol):
@@ -63,7 +128,6 @@ class Controller:
         """Return the campaign of the branch that is checked out, as its records have it. Only new ones are folded."""
         records, branch = self.ledger.records(), self.repo.head().branch
         self._folded = Campaign.of(records, branch, self.bench.rules_hash, self._folded)
-        self._folded.read_config(self.ledger)
         return self._folded
 
     def campaign(self) -> Campaign:
@@ -73,16 +137,13 @@ class Controller:
     def begin(self, branch: str | None) -> None:
         """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch."""
         bench, repo = self.bench, self.repo
-        while True:
-            start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
-            if bench.request.baseline and not start.num_experiments:
-                raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
-            if start.is_new or start.files:
-                bench.engine.validate(load(bench.root / CONFIG_NAME))
-            if start.is_switch:
-                repo.switch(start.head.branch)
-            if not start.is_new or repo.create_branch(start.head.branch):
-                break  # else another worktree created the branch at this moment
+        start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
+        if bench.request.baseline and not start.num_experiments:
+            raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+        if start.is_new or start.files:
+            bench.engine.validate(load(bench.root / CONFIG_NAME))
+        if start.is_new or start.is_switch:
+            repo.switch(start.head.branch, start.is_new)
         if start.files:
             names = f"{len(start.files)} files as they were" if start.files[1:] else f"{start.files[0]} as it was"
             message = "\n".join([f"{START_SUBJECT}{names}", "", *start.files, ""])
@@ -108,9 +169,18 @@ class Controller:
     def first_to_compare(self, records: Sequence[Record]) -> Record | None:
         """Return the campaign's first experiment. IntegrityError or UsageError if a run here would not compare."""
         bench, first = self.bench, baseline_of(records, self.repo.head().branch)
-        if first is not None:
-            require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
-            require_same_setup(first, bench.engine.name, bench.rules_hash, bench.hardware(first), bench.variables)
+        if first is None:
+            return None
+        require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
+        for what, then, now in (
+            ("engine", first.engine, bench.engine.name),
+            ("rules", first.rules_hash, bench.rules_hash),
+            ("hardware", first.hardware, bench.hardware(first)),
+        ):
+            if then != now:
+                cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment"
+                fix = "Begin another campaign: --branch NEW. Or go back to what the campaign uses."
+                raise UsageError(f"{cause}, this is {now or 'unset'}", fix)
         return first
 
     def admit(self, candidate: Config, request: Request, campaign: Campaign) -> Record:
@@ -118,8 +188,7 @@ class Controller:
         bench, head = self.bench, self.repo.head()
         hardware = bench.hardware(self.first_to_compare(campaign.records))
         validated = bench.engine.validate(candidate)
-        settings = json.dumps(validated.settings, sort_keys=True, indent=1, allow_nan=False)
-        effective_hash = hashlib.sha256(settings.encode()).hexdigest()[:12]
+        effective = json.loads(json.dumps(validated.settings, allow_nan=False))
         run, before, is_baseline = Run(), candidate, campaign.baseline is None or request.baseline
         if request.run is not None and not is_baseline:
             run, before = request.run, campaign.compose(replace(request.run, new=None).changes)
@@ -165,17 +234,15 @@ class Controller:
             scaled=validated.scaled,
             unused_keys=validated.unused,
             config_hash=candidate.hash,
-            effective_hash=effective_hash,
-            effective=dict(validated.settings),
+            effective=effective,
             rules_name=bench.rules.name,
             rules_hash=bench.rules_hash,
             decision_rules=bench.rules.decision,
             budget_seconds=bench.rules.budget_seconds,
             engine=bench.engine.name,
-            versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")}
-            | bench.variables,
+            versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")},
             hardware=hardware,
-            num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in campaign.records),
+            num_starts=1 + sum((r.branch, r.effective) == (head.branch, effective) for r in campaign.records),
         )
 
     def start(self, request: Request, config: Config, campaign: Campaign) -> Record:
@@ -188,9 +255,7 @@ class Controller:
         limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in all"
         self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
-            parent = campaign.parent and self.ledger.stored_config(campaign.parent)
-            # Validated again: its record lies where agents can write.
-            incumbent = dict(self.bench.engine.validate(parent).settings) if parent else None
+            incumbent = campaign.parent.effective if campaign.parent else None
             job = self.bench.job(record.effective, self.bench.next_seed(campaign), record.hardware, incumbent=incumbent)
             self.submit(self.ledger.run_dir(record.number), job)
             self.ledger.sync_tsv()
@@ -199,10 +264,10 @@ class Controller:
             return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         return record
 
-    def submit(self, run_dir: Path, job: Job, access: Access | None = None) -> None:
+    def submit(self, run_dir: Path, job: Job, **access: Any) -> None:
         """Start a worker. The journal has its job, and its `access` to the test split, before the worker starts."""
         event: Event = "access" if access else "submitted"
-        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access=access))
+        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, **access))
 
     def collect(self, number: int) -> Record | None:
         """Judge and close an experiment; None while its run is in flight. IntegrityError if measuring files changed."""
@@ -211,21 +276,22 @@ class Controller:
             return record
         if not bench.executor.is_over(run_dir):
             return None
-        require_branch(self.repo, record.branch)
+        if (now := self.repo.head().branch) != record.branch:
+            cause = f"the checkout moved from {record.branch} to {now or 'a detached HEAD'}"
+            raise IntegrityError(cause, f"Go back: git switch {shlex.quote(record.branch)}")
         campaign = self.folded()
-        commit = (campaign.baseline or record).commit
-        require_unchanged(self.repo, bench.rules, record.rules_hash, commit, bench.rules_hash)
+        first = campaign.baseline
+        baseline = self.ledger.stored_config(first) if first else None
+        require_unchanged(self.repo, bench.rules, record.rules_hash, (first or record).commit, bench.rules_hash)
         try:
             result = bench.executor.result(run_dir)
             record = replace(record, result=result, hardware=record.hardware or result.hardware)
-            if result.hardware not in ("", record.hardware):
-                raise EngineError(f"the run was made on {result.hardware}, and the campaign's on {record.hardware}")
         except (EngineError, UsageError, OSError) as error:
             return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         if result.evaluation is None:
             failure = result.training.failure or Failure.INFRASTRUCTURE
             return self.conclude(crash(record, failure, result.training.cause or "no cause known"))
-        record = campaign.judge(record, validate=bench.engine.validate)
+        record = campaign.judge(record, baseline, bench.engine.validate)
         if record.is_keep or record.is_incumbent:
             try:  # the engine proves that the weights that stay are those that were scored
                 proof = bench.engine.prove(run_dir, result.evaluation.weights, self.reporter.note)
@@ -285,6 +351,48 @@ class Controller:
 
 
 def open_controller(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Controller:
-    """Return a controller of this checkout, which does not hold the lock yet. `branch`: --branch."""
-    ledger, repo = Ledger(root), Repo(root)
-    return Controller(open_bench(repo, ledger.records(), request, reporter.note, branch), ledger, repo, reporter)
+    """Return a controller of this checkout, which does not hold the lock yet, with engine and budget of the campaign
+    that continues unless flags name them. `branch`: --branch."""
+    ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
+    records, here = ledger.records(), repo.head().branch
+    first = baseline_of(records, here) or baseline_of(records, continued(repo, records, None))
+    first = first if first and branch in (None, first.branch) else None
+    cluster = None if request.slurm is None else read_slurm(request.slurm)
+    num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
+    rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)
+    environment.load(root, rules.environments)
+    if request.budget_seconds is not None:
+        rules = rules.with_budget(request.budget_seconds)
+    rules = on_cards(rules, root, environ, request.gpus)
+    if first and first.budget_seconds and request.budget_seconds is None:
+        in_its_budget = rules.with_budget(first.budget_seconds)
+        rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
+    flags = request.keep_all, request.prime_rl
+    engine, rules_hash = open_engine(rules, root, environ, request.gpus, *flags), rules.hash(root)
+    least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
+    if cluster is not None and cluster.time_minutes < least:
+        cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
+        raise UsageError(cause, f"Write {least} or more.")
+    if first is not None and first.branch != here and first.rules_hash != rules_hash:
+        first = baseline_of(records, continued(repo, records, rules_hash))
+    num_before = num_slots_of(first.hardware) if first else None
+    num_slots = (num_before or 1) if request.pairs is None else request.pairs
+    if num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
+        num_slots, text = num_before or fitting.num_runs, f"--pairs auto: {fitting}"
+        if first and num_slots != fitting.num_runs:  # free memory changes, a campaign does not
+            text += f"; {first.branch} began with {num_slots} and keeps to that: --branch NEW begins another campaign"
+        reporter.note(text)
+    executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
+    if cluster is not None:
+        executor = SlurmExecutor(root, environ, cluster)
+    elif num_slots != 1:
+        if request.gpus is not None:
+            cause = f"--gpus {request.gpus} names the GPUs of one run"
+            raise UsageError(cause, "Leave it out: --pairs takes them in order.")
+        num_each = len({*engine.gpu_ids()})
+        indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
+        executor = LocalExecutor(root, environ, tuple(divide(num_slots, indices, num_each, own_cores())))
+    gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
+    engine_of: dict[str | None, Engine] = {ids: open_engine(rules, root, environ, ids, *flags) for ids in gpus}
+    bench = Bench(root, rules, rules_hash, engine, executor, request, engine_of)
+    return Controller(bench, ledger, repo, reporter)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from nightshift.agents.base import Answer
-from nightshift.campaign.cost import log_proposal
+from nightshift.campaign.ledger import log_proposal
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import Cost, Record, Stage
 from nightshift.campaign.waits import FILL, Wait, WaitKind, parse_time

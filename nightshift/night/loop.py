@@ -16,7 +16,7 @@ from typing import get_args
 
 from nightshift.agents.availability import Availability
 from nightshift.agents.base import Proposer
-from nightshift.campaign.finish import resume
+from nightshift.campaign.campaign import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import baseline_of
 from nightshift.campaign.waits import CHECK_SECONDS, WaitKind
@@ -24,8 +24,8 @@ from nightshift.config.train_toml import read_source
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
+from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
-from nightshift.experiment.integrity import IntegrityError
 from nightshift.files import write_atomically
 from nightshift.night.desk import Desk, Kind, Price
 from nightshift.night.notify import Notifications, Notifier

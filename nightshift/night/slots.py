@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from msgspec import structs
 
 from nightshift.agents.base import Answer
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.finish import crash
+from nightshift.campaign.campaign import Campaign, crash
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.posterior import measuring_run

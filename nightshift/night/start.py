@@ -18,14 +18,14 @@ from nightshift.agents.direction import read_direction
 from nightshift.agents.presets import PRESETS, SEARCHES
 from nightshift.agents.sandbox import end_earlier
 from nightshift.agents.team import PREFIX, TeamProposer, members
-from nightshift.campaign.finish import resume, uncommitted
+from nightshift.campaign.campaign import resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.config.train_toml import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.process import end_leftovers
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
-from nightshift.experiment.branch import checked_head
+from nightshift.experiment.checkout import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier

@@ -18,8 +18,7 @@ from msgspec import Meta
 
 from nightshift.agents.base import Answer
 from nightshift.campaign import results
-from nightshift.campaign.cost import proposals_cost
-from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.ledger import STARTED, Ledger, proposals_cost
 from nightshift.campaign.records import NIGHT_NAME, NOTHING, Z95, Cost, Record, Request
 from nightshift.campaign.waits import FILL, NightStatus, parse_time
 from nightshift.config.scope import scope_of

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from nightshift.agents.notebook import notebook
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import runs_cost
-from nightshift.campaign.finish import uncommitted
+from nightshift.campaign.campaign import Campaign, uncommitted
+from nightshift.campaign.ledger import runs_cost
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import (
     BLOCK_NAME,
@@ -26,7 +25,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
 from nightshift.errors import EngineError, Interrupted, NightshiftError
-from nightshift.experiment.estimate import p_value
+from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
 from nightshift.night.desk import Desk, Event, Kind

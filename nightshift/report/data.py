@@ -22,12 +22,10 @@ from typing import Any
 from msgspec import structs
 
 from nightshift.agents.history import load_configs
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.cost import campaign_cost
-from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Repo
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.ledger import Ledger, campaign_cost
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
 from nightshift.campaign.records import (
     ANSWERS_NAME,

@@ -9,10 +9,9 @@ from datetime import datetime
 from markupsafe import Markup
 
 from nightshift import text
-from nightshift.campaign.records import SIDES, Z95, Comparison, Effect, Record, Standing, percent
+from nightshift.campaign.campaign import compare
+from nightshift.campaign.records import NO_DIFFERENCE, SIDES, Z95, Comparison, Effect, Record, Standing, percent
 from nightshift.campaign.results import contradiction, decisions_text, gain_text
-from nightshift.campaign.scores import compare
-from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.data import Morning, counted
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
@@ -87,7 +86,7 @@ def _remarks(morning: Morning) -> Iterator[str]:
     campaign = morning.story.campaign
     last = campaign.incumbent_run or campaign.parent
     form = compare(last, campaign.baseline) if last and morning.kept else None
-    if form and form.conclusion:
+    if form:
         strict = f"strict score {f' {_ARROW} '.join(map(score, form.strict_scores))}"
         yield f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
 

@@ -20,13 +20,13 @@ import msgspec
 
 from nightshift.campaign.records import Job
 from nightshift.executors import local
-from nightshift.experiment import bench, experiment
+from nightshift.experiment import experiment
 from tests.faults.plan import RULES, Plan, Strike, open_engine
 
 WORKER = Path(__file__).with_name("worker.py")
 LATE_SECONDS = 5.0  # the executor's own are a minute
 TAKES_SECONDS = 300.0  # an experiment; more is a hang
-_job = bench.Bench.job
+_job = experiment.Bench.job
 
 
 def _equip(plan: Plan, root: Path) -> None:
@@ -37,10 +37,10 @@ def _equip(plan: Plan, root: Path) -> None:
         return replace(job, deadline_seconds=min(job.deadline_seconds, plan.deadline_seconds))
 
     strike = Strike(plan, root)
-    bench.rules_here = lambda root, engine, gpu_count: RULES
-    bench.open_engine = partial(open_engine, plan)
+    experiment.rules_here = lambda root, engine, gpu_count: RULES
+    experiment.open_engine = partial(open_engine, plan)
     experiment.datetime = strike.datetime()  # type: ignore[misc]
-    bench.Bench.job = make_job  # type: ignore[method-assign]
+    experiment.Bench.job = make_job  # type: ignore[method-assign]
     local.PROGRAM, local.LATE_SECONDS = (str(WORKER), msgspec.json.encode(plan).decode()), LATE_SECONDS
     strike.prepare()
 

@@ -329,7 +329,7 @@ def test_a_certificate_is_made_in_all_slots_and_resumed_by_its_night(root: Path)
     assert [path.name for path in folder.iterdir()] == ["0001"]
     [comparison] = Ledger(root).comparisons()
     assert len(comparison.runs) == 4
-    assert {access.number for access in Ledger(root).journal.accesses()} == {1}
+    assert {access.number for access in Ledger(root).accesses()} == {1}
     jobs = [json.loads((path.parent / "job.json").read_bytes()) for path in folder.glob("*/*/run.json")]
     assert {job["slot"] for job in jobs} == {"slot 1", "slot 2"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.campaign.finish import resume
+from nightshift.campaign.campaign import resume
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Outcome, Record, Request

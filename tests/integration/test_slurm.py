@@ -191,7 +191,7 @@ def test_the_jobs_of_a_certificate_whose_controller_is_killed_are_taken_over(roo
     code, _, stderr = finish(start(root, **asked))
     assert code == 0, stderr
     assert len(Ledger(root).comparisons()) == 1
-    assert len(Ledger(root).journal.accesses()) == 2, "a job was submitted again"
+    assert len(Ledger(root).accesses()) == 2, "a job was submitted again"
     assert cluster.ask("squeue", "-h") == ""
 
 

@@ -22,9 +22,6 @@ EXCEPTIONS = {
             *("evaluation/", "executors/", "experiment/"),
         )
     },
-    "nightshift/campaign/journal.py": "one line for each event",
-    "nightshift/campaign/cost.py": "adds up tokens, dollars and hours",
-    "nightshift/campaign/finish.py": "does what the records say; keeps and deletes weights that were scored",
     "nightshift/campaign/ledger.py": "stores records, lets one process write, refuses what would not compare",
     "nightshift/campaign/results.py": "results.tsv, and what people are told of experiments and of the gain",
     "nightshift/agents/notebook.py": "compares predictions, for display",
@@ -38,8 +35,7 @@ EXCEPTIONS = {
     "nightshift/files.py": "writes whole files",
     "nightshift/cli/progress.py": "words for a terminal",
     "nightshift/campaign/git.py": "which commits exist, and what a verdict does to the branch",
-    "nightshift/experiment/branch.py": "names and creates the campaign's branch before anything runs",
-    "nightshift/experiment/integrity.py": "refuses; it changes nothing that runs",
+    "nightshift/experiment/checkout.py": "names and creates the campaign's branch, and refuses other files",
     "nightshift/experiment/health.py": "words about curves, beside the verdict",
     "nightshift/executors/": "starts the worker, which refuses other rules; watches and ends processes",
     "nightshift/campaign/records.py": "holds values",
@@ -49,7 +45,6 @@ EXCEPTIONS = {
     "nightshift/config/rules_toml.py": "makes the rules, which are hashed by value",
     "nightshift/evaluation/scorer.py": "of tasksets, whose rules cover it",
     "nightshift/cli/shell.py": "errors, exit codes, help",
-    "nightshift/experiment/bench.py": "puts the parts together",
     "nightshift/cli/status.py": "says what goes on",
     "nightshift/startup.py": "takes foreign folders off the path",
     "nightshift/signals.py": "finds out who sent a signal",
@@ -63,7 +58,6 @@ NOT_LOADED = (  # by a run
     "nightshift/engines/prime_rl/",  # which measures with its own
     "nightshift/evaluation/template.py",
     "nightshift/experiment/certify.py",
-    "nightshift/experiment/estimate.py",
 )
 
 

@@ -16,7 +16,7 @@ from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
 from nightshift.config.train_toml import parse
 from nightshift.errors import ConfigError, EngineError, UsageError
-from nightshift.experiment.branch import checked_head
+from nightshift.experiment.checkout import checked_head
 from tests.campaigns import context_of
 from tests.conftest import git
 

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from nightshift.campaign import scores as composite
+from nightshift.campaign import campaign as composite
+from nightshift.campaign.campaign import compare, run_scores
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     Completion,
@@ -24,7 +25,6 @@ from nightshift.campaign.records import (
     Weights,
     packed,
 )
-from nightshift.campaign.scores import compare, run_scores
 from nightshift.cli.output import summary
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.rules_toml import Chosen, rules_of
@@ -97,7 +97,7 @@ def test_the_verdict_follows_the_weights() -> None:
     for weight in (1.0, 9.0):
         baseline = measured({"a": (worse * 4, 1.0), "b": (better, weight)})
         child = measured({"a": (better * 4, 1.0), "b": (worse, weight)}, parent=1)
-        child = replace(child, number=2, decided=2, effective_hash="2")
+        child = replace(child, number=2, decided=2)
         child = replace(child, decided_before=1, run=Run(new=a_change(2)))
         record = folded([replace(baseline, status="keep")]).judge(child, parse(BASELINE))
         verdicts[weight], deltas[weight] = record.status, record.decision.effect
@@ -257,9 +257,9 @@ def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after:
 def test_the_parts_of_a_gain_add_up_to_it_and_the_digest_says_them() -> None:
     """Every formatted answer is right as often as before, and so is every other: all of the gain is form."""
     found = compare(scored(2, (0.7, 0.64, 0.8)), scored(1, (0.5, 0.32, 0.4)))
-    assert found.by_form == pytest.approx(found.gain) == pytest.approx(0.2)
-    nothing = compare(scored(2, (0.6, 0.48, 0.8)), scored(1, (0.5, 0.2, 0.4)))  # as often right in either form
-    assert nothing.by_form == pytest.approx(0, abs=1e-12)
+    assert found.gain == pytest.approx(0.2)
+    assert "eval_score +20.0 pp, the form alone is worth +20.0 pp: a gain in form only" in found.line
+    assert compare(scored(2, (0.6, 0.48, 0.8)), scored(1, (0.5, 0.2, 0.4))) is None  # as often right in either form
     run = scored(2, ONLY_FORM[1])
     form = (
         "form: 90% of the answers end as asked, 12% before: strict_score +35.0 pp, eval_score +10.0 pp, "

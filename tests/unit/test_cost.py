@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import json
 
-from nightshift.campaign.cost import PROPOSALS_NAME, campaign_cost, log_proposal, proposals_cost, runs_cost
+from nightshift.campaign.ledger import PROPOSALS_NAME, campaign_cost, log_proposal, proposals_cost, runs_cost
 from nightshift.campaign.records import NOTHING, Cost, Outcome, Record, Result, Training, together
 from tests.campaigns import BRANCH, a_record, replace
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nightshift.campaign.posterior import SEED_DF, t_probability, t_quantile
 from nightshift.campaign.records import Estimate
-from nightshift.campaign.student import SEED_DF, t_probability, t_quantile
 from nightshift.config.rules import RuleConstants
-from nightshift.experiment.estimate import (
+from nightshift.experiment.certify import (
     estimate,
     level_of_access,
     verdicts,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nightshift.campaign import finish
+from nightshift.campaign import campaign as campaign_module
 from nightshift.campaign import git as git_module
-from nightshift.campaign.finish import keep_model, uncommitted
+from nightshift.campaign.campaign import keep_model, uncommitted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Outcome, Proposal, Record, Request
 from nightshift.cli.output import summary
@@ -121,14 +121,12 @@ def test_a_helpful_change_is_kept_and_committed(controller: Controller) -> None:
     assert f"Evidence: effect {record.decision.estimate}, P(it helps) 99 %, measured by 0002" in body
     assert "Hypothesis: a higher rate: expect +20 pp" in body
     assert f"\nNightshift-Experiment: 0002\nNightshift-Campaign: {controller.repo.head().branch}\n" in body
-    assert [(line.event, line.file.split("/")[0]) for line in controller.ledger.journal.lines()] == [
+    assert [(line.event, line.file.split("/")[0]) for line in controller.ledger.journal()] == [
         *((event, "0001") for event in ("begun", "submitted", "decided")),
         *((event, "0002") for event in ("begun", "submitted", "decided", "committed")),
     ]
     assert "train.toml:" not in summary(record)  # no other change left or joined
-    assert (
-        record.commits == controller.ledger.journal.lines()[-1].commits == {"keep 0002": controller.repo.head().commit}
-    )
+    assert record.commits == controller.ledger.journal()[-1].commits == {"keep 0002": controller.repo.head().commit}
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     assert tomllib.loads((controller.bench.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
     assert controller.ledger.read(record.number) == record
@@ -365,7 +363,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finish if victim == "keep_model" else Ledger, victim, killed)
+        patch.setattr(campaign_module if victim == "keep_model" else Ledger, victim, killed)
         with pytest.raises(KeyboardInterrupt):
             run(controller)
     controller.ledger.sync_tsv()  # a row without the commit
@@ -384,12 +382,12 @@ def test_commits_that_the_journal_names_are_not_made_again_after_a_kill_and_a_re
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finish, "keep_model", killed)
+        patch.setattr(campaign_module, "keep_model", killed)
         with pytest.raises(KeyboardInterrupt):
             run(controller)
     git(controller.bench.root, "reset", "--hard", "--quiet", "HEAD~1")
     before = git(controller.bench.root, "rev-parse", "HEAD")
-    finish.resume(controller.ledger, controller.repo, lambda line: None)
+    campaign_module.resume(controller.ledger, controller.repo, lambda line: None)
     assert git(controller.bench.root, "rev-parse", "HEAD") == before
     assert [*controller.ledger.read(2).commits] == ["keep 0002"]
 

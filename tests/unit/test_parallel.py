@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.base import Answer, Context
-from nightshift.campaign import finish
+from nightshift.campaign import campaign as campaign_module
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Repo
@@ -240,13 +240,13 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(contro
     def killed(record: Record, ledger: Ledger, repo: Repo) -> Record:
         if record.is_keep or not executor.in_flight():
             return settle(record, ledger, repo)
-        monkeypatch.setattr(finish, "_settle", settle)
+        monkeypatch.setattr(campaign_module, "_settle", settle)
         executor._over.update(executor.in_flight())  # the others ended before there was a head again
         (ledger.run_dir(record.number) / WEIGHTS_NAME).mkdir(parents=True)
         raise Killed
 
-    settle = finish._settle
-    monkeypatch.setattr(finish, "_settle", killed)
+    settle = campaign_module._settle
+    monkeypatch.setattr(campaign_module, "_settle", killed)
     after_a_kill(night_of(controller, executor, experiments=7))
     ours = controller.ledger.records()
     assert [r.number for r in ours if r.git_action is None] == []

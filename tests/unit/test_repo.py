@@ -139,9 +139,6 @@ def test_what_is_no_commit_holds_no_train_toml(repo: Repo, commit: str) -> None:
     assert repo.config_at(commit) is None
     with pytest.raises(UsageError, match="no readable commit"):
         repo.files_at(commit)
-    for read in (repo.config_at, repo.files_at):
-        with pytest.raises(EngineError, match="null byte"):
-            read(f"{commit}\0")
 
 
 def test_a_clone_shares_nothing_and_does_not_know_where_it_is_from(checkout: Path, tmp_path: Path) -> None:

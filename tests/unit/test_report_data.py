@@ -12,6 +12,7 @@ from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     CERTIFY_NAME,
     COMPARISON_NAME,
+    NO_DIFFERENCE,
     Action,
     Change,
     Decision,
@@ -21,7 +22,6 @@ from nightshift.campaign.records import (
     Stage,
 )
 from nightshift.errors import Failure, UsageError
-from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
 from nightshift.report.markdown import markdown, markdown_code

@@ -21,8 +21,8 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from nightshift.campaign.finish import MODELS_GB
 from nightshift.campaign.git import CONFIG_NAME
+from nightshift.campaign.records import MODELS_GB
 from nightshift.config.rules import TASKSET_FOLDERS, Rules
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import Check, Note

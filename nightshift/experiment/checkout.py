@@ -1,5 +1,10 @@
-"""The branch of a campaign. On main, master, the default branch of a remote, or a detached HEAD, a start continues the
-campaign that began at this commit under the same rules, or creates a branch. Any other branch is the campaign."""
+"""The checkout of a campaign: its branch and its measuring files.
+
+On main, master, the default branch of a remote, or a detached HEAD, a start continues the campaign that began at this
+commit under the same rules, or creates a branch. Any other branch is the campaign. An experiment or a decision is
+refused if a measuring file changed or another branch is checked out. Measuring files, those that the rules hash covers,
+are hashed from their bytes: git's index and configuration could hide a change.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,10 @@ from typing import NamedTuple
 from nightshift.campaign.git import AGENT_CLONE_MARK, CONFIG_NAME, Head, Repo, campaign_branch
 from nightshift.campaign.ledger import Ledger, baseline_of
 from nightshift.campaign.records import Record
-from nightshift.config.rules import RULES_NAME, Rules
-from nightshift.errors import NightshiftError, UsageError, listed
-from nightshift.experiment.integrity import changed_files
+from nightshift.config.rules import RULES_NAME, Rules, is_covered
+from nightshift.errors import ExitCode, NightshiftError, UsageError, listed
+
+_MOST_NAMES = 5  # in a command; for more it is about the whole checkout
 
 
 class Start(NamedTuple):
@@ -114,3 +120,34 @@ def next_start(ledger: Ledger, repo: Repo) -> str:
         return plan(repo, ledger.readable()[0], datetime.now(UTC)).describe(is_done=False)
     except NightshiftError as error:
         return str(error)
+
+
+class IntegrityError(NightshiftError):
+    """A measuring file or the branch is not the campaign's: nothing is decided until you restore it."""
+
+    exit_code = ExitCode.USAGE
+
+
+def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
+    """Name the measuring files that are other ones here than in `commit`, or are not in it."""
+    tracked = repo.files_at(commit)
+    names = [name for name in tracked if is_covered(name, rules.measuring) and repo.differs(name, tracked[name])]
+    return names + [name for name in repo.files() if name not in tracked and is_covered(name, rules.measuring)]
+
+
+def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | None, rules_hash: str) -> None:
+    """Raise IntegrityError if a measuring file changed since the campaign's first experiment, which had `agreed_hash`
+    and began at `commit`, or since this command began, with `rules_hash`."""
+    try:
+        now = rules.hash(repo.root)
+        names = changed_files(repo, commit, rules) if commit and now != agreed_hash else []
+    except UsageError as error:  # a folder became a link
+        raise IntegrityError(error.cause, error.fix) from None
+    if names and commit:
+        command = shlex.join(["git", "diff", commit[:7], *(["--", *names] if len(names) <= _MOST_NAMES else [])])
+        cause = f"{listed(names)} differ from commit {commit[:7]}, with which this campaign measures"
+        raise IntegrityError(cause, f"See how: {command}. Restore them, or begin another campaign: --branch NEW.")
+    if now not in (agreed_hash, rules_hash):
+        places = [str(place) for place in rules.elsewhere(repo.root)]
+        cause = f"{listed(places) or 'a measuring file that git ignores'} changed since this command began"
+        raise IntegrityError(cause, "Restore what changed.")
