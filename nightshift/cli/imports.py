@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,7 +14,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
 from nightshift.cli.output import print_text
 from nightshift.cli.shell import Command
-from nightshift.config.allowlist import CARRIED, RATIO, quoted, value_text
+from nightshift.config.allowlist import CARRIED, RATIO, value_text
 from nightshift.config.import_config import (
     IMPORTED_NAME,
     Import,
@@ -25,7 +25,7 @@ from nightshift.config.import_config import (
 )
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
-from nightshift.config.train_toml import read_source, statements
+from nightshift.config.train_toml import read_source
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import read_file, write_atomically
@@ -74,8 +74,10 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
     The file stays as it is if this checkout does not have them. Then their ratios are removed from `imported`.
     """
+    import tomlkit
+
     before = read_source(root / RULES_NAME)
-    settings, notes = dict[str, str](), list[str]()
+    settings, notes = dict[str, Any](), list[str]()
     names = [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]
     model = model_name(imported.tree)
     for name in names:
@@ -84,42 +86,25 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
                 f"environment {clean(name, 80)} is not in environments/; docs/environments.md says how to add it"
             )
     if names and not notes:
-        settings["environments"] = (
-            json.dumps(names) + "  # of this checkout: prompts and rewards may differ from theirs"
-        )
+        settings["environments"] = tomlkit.item(names)
+        settings["environments"].comment("of this checkout: prompts and rewards may differ from theirs")
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
-        settings |= {"model": quoted(model), "revision": json.dumps(revision or "")}
+        settings |= {"model": model, "revision": revision or ""}
     elif model:
         notes.append(f"model = {value_text(model)} needs its commit on the hub: write both into {RULES_NAME}")
-    after = ""
+    data = before
     try:
         chosen_in(root, before)
-        after = before.decode()
-        for name, value in settings.items():
-            after = _with_setting(after, name, value)
-        rules_of(root, chosen_in(root, after.encode()), None, gpu_count)
+        document = tomlkit.parse(before.decode())
+        document.update(settings)
+        data = tomlkit.dumps(document).encode() if settings else before
+        rules_of(root, chosen_in(root, data), None, gpu_count)
     except UsageError as error:
-        settings = {}
+        settings, data = {}, before
         notes.append(f"{RULES_NAME} stays as it is: {error}")
     if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:
         imported.left_out = [p for p in imported.left_out if ".".join(p.path) not in CARRIED["model"]]
-    data = after.encode() if settings else before
-    return data, [*(f"{RULES_NAME}: {name} = {value}" for name, value in settings.items()), *notes]
-
-
-def _with_setting(text: str, name: str, value: str) -> str:
-    """Return the text of a valid rules.toml with one top-level setting on a line of its own."""
-    text += "" if text.endswith("\n") else "\n"
-    line, place = f"{name} = {value}\n", 0
-    for start, end in statements(text):
-        if text[start:end].lstrip()[0] == "[":  # the first table: the settings of all tables are below
-            break
-        setting = next(iter(tomllib.loads(text[start:end])))
-        if setting == name:
-            return text[:start] + line + text[end:]
-        if setting == "model":
-            place = end
-    return text[:place] + line + text[place:]
+    return data, [*(f"{RULES_NAME}: {name} = {json.dumps(value)}" for name, value in settings.items()), *notes]

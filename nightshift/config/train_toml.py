@@ -87,7 +87,7 @@ class Config:
         if path in BY_PRESET and path not in self.values:
             return "by preset"
         value = self.resolved.get(path)
-        return UNSET if value is None else value if isinstance(value, bool | int | float) else spelled(value)
+        return value if isinstance(value, bool | int | float) else _text(value)
 
 
 def load(path: Path) -> Config:
@@ -211,39 +211,32 @@ def read_source(path: Path) -> bytes:
 
 def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str, Any]]:
     """Return text and tables of a TOML file. ConfigError: it cannot be read; `restore`: what to do if it is no text."""
-    try:
-        text = source.decode()
-        longest = max(map(len, text.split("\n")))
-        if len(source) > MAX_BYTES or longest > MAX_LINE or text.startswith("\ufeff"):
-            raise ValueError
-        return text, parse_toml(source)
-    except ValueError as error:
-        raise _unreadable(source, name, restore or f"Restore it: git checkout {name}", error) from None
-
-
-def _unreadable(source: bytes, name: str, restore: str, error: ValueError) -> ConfigError:
+    fix = restore or f"Restore it: git checkout {name}"
     if len(source) > MAX_BYTES:
-        return ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", restore)
-    if isinstance(error, UnicodeDecodeError):
+        raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", fix)
+    try:
+        lines = source.decode().split("\n")
+        if lines[0].startswith("\ufeff"):
+            cause = f"{name}:1: the file begins with a byte order mark (BOM)"
+            raise ConfigError(cause, "Save it as UTF-8 without BOM.")
+        for number, line in enumerate(lines, 1):
+            if len(line) > MAX_LINE:
+                cause = f"{name}:{number}: {len(line):,} characters on one line"
+                raise ConfigError(cause, f"Keep lines below {MAX_LINE:,}.")
+        return "\n".join(lines), parse_toml(source)
+    except UnicodeDecodeError as error:
         number = source.count(b"\n", 0, error.start) + 1
-        return ConfigError(f"{name}:{number}: byte 0x{source[error.start]:02x} is not UTF-8 text", restore)
-    lines = source.decode().split("\n")
-    if lines[0].startswith("\ufeff"):
-        return ConfigError(f"{name}:1: the file begins with a byte order mark (BOM)", "Save it as UTF-8 without BOM.")
-    for number, line in enumerate(lines, 1):
-        if len(line) > MAX_LINE:
-            cause = f"{name}:{number}: {len(line):,} characters on one line"
-            return ConfigError(cause, f"Keep lines below {MAX_LINE:,}.")
-    if not isinstance(error, tomllib.TOMLDecodeError):
-        return ConfigError(f"{name}: {error}", "Write plain [table] headers and keys.")
-    message, _, place = str(error).rpartition(" (at ")
-    match = re.match(r"line (\d+)", place)
-    number = int(match[1]) if match else len("\n".join(lines).rstrip().split("\n"))
-    reason = shorten(quoted(message)[1:-1].replace('\\"', '"'), 80)
-    return ConfigError(
-        f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {reason}",
-        "Correct the line: text in double quotes, true and false in lower case, every key and table once.",
-    )
+        cause = f"{name}:{number}: byte 0x{source[error.start]:02x} is not UTF-8 text"
+    except tomllib.TOMLDecodeError as error:
+        message, _, place = str(error).rpartition(" (at ")
+        match = re.match(r"line (\d+)", place)
+        number = int(match[1]) if match else len("\n".join(lines).rstrip().split("\n"))
+        reason = shorten(quoted(message)[1:-1].replace('\\"', '"'), 80)
+        cause = f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {reason}"
+        fix = "Correct the line: text in double quotes, true and false in lower case, every key and table once."
+    except ValueError as error:
+        cause, fix = f"{name}: {error}", "Write plain [table] headers and keys."
+    raise ConfigError(cause, fix)
 
 
 def statements(text: str) -> list[tuple[int, int]]:

@@ -115,8 +115,7 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
         return list(gpus)
     visible: list[Gpu] = []
     for entry in entries:
-        is_uuid = entry.startswith("GPU-")
-        matching = [gpu for gpu in gpus if (gpu.uuid.startswith(entry) if is_uuid else str(gpu.index) == entry)]
+        matching = [gpu for gpu in gpus if entry == str(gpu.index) or ("GPU-" in entry and gpu.uuid.startswith(entry))]
         if len(matching) != 1 or matching[0] in visible:
             cause = f"CUDA_VISIBLE_DEVICES names {entry!r}, no whole GPU of its own"
             raise EngineError(cause, "Write whole GPUs, as nvidia-smi -L lists them.")
@@ -125,8 +124,16 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def gpu_problems(gpus: Sequence[Gpu], nvml: Any = None) -> list[EngineError]:
-    """Which of these GPUs another process uses. To show, not raised."""
-    return [problem for gpu in dict.fromkeys(gpus) if (problem := _busy(gpu, nvml))]  # a pair may be one GPU
+    """Return which of these GPUs another process uses. To show, not raised."""
+    problems = []
+    for gpu in dict.fromkeys(gpus):  # a pair may be one GPU
+        if gpu.memory_gb and gpu.free_gb is not None and gpu.free_gb < _MIN_FREE_SHARE * gpu.memory_gb:
+            with nvml_session(nvml) as session:
+                pids = [] if session is None else _pids(session, gpu.index)
+            by = f" by pid {', '.join(map(str, pids))}" if pids else ""
+            cause = f"{gpu} has {gpu.memory_gb - gpu.free_gb:.1f} of {gpu.memory_gb:.1f} GB in use{by}"
+            problems.append(EngineError(cause, f"Wait, stop that. {_CHOOSE_OTHERS}"))
+    return problems
 
 
 def gpu_warnings(gpus: Sequence[Gpu], min_driver: int) -> list[EngineError]:
@@ -194,17 +201,6 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     name, uuid = str(nvml.nvmlDeviceGetName(handle)), str(nvml.nvmlDeviceGetUUID(handle))
     return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)))
-
-
-def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
-    if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
-        return None
-    with nvml_session(nvml) as session:
-        pids = [] if session is None else _pids(session, gpu.index)
-    by = f" by pid {', '.join(map(str, pids))}" if pids else ""
-    used = gpu.memory_gb - gpu.free_gb
-    cause = f"{gpu} has {used:.1f} of {gpu.memory_gb:.1f} GB in use{by}"
-    return EngineError(cause, f"Wait, stop that. {_CHOOSE_OTHERS}")
 
 
 def _pids(nvml: Any, index: int) -> list[int]:
