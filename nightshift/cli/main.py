@@ -101,8 +101,8 @@ def certify(
     from nightshift.experiment import certify as certificates
     from nightshift.experiment.experiment import open_controller
 
-    sides = (("baseline", baseline), ("incumbent", incumbent))
-    revisions = {side: revision for side, revision in sides if revision is not None}
+    sides = {"baseline": baseline, "incumbent": incumbent}
+    revisions = {side: revision for side, revision in sides.items() if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
         find = partial(certificates.tasks, controller, revisions=revisions, **question)

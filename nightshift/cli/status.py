@@ -323,7 +323,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     from nightshift.night.summary import next_stop
 
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
-    left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
+    left = jobs_left(ledger, state.first, of_certificates=True) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,
         branch=state.branch,
