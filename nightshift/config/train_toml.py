@@ -321,12 +321,7 @@ def _set(document: Any, path: str, value: Any) -> bool:
     if is_table or leaf not in node or value is ABSENT or value == {}:
         node.pop(leaf, None)
         return value is ABSENT
-    after = tomlkit.value(value_text(value, MAX_LINE))
-    trivia = node.item(leaf).trivia if hasattr(node, "item") else None  # None: a table whose parts stand apart
-    if trivia and trivia.comment:  # the comment stays in its column
-        num_spaces = len(trivia.comment_ws) + len(node.item(leaf).as_string()) - len(after.as_string())
-        trivia.comment_ws = " " * max(num_spaces, 1)
-    node[leaf] = after
+    node[leaf] = tomlkit.value(value_text(value, MAX_LINE))
     return True
 
 
