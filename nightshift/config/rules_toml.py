@@ -107,12 +107,12 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
 
 def rules_here(root: Path, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of the checkout at `root`; `engine` is the value of --engine."""
-    return rules_of(root, _read(root), engine, gpu_count)
+    return rules_of(root, chosen_in(root), engine, gpu_count)
 
 
 def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: int) -> Rules:
     """Return the rules of other environments with the engine of `here`, and with its model if it can answer them."""
-    chosen = _read(root)
+    chosen = chosen_in(root)
     chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
     if all(_declared(root, name, chosen.table(name)).accepts(here.model) for name in names):
         chosen.model, chosen.revision = here.model, here.model_revision or ""
@@ -146,13 +146,13 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
     """Return the rules of these environments."""
-    tables = {name: _read(root).table(name) for name in names}
+    tables = {name: chosen_in(root).table(name) for name in names}
     return tuple(_environment(root, name, table, _declared(root, name, table)) for name, table in tables.items())
 
 
 def memory_gb(root: Path) -> int:
     """Return the memory in GB of the GPU that chooses the defaults; 0: of the smallest GPU in use."""
-    return _read(root).memory_gb
+    return chosen_in(root).memory_gb
 
 
 def is_own_model(rules: Rules) -> bool:
@@ -209,14 +209,11 @@ def _portable_path(root: Path, model: str) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
-def _read(root: Path) -> Chosen:
-    return chosen_in(root, read_source(root / RULES_NAME))
-
-
-def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
-    """Return the choices in the bytes of a rules.toml for the checkout at `root`."""
+def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
+    """Return the choices in the rules.toml of the checkout at `root`, or in the bytes of another one."""
+    data = read_source(root / RULES_NAME) if rules_toml is None else rules_toml
     try:
-        chosen = msgspec.convert(parse_toml(rules_toml), Chosen)
+        chosen = msgspec.convert(parse_toml(data), Chosen)
     except ValueError as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None

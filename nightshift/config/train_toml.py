@@ -270,11 +270,6 @@ def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             yield from _paths_in(value, (*path, name))
 
 
-def line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """Return the first line of the key or table at `path` in a valid TOML text; None if it is not there."""
-    return line_numbers(text).get(path)
-
-
 # -- edits -------------------------------------------------------------------------------------------
 
 

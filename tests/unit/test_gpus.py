@@ -220,7 +220,7 @@ def test_memory_in_use_is_a_problem_that_names_who_uses_it() -> None:
     nobody = 2**22 + 1  # above the kernel's largest
     nvml = StandInNvml([Card(used_gb=7.0), Card(used_gb=9.0, pids=(nobody, os.getpid(), nobody)), Card(used_gb=9.0)])
     gpus = list_gpus(nvml)
-    problems = [str(problem) for problem in gpu_problems(gpus, nvml)]
+    problems = [str(problem) for problem in gpu_problems(gpus)]
     assert len(problems) == 2  # vLLM wants nine tenths free: 73 of 80 are
     assert "GPU 1" in problems[0]
     assert f"9.0 of 80.0 GB in use by pid {os.getpid()}, {nobody}" in problems[0]
