@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -43,22 +43,6 @@ _TOKEN = re.compile(
     r"|#[^\n]*"
     r"|[\[\]{}\n]"
 )
-
-
-class TrainTomlError(ConfigError):
-    """train.toml is refused. `problems`: every reason, in the order of the lines.
-
-    The text of one problem is one line. The text of several problems is a heading and a line for each.
-    """
-
-    def __init__(self, name: str, problems: Sequence[Problem], lines: Mapping[tuple[str, ...], int]) -> None:
-        self.problems = tuple(sorted(problems, key=lambda problem: lines.get(problem.path, 0)))
-        places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in self.problems]
-        super().__init__(f"{places[0]}: {self.problems[0].cause}", self.problems[0].fix)
-        texts = [f"{place}: {p.cause}. {p.fix}" for place, p in zip(places, self.problems, strict=True)]
-        if len(texts) > 1:
-            number = len(texts) if len(texts) <= MAX_PROBLEMS else f"more than {MAX_PROBLEMS}"
-            self.args = ("\n".join([f"{name} has {number} problems:", *texts[:MAX_PROBLEMS]]),)
 
 
 @dataclass(frozen=True)
@@ -98,14 +82,15 @@ def load(path: Path) -> Config:
 def parse(source: bytes, name: str = "train.toml") -> Config:
     """Return the config of a train.toml; `name` is its name in messages.
 
-    Raises ConfigError if it is no TOML, and TrainTomlError with every problem if keys or values are refused.
+    Raises ConfigError: it is no TOML, or keys or values are refused. The text of one problem is one line. The text of
+    several problems is a heading and a line for each.
     """
     text, tree = document(source, name)
     values, problems = read_values(tree, MAX_PROBLEMS + 1)
     resolved = resolve(values)
     problems += rule_problems(values, resolved, problems)
     if problems:
-        raise TrainTomlError(name, problems, line_numbers(text))
+        raise _refusal(name, problems, line_numbers(text))
     canonical = {
         path: value
         for path, value in resolved.items()
@@ -113,6 +98,17 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
     }
     digest = hashlib.sha256(json.dumps(canonical, sort_keys=True, allow_nan=False).encode()).hexdigest()
     return Config(source, MappingProxyType(values), MappingProxyType(resolved), digest)
+
+
+def _refusal(name: str, problems: list[Problem], lines: Mapping[tuple[str, ...], int]) -> ConfigError:
+    problems = sorted(problems, key=lambda problem: lines.get(problem.path, 0))
+    places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in problems]
+    error = ConfigError(f"{places[0]}: {problems[0].cause}", problems[0].fix)
+    texts = [f"{place}: {p.cause}. {p.fix}" for place, p in zip(places, problems, strict=True)]
+    if len(texts) > 1:
+        number = len(texts) if len(texts) <= MAX_PROBLEMS else f"more than {MAX_PROBLEMS}"
+        error.args = ("\n".join([f"{name} has {number} problems:", *texts[:MAX_PROBLEMS]]),)
+    return error
 
 
 # -- differences --------------------------------------------------------------------------------------
@@ -282,19 +278,16 @@ def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
     """
     import tomlkit  # slow to import, and only proposers write
 
-    resolved = parse(source).resolved
-    document = tomlkit.parse(source.decode())
-    added: dict[str, Any] = {}
+    resolved, text = parse(source).resolved, source.decode()
     for path, value in changes.items():
         is_gone = value is ABSENT or (value is None and default(path, resolved) is None)
-        before = tomlkit.dumps(document) if is_gone else ""
-        if not _set(document, path, ABSENT if is_gone else value):
-            added[path] = value
-        elif is_gone:
-            document = tomlkit.parse(_without_gap(before, tomlkit.dumps(document)))
-    text = tomlkit.dumps(document)
-    for path, value in added.items():
-        text = _add(text, path, value)
+        document, before = tomlkit.parse(text), text
+        is_set = _set(document, path, ABSENT if is_gone else value)
+        text = tomlkit.dumps(document)
+        if is_gone:
+            text = _without_gap(before, text)
+        elif not is_set:
+            text = _add(text, path, value)
     return parse(text.encode()).source
 
 
@@ -308,14 +301,14 @@ def _set(document: Any, path: str, value: Any) -> bool:
         if not hasattr(node.get(table), "items"):
             if value is not ABSENT:
                 node.pop(table, None)  # switched off with "None": it comes back as a table
-            return value is ABSENT
+            return False
         node = node[table]
     is_table = hasattr(node.get(leaf), "items")
     if is_table and value == {}:
         return True
     if is_table or leaf not in node or value is ABSENT or value == {}:
         node.pop(leaf, None)
-        return value is ABSENT
+        return False
     node[leaf] = tomlkit.value(value_text(value, MAX_LINE))
     return True
 

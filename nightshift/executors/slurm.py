@@ -146,7 +146,7 @@ class SlurmExecutor:
         try:
             _ask(["sbatch", *fixed, *options, *self.config.options], script.encode())
         except BaseException as error:
-            self._drop([folder])
+            self.cancel([folder])
             if name in self._unwanted and isinstance(error, EngineError):
                 self._unwanted.discard(name)
                 self.take_over(folder, job)
@@ -204,18 +204,13 @@ class SlurmExecutor:
     def cancel(self, folders: Collection[Path]) -> None:
         """Cancel jobs. Returns when they are gone from the cluster, at the latest after CANCEL_SECONDS, or when
         slurmctld does not answer: then they are cancelled when it does."""
-        names = self._drop(folders)
-        ends_at = time.monotonic() + CANCEL_SECONDS
-        with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
-            while not self._unwanted and names and time.monotonic() < ends_at and _ask([*_QUEUE, f"--name={names}"]):
-                time.sleep(0.2)
-
-    def _drop(self, folders: Collection[Path]) -> str:
-        """Want these jobs no more; their names, as squeue takes them."""
         names = [self._works.pop(folder).job.name for folder in folders if folder in self._works]
         self._unwanted |= {*names}
         self._cancel_unwanted()
-        return ",".join(names)
+        ends_at, asked = time.monotonic() + CANCEL_SECONDS, [*_QUEUE, f"--name={','.join(names)}"]
+        with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
+            while not self._unwanted and names and time.monotonic() < ends_at and _ask(asked):
+                time.sleep(_LOOK_SECONDS)
 
     def _cancel_unwanted(self) -> None:
         with suppress(EngineError):  # at the next question, then
