@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from subprocess import PIPE
 
@@ -47,9 +46,6 @@ class _Worker:
     job: Job
     slot: Slot
     ends_at: float  # on the monotonic clock; what runs on hangs
-
-    def has_ended(self) -> bool:
-        return self.child.poll() is not None
 
 
 @dataclass(slots=True)
@@ -102,13 +98,13 @@ class LocalExecutor:
     def is_over(self, folder: Path) -> bool:
         """True if nothing more will come of the run: also for a worker that hangs past its own deadline."""
         worker = self._workers.get(folder)
-        return worker is None or worker.has_ended() or time.monotonic() > worker.ends_at
+        return worker is None or worker.child.poll() is not None or time.monotonic() > worker.ends_at
 
     def wait(self, timeout_seconds: float) -> None:
         """Return when a run in flight ends, at the latest after `timeout_seconds`; one that had ended may wait."""
         poll = select.poll()
         for worker in self._workers.values():
-            if not worker.has_ended() and worker.child.stdin:
+            if worker.child.poll() is None and worker.child.stdin:
                 poll.register(worker.child.stdin, 0)  # an error of the pipe: the worker, its only reader, has ended
         poll.poll(1000 * timeout_seconds)
 
@@ -185,21 +181,16 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
         raise UsageError(cause, f"Write --pairs {max(len(cores), 1)}.")
     if gpus_each:
         share = len(cores) // num_slots
-        parts = [list(cores[share * i : share * (i + 1)]) for i in range(num_slots)]
+        parts = [list(cores[share * i :]) for i in range(num_slots)]
     else:
-        parts = _apart(num_slots, physical_cores(cores, sys))
+        groups = physical_cores(cores, sys)
+        if num_slots > len(groups):  # then each thread is a group
+            ranks = range(max(map(len, groups)))
+            groups = [group[rank : rank + 1] for rank in ranks for group in groups if rank < len(group)]
+        parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
+        share = min(map(len, parts))
     gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
-    return [Slot(i, gpus[i], tuple(parts[i])) for i in range(num_slots)]
-
-
-def _apart(num_slots: int, groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Equally many processors for each slot: whole physical cores in turn, or threads where cores are too few."""
-    if num_slots > len(groups):
-        num_threads = max(map(len, groups))
-        groups = [group[rank : rank + 1] for rank in range(num_threads) for group in groups if rank < len(group)]
-    parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
-    share = min(map(len, parts))
-    return [part[:share] for part in parts]
+    return [Slot(i, gpus[i], tuple(parts[i][:share])) for i in range(num_slots)]
 
 
 def own_cores() -> list[int]:
@@ -254,20 +245,17 @@ class Capacity:
 
 
 def capacity(proc: Path = Path("/proc"), sys: Path = SYS) -> Capacity:
-    """Measure what this process may use now. `proc` and `sys`: where the kernel shows it."""
-    num_cores = min(len(physical_cores(own_cores(), sys)), _granted_cores(proc, sys / "fs/cgroup"))
-    return Capacity(num_cores, psutil.virtual_memory().available / 1e9)
+    """Measure what this process may use now. `proc` and `sys`: where the kernel shows it.
 
-
-def _granted_cores(proc: Path, top: Path) -> float:
-    """Return the least CPU time, in cores, that cpu.max grants to this process's control group and those around it;
-    infinite without a limit. https://docs.kernel.org/admin-guide/cgroup-v2.html"""
-    granted, folder = inf, top
+    cpu.max of its control group and of those around it may grant less CPU time than it has cores, or have no limit.
+    https://docs.kernel.org/admin-guide/cgroup-v2.html
+    """
+    num_cores, folder = float(len(physical_cores(own_cores(), sys))), sys / "fs/cgroup"
     with suppress(OSError):
         paths = (proc / "self/cgroup").read_text().splitlines()
-        folder = top.joinpath(*(path.removeprefix("0::/") for path in paths if path.startswith("0::/")))
+        folder = folder.joinpath(*(path.removeprefix("0::/") for path in paths if path.startswith("0::/")))
     for group in (folder, *folder.parents):  # a container may see a path of its host: then only the top has the file
         with suppress(OSError, ValueError, ZeroDivisionError):  # ValueError: "max", no limit
             quota, period = (group / "cpu.max").read_text().split()
-            granted = min(granted, int(quota) / int(period))
-    return granted
+            num_cores = min(num_cores, int(quota) / int(period))
+    return Capacity(num_cores, psutil.virtual_memory().available / 1e9)
