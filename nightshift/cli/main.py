@@ -422,9 +422,14 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
         print_text(_text(form, story, root, experiment).decode().removesuffix("\n"))
     else:
         path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
-        if output is None:
-            remove_tree(path)  # an earlier export
-        path = _write(form, story, root, path, experiment)
+        if output:
+            path = _write(form, story, root, path, experiment)
+        else:  # the export before goes when the new one is whole
+            new = path.with_name(f".new-{path.name}")
+            remove_tree(new)
+            _write(form, story, root, new, experiment)
+            remove_tree(path)
+            new.rename(path)
         print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
     for note in story.notes:
         print_error(note)
