@@ -187,8 +187,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
-    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: the jobs in SLURM that were
-    not collected, by experiment, or side and seed of a certificate; `num_experiments`: its own that are decided."""
+    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: the jobs in SLURM that are
+    not collected, by experiment or side and seed of a certificate; `num_experiments`: its own that are decided."""
 
     agent: str
     branch: str
