@@ -10,17 +10,15 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from nightshift.campaign.git import Repo
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Comparison, Request
 from nightshift.cli import run
-from nightshift.cli.exports import export_command
-from nightshift.cli.imports import import_command
 from nightshift.cli.output import print_error, print_found, print_text
 from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import (
@@ -37,19 +35,27 @@ from nightshift.cli.shell import (
     use_prime_rl,
 )
 from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
+from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config
+from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
+from nightshift.files import read_file, remove_tree, write_atomically
+from nightshift.text import clean
+
+if TYPE_CHECKING:
+    from nightshift.report.data import Story
+
+
+_ENDINGS = {"csv": ".csv", "wandb": "-wandb", "model": "-model", "rl.toml": "-rl.toml"}
+_TEXTS = ("csv", "rl.toml")  # that go to stdout
+_OF_ONE = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
 
 
 @click.group(cls=Group, help=__doc__)
 def commands() -> None:
     """The group of all subcommands."""
-
-
-commands.add_command(export_command)
-commands.add_command(import_command)
 
 
 @commands.command()
@@ -101,8 +107,8 @@ def certify(
     from nightshift.experiment import certify as certificates
     from nightshift.experiment.experiment import open_controller
 
-    sides = (("baseline", baseline), ("incumbent", incumbent))
-    revisions = {side: revision for side, revision in sides if revision is not None}
+    sides = {"baseline": baseline, "incumbent": incumbent}
+    revisions = {side: revision for side, revision in sides.items() if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
         find = partial(certificates.tasks, controller, revisions=revisions, **question)
@@ -385,3 +391,105 @@ def show(number: int, as_json: bool) -> None:
     print_found(shown(ledger, record, found), experiment_lines(record, found), as_json)
     if unread:
         print_error(unread)
+
+
+@commands.command("export")
+@click.option("--to", "form", type=click.Choice([*_ENDINGS]), required=True, help="What opens it.")
+@click.option("--output", help="File, or new folder; - writes csv or rl.toml to stdout. Default: in runs/export.")
+@click.option("--branch", help="The campaign. Default: the branch checked out, else that of the last one.")
+@click.option(
+    "--experiment", type=click.IntRange(min=1), help="model, rl.toml: of another experiment than the incumbent."
+)
+@reporting("reading the records")
+def export_command(form: str, output: str | None, branch: str | None, experiment: int | None) -> None:
+    """Write a campaign as a table or as offline W&B runs; or its model or config.
+
+    csv has a column for every key, and the texts of proposals and verdicts. wandb has keys, scores and steps, but no
+    free text and no path. model is the incumbent's weights with a card that says how they were made and what is
+    certified of them. rl.toml is the config that the incumbent trained with on prime-rl, which prime-rl accepts.
+    """
+    from nightshift.report.data import Story
+
+    root = run.process_root()
+    story = Story.of(Ledger(root), branch)
+    if not story.records:
+        raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
+    if experiment is not None and form not in _OF_ONE:
+        raise UsageError(f"--experiment {experiment} is for --to {' and '.join(_OF_ONE)}", "Leave it out.")
+    if output == "-":
+        if form not in _TEXTS:
+            raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
+        print_text(_text(form, story, root, experiment).decode().removesuffix("\n"))
+    else:
+        path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
+        if output:
+            path = _write(form, story, root, path, experiment)
+        else:  # the export before goes when the new one is whole
+            new = path.with_name(f".new-{path.name}")
+            remove_tree(new)
+            _write(form, story, root, new, experiment)
+            remove_tree(path)
+            new.rename(path)
+        print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
+    for note in story.notes:
+        print_error(note)
+
+
+def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None) -> Path:
+    from nightshift.report.export.model import copy_model
+    from nightshift.report.export.wandb_runs import write_runs
+
+    if form == "wandb":
+        return write_runs(story, path)
+    if form == "model":
+        return copy_model(story, experiment, path)
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is no regular file", "Name another place: --output PATH, or - for stdout.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, _text(form, story, root, experiment))
+    return path
+
+
+def _text(form: str, story: Story, root: Path, experiment: int | None) -> bytes:
+    from nightshift.report.export.rl_toml import as_rl_toml
+    from nightshift.report.export.table import as_csv
+
+    return as_rl_toml(story, experiment, root, os.environ) if form == "rl.toml" else as_csv(story)
+
+
+@commands.command("import")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def import_command(file: Path) -> None:
+    """Write train.toml from the config FILE, and the lines of rules.toml that carry over; commit what changed.
+
+    FILE is a config of prime-rl with today's names or older ones, autoresearch-rl's train.toml, or a config of prime's
+    hosted training. Every key that train.toml cannot hold is listed with its owner. FILE is kept as imported.toml.
+    """
+    root = run.process_root()
+    source = file.read_bytes()
+    imported = import_config(source, file.name)
+    repo = Repo(root)
+    ledger = Ledger(root)
+    with ledger.lock():
+        head = repo.head()
+        if any(record.branch == head.branch for record in ledger.records()):
+            raise UsageError(f"{head.branch} is a campaign", "Import on your own branch: git switch BRANCH.")
+        blobs = repo.files_at(head.commit) if head.commit else {}
+        for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
+            if repo.differs(name, blobs[name]) if name in blobs else os.path.lexists(root / name):
+                raise UsageError(f"{name} has changes that are not committed", "Commit them, or move the file away.")
+        rules, notes = carried_rules(imported, root, num_gpus(os.environ))
+        files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source, RULES_NAME: rules}
+        files = {name: data for name, data in files.items() if name not in blobs or read_file(root / name) != data}
+        for name, data in files.items():
+            write_atomically(root / name, data)
+        outcome = f"wrote {', '.join(files)}; "
+        if not files:
+            outcome = "nothing changed: this config was imported before"
+        elif head.branch and head.commit:
+            committed = repo.commit_files(head, files, f"Import {clean(file.name, 80)}")
+            outcome += f"committed as {(committed.commit or '')[:7]} on {head.branch}"
+        else:
+            outcome += "not committed: no branch is checked out"
+    print_text(*imported.report(), *notes, outcome, "next: uv run run.py --dry-run")

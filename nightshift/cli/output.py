@@ -78,18 +78,13 @@ def print_error(error: NightshiftError | str) -> None:
     _write("stderr", "\n".join(map(printable, str(error).split("\n"))))
 
 
-def print_json(document: Any) -> None:
-    """A Struct or mapping as one line of ASCII, whatever texts it holds. What is no finite number is null."""
-    plain = json.dumps(msgspec.to_builtins(document, enc_hook=_plain))
-    print_text(json.dumps(json.loads(plain, parse_constant=lambda name: None)))
-
-
 def print_found(document: Any, lines: Iterable[str], as_json: bool) -> None:
-    """Print what a command found: one JSON object with --json, else lines for people."""
+    """Print what a command found: with --json `document`, a Struct or mapping, as one line of ASCII, in which null
+    replaces what is no finite number; else lines for people."""
     if as_json:
-        print_json(document)
-    else:
-        print_text(*lines)
+        plain = json.dumps(msgspec.to_builtins(document, enc_hook=_plain))
+        lines = [json.dumps(json.loads(plain, parse_constant=lambda name: None))]
+    print_text(*lines)
 
 
 def _plain(value: Any) -> Any:

@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from nightshift.files import read_file
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
-    from nightshift.experiment.experiment import Bench, Controller
+    from nightshift.experiment.experiment import Controller
 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
@@ -66,10 +67,11 @@ def run(root: Path, request: Request) -> int:
         request = replace(request, only=scope_of(read_direction(root)))
         controller = open_controller(root, request, reporter, request.branch)
         if request.dry_run:
-            missing = [f"missing:  {problem}" for problem in problems_here(controller.bench)]
-            if missing:
-                print_text(*missing)
-            print_text(*plan(request, controller))
+            bench = controller.bench  # for runs in SLURM nothing has to be here
+            engines = [bench.engine_of.get(slot.gpus, bench.engine) for slot in bench.executor.free_slots[:1]]
+            missing = [f"missing:  {problem}" for engine in engines for problem in engine.check()]
+            for line in chain(missing, plan(request, controller)):
+                print_text(line)
             return ExitCode.USAGE if missing else ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
         with controller.ledger.lock():
@@ -107,44 +109,36 @@ def print_keys(root: Path, request: Request) -> int:
     return ExitCode.MEASURED
 
 
-def plan(request: Request, controller: Controller) -> list[str]:
-    """Print what a run of this request would do with branches; return what else it would do, a line for each fact."""
-    records, repo, rules = controller.ledger.records(), controller.repo, controller.bench.rules
-    start = plan_start(
-        repo, records, controller.now(), controller.bench.rules, controller.bench.rules_hash, request.branch
-    )
+def plan(request: Request, controller: Controller) -> Iterator[str]:
+    """Yield what a run of this request would do, first with branches: a line for each fact."""
+    records, repo, bench = controller.ledger.records(), controller.repo, controller.bench
+    rules = bench.rules
+    start = plan_start(repo, records, controller.now(), rules, bench.rules_hash, request.branch)
     if line := start.describe(is_done=False):
-        print_text(f"branch:   {line}")
-    config = load(controller.bench.root / CONFIG_NAME)
+        yield f"branch:   {line}"
+    config = load(bench.root / CONFIG_NAME)
     committed = repo.config_at(str(start.before.commit))
     if start.is_switch and committed == config.source:  # the switch writes the branch's train.toml
         config = parse(repo.config_at(str(start.head.commit)) or b"")
-    controller = replace(controller, repo=Repo(controller.bench.root, start.head))
+    controller = replace(controller, repo=Repo(bench.root, start.head))
     campaign = controller.campaign()
     record = controller.admit(campaign.compose(()) if request.baseline else config, request, campaign)
     run_dir = controller.ledger.run_dir(controller.ledger.next_number())
-    engine = controller.bench.engine
+    engine = bench.engine
     names = ", ".join(change.name for change in record.run.kept)
     against = f"the baseline with {names}" if names else "the baseline"
     if record.parent is None:
         against = "nothing: this is the baseline"
-    return [
-        f"rules:    {record.rules_name} {record.rules_hash}",
-        f"against:  {against}",
-        *(f"change:   {line}" for line in record.diff or ("none",)),
-        *(f"scaled:   {line}" for line in record.scaled),
-        *(f"unused:   {key}" for key in record.unused_keys),
-        f"takes:    at most {lasted(engine.deadline_seconds)} a run: {lasted(engine.startup_seconds)} to "
-        f"start, {rules.budget_text} of training, {lasted(rules.evaluation_seconds)} to evaluate",
-        *engine.describe(record.effective, controller.bench.next_seed(campaign), run_dir, verbose=request.verbose),
-    ]
-
-
-def problems_here(bench: Bench) -> list[str]:
-    """Return what keeps the next run from starting on this machine; nothing for runs in SLURM."""
-    return [
-        line for slot in bench.executor.free_slots[:1] for line in bench.engine_of.get(slot.gpus, bench.engine).check()
-    ]
+    yield f"rules:    {record.rules_name} {record.rules_hash}"
+    yield f"against:  {against}"
+    yield from (f"change:   {line}" for line in record.diff or ("none",))
+    yield from (f"scaled:   {line}" for line in record.scaled)
+    yield from (f"unused:   {key}" for key in record.unused_keys)
+    parts = f"{lasted(engine.startup_seconds)} to start, {rules.budget_text} of training"
+    parts += f", {lasted(rules.evaluation_seconds)} to evaluate"
+    yield f"takes:    at most {lasted(engine.deadline_seconds)} a run: {parts}"
+    seed = bench.next_seed(campaign)
+    yield from engine.describe(record.effective, seed, run_dir, verbose=request.verbose)
 
 
 def prepare(root: Path, flags: PrepareFlags) -> int:

@@ -14,7 +14,7 @@ import click
 
 from nightshift.cli.output import print_error
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.signals import STOP_SIGNALS
+from nightshift.executors.watchdog import STOP_SIGNALS
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 

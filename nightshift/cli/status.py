@@ -12,9 +12,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from nightshift.campaign.commits import UNREAD, decisions_since
-from nightshift.campaign.git import Repo
-from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, campaign_cost, read_progress
+from nightshift.campaign.ledger import STARTED, Ledger, campaign_cost, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import (
     BLOCK_NAME,
@@ -34,14 +32,13 @@ from nightshift.campaign.results import (
     Row,
     fates_of,
     gain_text,
-    kept_by_records,
     last_campaign,
     row,
     standing_text,
 )
 from nightshift.cli.output import print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
-from nightshift.errors import EngineError, ExitCode, UsageError
+from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, read_file
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
@@ -189,8 +186,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
-    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: the jobs in SLURM that it
-    submitted and did not collect, by experiment; `num_experiments`: how many of its own are decided."""
+    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: the jobs in SLURM that are
+    not collected, by experiment or side and seed of a certificate; `num_experiments`: its own that are decided."""
 
     agent: str
     branch: str
@@ -220,8 +217,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     `next_start`: what run.py or a night would do with branches here; None on a campaign's branch.
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
     campaign's. `damaged`: what could not be read.
-    Everything is read from the records, unless a commit of yours changed the incumbent since: folding thousands of them
-    takes seconds.
     """
 
     is_running: bool
@@ -301,29 +296,20 @@ def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
 
 
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:
-    """Return the incumbent of one campaign, `ours`, and why your own commits could not be read. What the last measured
-    experiment left is right as long as you decided nothing since."""
-    judged = [record for record in ours if record.decided and record.judgement and record.judgement.standing]
-    baseline = baseline_of(ours, ours[-1].branch) if ours else None
-    if not judged or baseline is None:
-        return None, []
-    last = max(judged, key=lambda record: record.decided or 0)
-    assert last.judgement is not None
-    kept, standing, unread = kept_by_records(ours), last.judgement.standing, list[str]()
-    has_decisions = kept != last.judgement.kept
-    try:
-        config = ledger.stored_config(baseline)
-        has_decisions |= bool(decisions_since(ledger, Repo(ledger.root), records, baseline.branch, config, kept))
-    except (UsageError, EngineError) as error:
-        unread.append(f"{UNREAD}: {error}")
-    if has_decisions:
-        from nightshift.campaign.campaign import Campaign
+    """Return the incumbent of one campaign, `ours`, and why scores or your own commits could not be read."""
+    from nightshift.campaign.campaign import Campaign
 
-        campaign = Campaign.read(ledger, records, last.branch, last.rules_hash)
-        kept, standing = campaign.kept, campaign.standing
-    assert standing is not None
+    if not ours:
+        return None, []
+    try:
+        campaign = Campaign.read(ledger, records, ours[-1].branch, ours[-1].rules_hash)
+    except UsageError as error:
+        return None, [str(error)]
+    unread = [campaign.unread] if campaign.unread else []
+    if campaign.standing is None:
+        return None, unread
     num_baseline_runs = sum(r.run.is_baseline for r in ours if r.evaluation and r.status != Verdict.CRASH)
-    return Incumbent(kept=kept, standing=standing, num_baseline_runs=num_baseline_runs), unread
+    return Incumbent(kept=campaign.kept, standing=campaign.standing, num_baseline_runs=num_baseline_runs), unread
 
 
 def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:
@@ -336,7 +322,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     from nightshift.night.summary import next_stop
 
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
-    left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
+    left = jobs_left(ledger, state.first, of_certificates=True) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,
         branch=state.branch,

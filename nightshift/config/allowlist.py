@@ -147,7 +147,11 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
     """Return the value in its canonical type, None for "None". Raises ConfigError, with `path` in place of key.path."""
     if not is_accepted(key, value):
-        raise _refusal(key, value, path or tuple(key.path.split(".")))
+        path = path or tuple(key.path.split("."))
+        fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
+        if key.kind is Kind.TABLE:
+            fix = f"To switch it on, write [{'.'.join(path)}]" + f'; off: write {path[-1]} = "None"' * key.nullable
+        raise ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
     if key.kind is Kind.LIST and value != "None":
         return tuple(sorted(value))  # the order has no meaning
     if key.kind is Kind.FLOAT and not isinstance(value, str):
@@ -186,13 +190,6 @@ def instead(key: Key, value: Any) -> Value:
             if is_accepted(key, number):
                 return number
     return int(key.minimum or 1) if key.default is None else key.default
-
-
-def _refusal(key: Key, value: Any, path: tuple[str, ...]) -> ConfigError:
-    fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
-    if key.kind is Kind.TABLE:
-        fix = f"To switch it on, write [{'.'.join(path)}]" + f'; off: write {path[-1]} = "None"' * key.nullable
-    return ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
 
 
 def spelled_out(path: tuple[str, ...], value: Any) -> str:

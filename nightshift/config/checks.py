@@ -238,14 +238,9 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
         yield cause, "Lower max_completion_tokens or raise seq_len", length_path, "seq_len"
     if resolved[_SCHEDULE] != "constant":
         yield from _schedule_rules(resolved)
-    if resolved["trainer.optim.type"] == "sgd" or resolved["trainer.model.ac"] is None:
-        yield from _switch_rules(values, resolved)
     if any(path.startswith(_POOLS) for path in values):
         yield from _pool_rules(resolved)
-
-
-def _switch_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[Broken]:
-    if resolved.get("trainer.optim.nesterov") and resolved["trainer.optim.momentum"] == 0:
+    if resolved.get("trainer.optim.nesterov") and resolved.get("trainer.optim.momentum") == 0:
         fix = "Write nesterov = false, or a momentum above 0"
         yield ": Nesterov needs some", fix, "trainer.optim.momentum", "trainer.optim.nesterov"
     ac, offloading = "trainer.model.ac", "trainer.model.ac_offloading"

@@ -7,6 +7,7 @@ never copied. Every other key is listed with its owner.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nightshift.config.allowlist import (
@@ -32,8 +33,10 @@ from nightshift.config.allowlist import (
     value_text,
 )
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
-from nightshift.config.train_toml import MAX_LINE, document, parse
-from nightshift.errors import ConfigError, listed
+from nightshift.config.rules import RULES_NAME
+from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
+from nightshift.config.train_toml import MAX_LINE, document, parse, read_source
+from nightshift.errors import ConfigError, UsageError, listed
 from nightshift.text import clean
 
 IMPORTED_NAME = "imported.toml"
@@ -173,12 +176,6 @@ def _secrets(tree: Mapping[str, Any]) -> Iterator[str]:
             yield path
 
 
-def model_name(tree: Mapping[str, Any]) -> str:
-    """Return the model that a config trains; "" if it names none."""
-    models = [at(tree, path) for path in CARRIED["model"]]
-    return next((model for model in models if isinstance(model, str)), "")
-
-
 def environments(tree: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the lists of environments that a config trains on: the path of each list, with each of its entries."""
     return [(path, entry) for path in CARRIED["environments"] for entry in tables_of(at(tree, path))]
@@ -189,6 +186,48 @@ def environment_name(entry: Mapping[str, Any]) -> str:
     candidates = [at(entry, path) for path in ("env.taskset.id", "taskset.id", "id", "name")]
     name = next((name for name in candidates if isinstance(name, str)), "")
     return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
+
+
+def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
+    """Return rules.toml with the environments and the model of an imported config, and notes for the user.
+
+    The file stays as it is if this checkout does not have them. Then their ratios are removed from `imported`.
+    """
+    import tomlkit  # slow to import
+
+    before = read_source(root / RULES_NAME)
+    settings, notes = tomlkit.document(), list[str]()
+    names = [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]
+    models = (at(imported.tree, path) for path in CARRIED["model"])
+    model = next((model for model in models if isinstance(model, str)), "")
+    for name in names:
+        if not (NAME.fullmatch(name) and (root / "environments" / name / "pyproject.toml").is_file()):
+            what = f"environment {clean(name, 80)} is not in environments/"
+            notes.append(f"{what}; docs/environments.md says how to add it")
+    if names and not notes:
+        settings["environments"] = tomlkit.item(names).comment(
+            "of this checkout: prompts and rewards may differ from theirs"
+        )
+    revision = REVISIONS.get(model)
+    if revision or (model and (root / model).is_dir()):
+        settings.update({"model": model, "revision": revision or ""})
+    elif model:
+        notes.append(f"model = {value_text(model)} needs its commit on the hub: write both into {RULES_NAME}")
+    data = before
+    try:
+        chosen_in(root, before)
+        document = tomlkit.parse(before.decode())
+        document.update(settings)
+        data = tomlkit.dumps(document).encode() if settings else before
+        rules_of(root, chosen_in(root, data), None, gpu_count)
+    except UsageError as error:
+        settings, data = tomlkit.document(), before
+        notes.append(f"{RULES_NAME} stays as it is: {error}")
+    if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
+        imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
+    if "model" in settings:
+        imported.left_out = [p for p in imported.left_out if ".".join(p.path) not in CARRIED["model"]]
+    return data, [*(f"{RULES_NAME}: {line}" for line in tomlkit.dumps(settings).splitlines()), *notes]
 
 
 def _convert(tree: Mapping[str, Any], result: Import) -> None:

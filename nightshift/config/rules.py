@@ -42,7 +42,6 @@ MEASURING_CODE = (
     "nightshift/experiment/worker.py",
 )
 TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # run a taskset; the harness for prime-rl
-_SCORER_CODE = ("nightshift/evaluation/scorer.py",)
 # Files that no program loads: compiled code, caches, and files of editors and of NFS.
 _UNREAD = re.compile(
     r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache|ipynb_checkpoints|idea|vscode)"
@@ -53,9 +52,8 @@ _BUSIEST = 8.0  # wall-clock seconds for one CPU second; on a busier machine a r
 NO_CARD = "none"  # Rules.memory without a GPU
 
 Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # nothing that the rule could not divide by
-Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
+Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score or a share
 _Units = Annotated[float, Meta(ge=-1e6, le=1e6)]
-_Share = Annotated[float, Meta(ge=0, le=1)]
 _Probability = Annotated[float, Meta(gt=0, lt=1)]
 _Some = Meta(min_length=1)
 GSM8K_PRIOR_SD = 0.008  # scale of effects for which the constants of RuleConstants were chosen
@@ -70,7 +68,7 @@ class RuleConstants:
     """
 
     # Ordinary, bad, bold and disastrous changes.
-    kinds: Annotated[tuple[tuple[_Units, Scale, _Share], ...], _Some] = (
+    kinds: Annotated[tuple[tuple[_Units, Scale, Fraction], ...], _Some] = (
         (0.003, 0.007, 0.50),
         (-0.03, 0.025, 0.35),
         (0.0, 0.05, 0.05),
@@ -79,7 +77,7 @@ class RuleConstants:
     # The shares above count as much as this many measured changes: a campaign of 46 changes learns its own shares.
     shares_worth: Scale = 5.0
     # What may go wrong in a run that has no new change: nothing in 97 % of the runs, else a training that collapsed.
-    accidents: Annotated[tuple[tuple[_Units, Annotated[float, Meta(ge=0, le=1e6)], _Share], ...], _Some] = (
+    accidents: Annotated[tuple[tuple[_Units, Annotated[float, Meta(ge=0, le=1e6)], Fraction], ...], _Some] = (
         (0.0, 0.0, 0.97),
         (-0.12, 0.10, 0.03),
     )
@@ -95,7 +93,7 @@ class RuleConstants:
         (2.8, 0.12),
     )
     # Part of the variance over examples, p (1 - p) / n, that differs between two runs on the same examples.
-    examples_share: _Share = 0.38
+    examples_share: Fraction = 0.38
     # Standard deviation of the drift in eight hours.
     drift_sd: Scale = 0.02
     # P(it helps) at which a change is kept: at four slots, 0.65 gains 0.3 pp less with 30 % fewer commits.
@@ -103,11 +101,11 @@ class RuleConstants:
     # P(it helps) below which a kept change is reverted. The gap to `keep_at` prevents a commit for every new run.
     revert_below: _Probability = 0.5
     # P(it helps) above which a kept change is confirmed.
-    confirmed_above: _Share = 0.95
+    confirmed_above: Fraction = 0.95
     # Least expected improvement of a rider: less is not worth a less certain result of the new change.
     least_worth: Scale = 0.0005
     # A new value of the keys of a discarded change starts at this share of the last value's effect.
-    related: _Share = 0.5
+    related: Fraction = 0.5
     # Standard deviations off the reported gain, and more for each e-fold of changes beyond the third: the best of many
     # noisy scores is too high.
     shrink: tuple[_Units, _Units, Scale] = (0.5, 0.25, 47.0)
@@ -253,7 +251,7 @@ class Rules:
         folders = (folder for environment in self.environments for folder in environment.folders)
         model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
         scored = any(environment.taskset or environment.is_bounded for environment in self.environments)
-        return (*MEASURING_CODE, engine, *(_SCORER_CODE if scored else ()), *folders, *model)
+        return (*MEASURING_CODE, engine, *(["nightshift/evaluation/scorer.py"] if scored else []), *folders, *model)
 
     def elsewhere(self, root: Path) -> list[Path]:
         """Return the measuring folders outside the checkout: installed tasksets, and a model."""

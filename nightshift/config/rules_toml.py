@@ -29,7 +29,7 @@ from nightshift.config.rules import (
     Scale,
     TasksetRules,
 )
-from nightshift.config.train_toml import line_of, read_source
+from nightshift.config.train_toml import read_source
 from nightshift.errors import UsageError
 from nightshift.files import parse_toml, read_file
 
@@ -107,12 +107,12 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
 
 def rules_here(root: Path, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of the checkout at `root`; `engine` is the value of --engine."""
-    return rules_of(root, _read(root), engine, gpu_count)
+    return rules_of(root, chosen_in(root), engine, gpu_count)
 
 
 def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: int) -> Rules:
     """Return the rules of other environments with the engine of `here`, and with its model if it can answer them."""
-    chosen = _read(root)
+    chosen = chosen_in(root)
     chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
     if all(_declared(root, name, chosen.table(name)).accepts(here.model) for name in names):
         chosen.model, chosen.revision = here.model, here.model_revision or ""
@@ -136,43 +136,28 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
             is_small = model.startswith(MODELS)  # a GPU would be wasted on it
             if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
                 return _complete(root, setup, model, declared, chosen)
-    raise _no_answer(names, setups[0], models[-1], declared)
-
-
-def _no_answer(names: list[str], setup: Rules, model: str, declared: dict[str, _Declared]) -> UsageError:
     refusing = [name for name, entry in declared.items() if not entry.accepts(model)] or ["them there"]
-    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {model} ({setup.name}, GPUs needed: {setup.num_gpus})"
+    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {model} ({setups[0].name}, GPUs needed: "
+    cause += f"{setups[0].num_gpus}) cannot answer {' and '.join(refusing)}"
     able = set.intersection(*({*entry.models} for entry in declared.values()))
     fix = "Write environments = [] for what the machine can do, or use another --engine or model: "
-    fix += f"{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU)."
-    return UsageError(f"{cause} cannot answer {' and '.join(refusing)}", fix)
+    raise UsageError(cause, f"{fix}{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
     """Return the rules of these environments."""
-    tables = {name: _read(root).table(name) for name in names}
+    tables = {name: chosen_in(root).table(name) for name in names}
     return tuple(_environment(root, name, table, _declared(root, name, table)) for name, table in tables.items())
 
 
 def memory_gb(root: Path) -> int:
     """Return the memory in GB of the GPU that chooses the defaults; 0: of the smallest GPU in use."""
-    return _read(root).memory_gb
+    return chosen_in(root).memory_gb
 
 
 def is_own_model(rules: Rules) -> bool:
     """True for a model that is neither in models/ nor a set-up's."""
     return not rules.model.startswith(MODELS) and rules.model not in {setup.model for setup in _SETUPS}
-
-
-def refuse_unused_weights(root: Path) -> None:
-    """Raise UsageError for the weight of an environment that rules.toml does not choose."""
-    chosen = _read(root)
-    names = chosen.environments or ["gsm8k", "arithmetic"]
-    for name, table in chosen.environment.items():
-        if table.weight != Table().weight and name not in names:
-            line = line_of(read_file(root / RULES_NAME).decode(), ("environment", name, "weight"))
-            cause = f"{RULES_NAME}:{line}: a weight of {name}, which is not one of environments"
-            raise UsageError(cause, "Add the environment there, or delete the line.")
 
 
 def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
@@ -224,14 +209,11 @@ def _portable_path(root: Path, model: str) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
-def _read(root: Path) -> Chosen:
-    return chosen_in(root, read_source(root / RULES_NAME))
-
-
-def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
-    """Return the choices in the bytes of a rules.toml for the checkout at `root`."""
+def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
+    """Return the choices in the rules.toml of the checkout at `root`, or in the bytes of another one."""
+    data = read_source(root / RULES_NAME) if rules_toml is None else rules_toml
     try:
-        chosen = msgspec.convert(parse_toml(rules_toml), Chosen)
+        chosen = msgspec.convert(parse_toml(data), Chosen)
     except ValueError as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
@@ -263,6 +245,7 @@ def _environment(root: Path, name: str, table: Table, declared: _Declared) -> En
 
 def _declared(root: Path, name: str, table: Table) -> _Declared:
     """Return the declaration of an environment: its pyproject.toml's, or rules.toml's for a user's taskset."""
+    where = f"{RULES_NAME}: [environment.{name}]"
     if not NAME.fullmatch(name) or name in _TAKEN:
         fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
         raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
@@ -270,33 +253,25 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         json.dumps(table.args, allow_nan=False)  # also of lists and tables in it
     except (TypeError, ValueError) as error:
         fix = "Write text, numbers, true or false, and lists of them."
-        raise UsageError(f"{RULES_NAME}: [environment.{name}]: args: {error}", fix) from None
+        raise UsageError(f"{where}: args: {error}", fix) from None
     path = root / "environments" / name / "pyproject.toml"
     if table.package or not path.exists():
-        return _declared_taskset(root, name, table)
+        return _declared_taskset(root, name, table, where)
     try:
         tables: Any = parse_toml(read_file(path))
         requires = {"requires": tables.get("project", {}).get("dependencies", [])}
         declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        fix = "docs/environments.md describes its keys."
-        raise UsageError(f"{path}: [tool.nightshift]: {error}", fix) from None
-    if table != Table():
-        _check_table(name, table, declared)
-    return declared
-
-
-def _check_table(name: str, table: Table, declared: _Declared) -> None:
-    where = f"{RULES_NAME}: [environment.{name}]"
+        raise UsageError(f"{path}: [tool.nightshift]: {error}", "docs/environments.md describes its keys.") from None
     if own := sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
         raise UsageError(f"{where}: {own[0]} goes with package", "Write package = ..., or leave it out.")
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
         raise UsageError(f"{where}: args has {json.dumps(unknown[0])}", fix)
+    return declared
 
 
-def _declared_taskset(root: Path, name: str, table: Table) -> _Declared:
-    where = f"{RULES_NAME}: [environment.{name}]"
+def _declared_taskset(root: Path, name: str, table: Table, where: str) -> _Declared:
     names = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
     if not table.package:
         near = get_close_matches(name, names, 1)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -45,22 +45,6 @@ _TOKEN = re.compile(
 )
 
 
-class TrainTomlError(ConfigError):
-    """train.toml is refused. `problems`: every reason, in the order of the lines.
-
-    The text of one problem is one line. The text of several problems is a heading and a line for each.
-    """
-
-    def __init__(self, name: str, problems: Sequence[Problem], lines: Mapping[tuple[str, ...], int]) -> None:
-        self.problems = tuple(sorted(problems, key=lambda problem: lines.get(problem.path, 0)))
-        places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in self.problems]
-        super().__init__(f"{places[0]}: {self.problems[0].cause}", self.problems[0].fix)
-        texts = [f"{place}: {p.cause}. {p.fix}" for place, p in zip(places, self.problems, strict=True)]
-        if len(texts) > 1:
-            number = len(texts) if len(texts) <= MAX_PROBLEMS else f"more than {MAX_PROBLEMS}"
-            self.args = ("\n".join([f"{name} has {number} problems:", *texts[:MAX_PROBLEMS]]),)
-
-
 @dataclass(frozen=True)
 class Config:
     """A checked train.toml.
@@ -87,7 +71,7 @@ class Config:
         if path in BY_PRESET and path not in self.values:
             return "by preset"
         value = self.resolved.get(path)
-        return UNSET if value is None else value if isinstance(value, bool | int | float) else spelled(value)
+        return value if isinstance(value, bool | int | float) else _text(value)
 
 
 def load(path: Path) -> Config:
@@ -98,14 +82,15 @@ def load(path: Path) -> Config:
 def parse(source: bytes, name: str = "train.toml") -> Config:
     """Return the config of a train.toml; `name` is its name in messages.
 
-    Raises ConfigError if it is no TOML, and TrainTomlError with every problem if keys or values are refused.
+    Raises ConfigError: it is no TOML, or keys or values are refused. The text of one problem is one line. The text of
+    several problems is a heading and a line for each.
     """
     text, tree = document(source, name)
     values, problems = read_values(tree, MAX_PROBLEMS + 1)
     resolved = resolve(values)
     problems += rule_problems(values, resolved, problems)
     if problems:
-        raise TrainTomlError(name, problems, line_numbers(text))
+        raise _refusal(name, problems, line_numbers(text))
     canonical = {
         path: value
         for path, value in resolved.items()
@@ -113,6 +98,17 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
     }
     digest = hashlib.sha256(json.dumps(canonical, sort_keys=True, allow_nan=False).encode()).hexdigest()
     return Config(source, MappingProxyType(values), MappingProxyType(resolved), digest)
+
+
+def _refusal(name: str, problems: list[Problem], lines: Mapping[tuple[str, ...], int]) -> ConfigError:
+    problems = sorted(problems, key=lambda problem: lines.get(problem.path, 0))
+    places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in problems]
+    error = ConfigError(f"{places[0]}: {problems[0].cause}", problems[0].fix)
+    texts = [f"{place}: {p.cause}. {p.fix}" for place, p in zip(places, problems, strict=True)]
+    if len(texts) > 1:
+        number = len(texts) if len(texts) <= MAX_PROBLEMS else f"more than {MAX_PROBLEMS}"
+        error.args = ("\n".join([f"{name} has {number} problems:", *texts[:MAX_PROBLEMS]]),)
+    return error
 
 
 # -- differences --------------------------------------------------------------------------------------
@@ -211,39 +207,32 @@ def read_source(path: Path) -> bytes:
 
 def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str, Any]]:
     """Return text and tables of a TOML file. ConfigError: it cannot be read; `restore`: what to do if it is no text."""
-    try:
-        text = source.decode()
-        longest = max(map(len, text.split("\n")))
-        if len(source) > MAX_BYTES or longest > MAX_LINE or text.startswith("\ufeff"):
-            raise ValueError
-        return text, parse_toml(source)
-    except ValueError as error:
-        raise _unreadable(source, name, restore or f"Restore it: git checkout {name}", error) from None
-
-
-def _unreadable(source: bytes, name: str, restore: str, error: ValueError) -> ConfigError:
+    fix = restore or f"Restore it: git checkout {name}"
     if len(source) > MAX_BYTES:
-        return ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", restore)
-    if isinstance(error, UnicodeDecodeError):
+        raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", fix)
+    try:
+        lines = source.decode().split("\n")
+        if lines[0].startswith("\ufeff"):
+            cause = f"{name}:1: the file begins with a byte order mark (BOM)"
+            raise ConfigError(cause, "Save it as UTF-8 without BOM.")
+        for number, line in enumerate(lines, 1):
+            if len(line) > MAX_LINE:
+                cause = f"{name}:{number}: {len(line):,} characters on one line"
+                raise ConfigError(cause, f"Keep lines below {MAX_LINE:,}.")
+        return "\n".join(lines), parse_toml(source)
+    except UnicodeDecodeError as error:
         number = source.count(b"\n", 0, error.start) + 1
-        return ConfigError(f"{name}:{number}: byte 0x{source[error.start]:02x} is not UTF-8 text", restore)
-    lines = source.decode().split("\n")
-    if lines[0].startswith("\ufeff"):
-        return ConfigError(f"{name}:1: the file begins with a byte order mark (BOM)", "Save it as UTF-8 without BOM.")
-    for number, line in enumerate(lines, 1):
-        if len(line) > MAX_LINE:
-            cause = f"{name}:{number}: {len(line):,} characters on one line"
-            return ConfigError(cause, f"Keep lines below {MAX_LINE:,}.")
-    if not isinstance(error, tomllib.TOMLDecodeError):
-        return ConfigError(f"{name}: {error}", "Write plain [table] headers and keys.")
-    message, _, place = str(error).rpartition(" (at ")
-    match = re.match(r"line (\d+)", place)
-    number = int(match[1]) if match else len("\n".join(lines).rstrip().split("\n"))
-    reason = shorten(quoted(message)[1:-1].replace('\\"', '"'), 80)
-    return ConfigError(
-        f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {reason}",
-        "Correct the line: text in double quotes, true and false in lower case, every key and table once.",
-    )
+        cause = f"{name}:{number}: byte 0x{source[error.start]:02x} is not UTF-8 text"
+    except tomllib.TOMLDecodeError as error:
+        message, _, place = str(error).rpartition(" (at ")
+        match = re.match(r"line (\d+)", place)
+        number = int(match[1]) if match else len("\n".join(lines).rstrip().split("\n"))
+        reason = shorten(quoted(message)[1:-1].replace('\\"', '"'), 80)
+        cause = f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {reason}"
+        fix = "Correct the line: text in double quotes, true and false in lower case, every key and table once."
+    except ValueError as error:
+        cause, fix = f"{name}: {error}", "Write plain [table] headers and keys."
+    raise ConfigError(cause, fix)
 
 
 def statements(text: str) -> list[tuple[int, int]]:
@@ -277,11 +266,6 @@ def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             yield from _paths_in(value, (*path, name))
 
 
-def line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """Return the first line of the key or table at `path` in a valid TOML text; None if it is not there."""
-    return line_numbers(text).get(path)
-
-
 # -- edits -------------------------------------------------------------------------------------------
 
 
@@ -294,19 +278,16 @@ def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
     """
     import tomlkit  # slow to import, and only proposers write
 
-    resolved = parse(source).resolved
-    document = tomlkit.parse(source.decode())
-    added: dict[str, Any] = {}
+    resolved, text = parse(source).resolved, source.decode()
     for path, value in changes.items():
         is_gone = value is ABSENT or (value is None and default(path, resolved) is None)
-        before = tomlkit.dumps(document) if is_gone else ""
-        if not _set(document, path, ABSENT if is_gone else value):
-            added[path] = value
-        elif is_gone:
-            document = tomlkit.parse(_without_gap(before, tomlkit.dumps(document)))
-    text = tomlkit.dumps(document)
-    for path, value in added.items():
-        text = _add(text, path, value)
+        document, before = tomlkit.parse(text), text
+        is_set = _set(document, path, ABSENT if is_gone else value)
+        text = tomlkit.dumps(document)
+        if is_gone:
+            text = _without_gap(before, text)
+        elif not is_set:
+            text = _add(text, path, value)
     return parse(text.encode()).source
 
 
@@ -320,20 +301,15 @@ def _set(document: Any, path: str, value: Any) -> bool:
         if not hasattr(node.get(table), "items"):
             if value is not ABSENT:
                 node.pop(table, None)  # switched off with "None": it comes back as a table
-            return value is ABSENT
+            return False
         node = node[table]
     is_table = hasattr(node.get(leaf), "items")
     if is_table and value == {}:
         return True
     if is_table or leaf not in node or value is ABSENT or value == {}:
         node.pop(leaf, None)
-        return value is ABSENT
-    after = tomlkit.value(value_text(value, MAX_LINE))
-    trivia = node.item(leaf).trivia if hasattr(node, "item") else None  # None: a table whose parts stand apart
-    if trivia and trivia.comment:  # the comment stays in its column
-        num_spaces = len(trivia.comment_ws) + len(node.item(leaf).as_string()) - len(after.as_string())
-        trivia.comment_ws = " " * max(num_spaces, 1)
-    node[leaf] = after
+        return False
+    node[leaf] = tomlkit.value(value_text(value, MAX_LINE))
     return True
 
 

@@ -24,8 +24,8 @@ from nightshift.config.train_toml import Config
 from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import Policy
-from nightshift.executors.capacity import Capacity
 from nightshift.executors.gpus import SIZES_GB, choose_gpus, list_gpus, parse_gpus
+from nightshift.executors.local import Capacity
 
 Note = Callable[[str], None]  # one line of news
 

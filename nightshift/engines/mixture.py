@@ -7,7 +7,7 @@ from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, value_text
 from nightshift.config.rules import Rules
-from nightshift.config.train_toml import Config, line_of
+from nightshift.config.train_toml import Config, line_numbers
 from nightshift.errors import ConfigError
 
 LEAST_RATIO = 1e-6
@@ -21,7 +21,7 @@ DEFAULT_POOLS = {  # prime-rl's
 
 def where(config: Config, path: str) -> str:
     """Return a key's value with its line, for the beginning of a refusal."""
-    line = line_of(config.source.decode(), tuple(path.split(".")))
+    line = line_numbers(config.source.decode()).get(tuple(path.split(".")))
     return f"train.toml:{line}: {path} = {value_text(config.get(path))}"
 
 

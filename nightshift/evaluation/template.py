@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from nightshift.config.rules import RULES_NAME
-from nightshift.config.rules_toml import NAME, environments_named, refuse_unused_weights
+from nightshift.config.rules_toml import NAME, environments_named
 from nightshift.errors import UsageError
 from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.text import clean
@@ -39,7 +39,6 @@ def create(root: Path, name: str) -> list[str]:
 
 def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
     """Yield lines on splits, an example, and what rewards cost and pay. NightshiftError names a fault and its place."""
-    refuse_unused_weights(root)
     (rules,) = environments_named(root, [name])
     (environment,) = load(root, [rules])
     scorer, began = environment.scorer, clock()

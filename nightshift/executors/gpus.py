@@ -28,7 +28,8 @@ _CHOOSE_OTHERS = f'Choose another: --gpus; on the CPU: environments = ["arithmet
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML sees it now; memory in 1e9 bytes, None where the driver does not tell."""
+    """One GPU as NVML sees it now; memory in 1e9 bytes, None where the driver does not tell. `pids`: of the processes
+    that compute on it, as far as the driver tells: in a container often none."""
 
     index: int
     name: str
@@ -37,6 +38,7 @@ class Gpu:
     free_gb: float | None
     driver: str
     compute_capability: tuple[int, int]
+    pids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name})"
@@ -115,8 +117,7 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
         return list(gpus)
     visible: list[Gpu] = []
     for entry in entries:
-        is_uuid = entry.startswith("GPU-")
-        matching = [gpu for gpu in gpus if (gpu.uuid.startswith(entry) if is_uuid else str(gpu.index) == entry)]
+        matching = [gpu for gpu in gpus if entry == str(gpu.index) or ("GPU-" in entry and gpu.uuid.startswith(entry))]
         if len(matching) != 1 or matching[0] in visible:
             cause = f"CUDA_VISIBLE_DEVICES names {entry!r}, no whole GPU of its own"
             raise EngineError(cause, "Write whole GPUs, as nvidia-smi -L lists them.")
@@ -124,9 +125,15 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     return visible
 
 
-def gpu_problems(gpus: Sequence[Gpu], nvml: Any = None) -> list[EngineError]:
-    """Which of these GPUs another process uses. To show, not raised."""
-    return [problem for gpu in dict.fromkeys(gpus) if (problem := _busy(gpu, nvml))]  # a pair may be one GPU
+def gpu_problems(gpus: Sequence[Gpu]) -> list[EngineError]:
+    """Return which of these GPUs another process uses. To show, not raised."""
+    problems = []
+    for gpu in dict.fromkeys(gpus):  # a pair may be one GPU
+        if gpu.memory_gb and gpu.free_gb is not None and gpu.free_gb < _MIN_FREE_SHARE * gpu.memory_gb:
+            by = f" by pid {', '.join(map(str, gpu.pids))}" if gpu.pids else ""
+            cause = f"{gpu} has {gpu.memory_gb - gpu.free_gb:.1f} of {gpu.memory_gb:.1f} GB in use{by}"
+            problems.append(EngineError(cause, f"Wait, stop that. {_CHOOSE_OTHERS}"))
+    return problems
 
 
 def gpu_warnings(gpus: Sequence[Gpu], min_driver: int) -> list[EngineError]:
@@ -186,30 +193,13 @@ def nvml_session(nvml: Any = None) -> Iterator[Any]:
 
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory_gb = free_gb = None  # cards that share the host's memory have no answer
+    memory_gb, free_gb, pids = None, None, list[int]()  # cards that share the host's memory have no answer
     for version in (None, nvml.nvmlMemory_v2):  # the second without the driver's own share; not every driver has it
         with suppress(nvml.NVMLError):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version)
             memory_gb, free_gb = memory.total / GB, memory.free / GB
+    with suppress(nvml.NVMLError):
+        pids = sorted({int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     name, uuid = str(nvml.nvmlDeviceGetName(handle)), str(nvml.nvmlDeviceGetUUID(handle))
-    return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)))
-
-
-def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
-    if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
-        return None
-    with nvml_session(nvml) as session:
-        pids = [] if session is None else _pids(session, gpu.index)
-    by = f" by pid {', '.join(map(str, pids))}" if pids else ""
-    used = gpu.memory_gb - gpu.free_gb
-    cause = f"{gpu} has {used:.1f} of {gpu.memory_gb:.1f} GB in use{by}"
-    return EngineError(cause, f"Wait, stop that. {_CHOOSE_OTHERS}")
-
-
-def _pids(nvml: Any, index: int) -> list[int]:
-    """Who computes on it, as far as the driver tells: in a container often nobody."""
-    with suppress(nvml.NVMLError):  # not supported on this card: the memory in use tells enough
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        return sorted({int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
-    return []
+    return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)), tuple(pids))

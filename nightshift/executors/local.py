@@ -9,9 +9,12 @@ import re
 import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import PIPE
+
+import psutil
 
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, RESULT_NAME, Job, Result
 from nightshift.errors import EngineError, UsageError
@@ -43,9 +46,6 @@ class _Worker:
     job: Job
     slot: Slot
     ends_at: float  # on the monotonic clock; what runs on hangs
-
-    def has_ended(self) -> bool:
-        return self.child.poll() is not None
 
 
 @dataclass(slots=True)
@@ -98,13 +98,13 @@ class LocalExecutor:
     def is_over(self, folder: Path) -> bool:
         """True if nothing more will come of the run: also for a worker that hangs past its own deadline."""
         worker = self._workers.get(folder)
-        return worker is None or worker.has_ended() or time.monotonic() > worker.ends_at
+        return worker is None or worker.child.poll() is not None or time.monotonic() > worker.ends_at
 
     def wait(self, timeout_seconds: float) -> None:
         """Return when a run in flight ends, at the latest after `timeout_seconds`; one that had ended may wait."""
         poll = select.poll()
         for worker in self._workers.values():
-            if not worker.has_ended() and worker.child.stdin:
+            if worker.child.poll() is None and worker.child.stdin:
                 poll.register(worker.child.stdin, 0)  # an error of the pipe: the worker, its only reader, has ended
         poll.poll(1000 * timeout_seconds)
 
@@ -181,21 +181,16 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
         raise UsageError(cause, f"Write --pairs {max(len(cores), 1)}.")
     if gpus_each:
         share = len(cores) // num_slots
-        parts = [list(cores[share * i : share * (i + 1)]) for i in range(num_slots)]
+        parts = [list(cores[share * i :]) for i in range(num_slots)]
     else:
-        parts = _apart(num_slots, physical_cores(cores, sys))
+        groups = physical_cores(cores, sys)
+        if num_slots > len(groups):  # then each thread is a group
+            ranks = range(max(map(len, groups)))
+            groups = [group[rank : rank + 1] for rank in ranks for group in groups if rank < len(group)]
+        parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
+        share = min(map(len, parts))
     gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
-    return [Slot(i, gpus[i], tuple(parts[i])) for i in range(num_slots)]
-
-
-def _apart(num_slots: int, groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Equally many processors for each slot: whole physical cores in turn, or threads where cores are too few."""
-    if num_slots > len(groups):
-        num_threads = max(map(len, groups))
-        groups = [group[rank : rank + 1] for rank in range(num_threads) for group in groups if rank < len(group)]
-    parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
-    share = min(map(len, parts))
-    return [part[:share] for part in parts]
+    return [Slot(i, gpus[i], tuple(parts[i][:share])) for i in range(num_slots)]
 
 
 def own_cores() -> list[int]:
@@ -221,3 +216,46 @@ def physical_cores(cores: Sequence[int], sys: Path = SYS) -> list[list[int]]:
 def num_slots_of(hardware: str) -> int:
     found = re.search(r", (\d{1,4}) side by side, \d+ cores? each$", hardware)
     return int(found[1]) if found else 1
+
+
+# -- how many runs fit side by side on a machine without GPUs ----------------------------------------------
+
+# Memory of one run with a model of models/. Measured on arithmetic with the shipped train.toml: all processes of a run
+# use 1.3 GB, of which the trainer has 1.2; the trainer has 1.5 with batch_size 1024 and 2.0 with 4096.
+RUN_GB = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Physical cores, or fewer where a container limits CPU time, and free memory in 1e9 bytes.
+
+    `nightshift doctor` prints `num_runs`, and `--pairs auto` uses it.
+    """
+
+    num_cores: float
+    free_gb: float
+
+    @property
+    def num_runs(self) -> int:
+        return max(1, min(int(self.num_cores), int(self.free_gb / RUN_GB)))
+
+    def __str__(self) -> str:
+        cores = f"{self.num_cores:g} core{'s' if self.num_cores != 1 else ''}"
+        return f"{self.num_runs} side by side: {cores}; {self.free_gb:.1f} GB of memory free, {RUN_GB:g} GB a run"
+
+
+def capacity(proc: Path = Path("/proc"), sys: Path = SYS) -> Capacity:
+    """Measure what this process may use now. `proc` and `sys`: where the kernel shows it.
+
+    cpu.max of its control group and of those around it may grant less CPU time than it has cores, or have no limit.
+    https://docs.kernel.org/admin-guide/cgroup-v2.html
+    """
+    num_cores, folder = float(len(physical_cores(own_cores(), sys))), sys / "fs/cgroup"
+    with suppress(OSError):
+        paths = (proc / "self/cgroup").read_text().splitlines()
+        folder = folder.joinpath(*(path.removeprefix("0::/") for path in paths if path.startswith("0::/")))
+    for group in (folder, *folder.parents):  # a container may see a path of its host: then only the top has the file
+        with suppress(OSError, ValueError, ZeroDivisionError):  # ValueError: "max", no limit
+            quota, period = (group / "cpu.max").read_text().split()
+            num_cores = min(num_cores, int(quota) / int(period))
+    return Capacity(num_cores, psutil.virtual_memory().available / 1e9)

@@ -24,9 +24,8 @@ import psutil
 
 from nightshift.errors import EngineError, Interrupted
 from nightshift.executors import watchdog
-from nightshift.executors.watchdog import MARKER_NAME, ProcessTree, describe, environment_of, session_of
+from nightshift.executors.watchdog import MARKER_NAME, STOP_SIGNALS, ProcessTree, describe, environment_of, session_of
 from nightshift.files import open_regular
-from nightshift.signals import STOP_SIGNALS
 from nightshift.startup import is_own
 from nightshift.text import ANSI, clean
 from nightshift.waiting import waiting

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, STARTED_NAME, Job, Result
+from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, RUN_NAME, STARTED_NAME, Job, Result
 from nightshift.errors import EngineError, UsageError, listed
 from nightshift.executors.local import PROGRAM, Slot, read_result
 from nightshift.executors.process import engine_environment, mark, python_command, python_path, tail
@@ -58,27 +58,28 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def options(self) -> list[str]:
         """For sbatch. Memory and cores are always said: a job without --mem may take a whole node."""
-        asked = {
-            "--partition": self.partition,
-            "--account": self.account,
-            "--constraint": self.constraint,
-            "--gres": self.gres or (f"gpu:{self.gpus}" if self.gpus else ""),
+        values = {
+            "nodes": 1,
+            "ntasks": 1,
+            "cpus-per-task": self.cpus_per_run,
+            "mem": f"{self.mem_gb}G",
+            "time": self.time_minutes,
+            "partition": self.partition,
+            "account": self.account,
+            "constraint": self.constraint,
+            "gres": self.gres or (self.gpus and f"gpu:{self.gpus}"),
         }
-        fixed = (f"--cpus-per-task={self.cpus_per_run}", f"--mem={self.mem_gb}G", f"--time={self.time_minutes}")
-        return ["--nodes=1", "--ntasks=1", *fixed, *(f"{name}={value}" for name, value in asked.items() if value)]
+        return [f"--{name}={value}" for name, value in values.items() if value]
 
 
 def read(path: Path) -> SlurmConfig:
-    """The file. UsageError, one line with its fix, where it says something else."""
+    """Return the contents of a slurm.toml. Raises UsageError."""
     try:
         return msgspec.toml.decode(read_file(path), type=SlurmConfig)
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", "docs/cluster.md explains one.") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}", f"Its keys: {', '.join(SlurmConfig.__struct_fields__)}.") from None
 
 
-_ANSWER_NAME = "answer"  # what the command of ask_node prints
 _LOOK_SECONDS = 0.2
 POLL_SECONDS = 2.0  # between two questions to slurmctld, for all jobs at once
 ANSWER_SECONDS = 30.0  # a slurmctld that is away answers after nine, with an error
@@ -86,7 +87,7 @@ ANSWER_SECONDS = 30.0  # a slurmctld that is away answers after nine, with an er
 COMPLETED_SECONDS = 75.0
 OTHERWISE_SECONDS = 10.0
 CANCEL_SECONDS = 90.0  # SLURM's own KillWait is 30
-_QUEUE = ("squeue", "--noheader")
+_QUEUE, _ALL_STATES = ("squeue", "--noheader"), "--states=all"
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -145,7 +146,7 @@ class SlurmExecutor:
         try:
             _ask(["sbatch", *fixed, *options, *self.config.options], script.encode())
         except BaseException as error:
-            self._drop([folder])
+            self.cancel([folder])
             if name in self._unwanted and isinstance(error, EngineError):
                 self._unwanted.discard(name)
                 self.take_over(folder, job)
@@ -167,11 +168,10 @@ class SlurmExecutor:
             return False
         # A job that was never seen may be one that sbatch has not handed over yet.
         patience = {"": ANSWER_SECONDS, "COMPLETED": COMPLETED_SECONDS}.get(work.state, OTHERWISE_SECONDS)
-        try:
+        with suppress(FileNotFoundError, EngineError):
             read_result(folder, work.job)
-        except (FileNotFoundError, EngineError):
-            return time.monotonic() - work.gone_at > patience
-        return True
+            return True
+        return time.monotonic() - work.gone_at > patience
 
     def _poll(self) -> None:
         """Ask for the state of all jobs, now and then. A job that is not in the answer was forgotten by slurmctld."""
@@ -181,10 +181,10 @@ class SlurmExecutor:
         self._cancel_unwanted()
         names = ",".join(work.job.name for work in self._works.values())
         try:
-            said = _ask([*_QUEUE, "--states=all", f"--name={names}", "--format=%j %T"])
+            lines = _ask([*_QUEUE, _ALL_STATES, f"--name={names}", "--format=%j %T"]).splitlines()
         except EngineError:
             return  # slurmctld is away: nothing is known, so nothing is lost
-        states = {name: state for name, _, state in (line.partition(" ") for line in said.splitlines())}
+        states = {name: state for name, _, state in (line.partition(" ") for line in lines)}
         for work in self._works.values():
             work.state = states.get(work.job.name, work.state).strip()
             is_gone = work.job.name not in states or work.state in _ENDED
@@ -204,18 +204,13 @@ class SlurmExecutor:
     def cancel(self, folders: Collection[Path]) -> None:
         """Cancel jobs. Returns when they are gone from the cluster, at the latest after CANCEL_SECONDS, or when
         slurmctld does not answer: then they are cancelled when it does."""
-        names = self._drop(folders)
-        ends_at = time.monotonic() + CANCEL_SECONDS
-        with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
-            while not self._unwanted and names and time.monotonic() < ends_at and _ask([*_QUEUE, f"--name={names}"]):
-                time.sleep(0.2)
-
-    def _drop(self, folders: Collection[Path]) -> str:
-        """Want these jobs no more; their names, as squeue takes them."""
         names = [self._works.pop(folder).job.name for folder in folders if folder in self._works]
         self._unwanted |= {*names}
         self._cancel_unwanted()
-        return ",".join(names)
+        ends_at, asked = time.monotonic() + CANCEL_SECONDS, [*_QUEUE, f"--name={','.join(names)}"]
+        with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
+            while not self._unwanted and names and time.monotonic() < ends_at and _ask(asked):
+                time.sleep(_LOOK_SECONDS)
 
     def _cancel_unwanted(self) -> None:
         with suppress(EngineError):  # at the next question, then
@@ -230,17 +225,15 @@ class SlurmExecutor:
         try:
             return read_result(folder, work.job)
         except FileNotFoundError:
-            raise EngineError(f"job {work.job.name} ended without a result: {_why(work)}", "Run it again.") from None
+            why = f"last seen {work.state or 'nowhere'}; "
+            try:
+                lines = _ask([*_QUEUE, _ALL_STATES, f"--name={work.job.name}", "--format=%T, reason %r, node %N"])
+                why = lines.strip().splitlines()[-1] if lines.strip() else f"{why}slurmctld does not know it"
+            except EngineError as error:
+                why += error.cause
+            raise EngineError(f"job {work.job.name} ended without a result: {why}", "Run it again.") from None
         finally:
             self.cancel([folder])  # what was started twice may go on
-
-
-def _why(work: _Work) -> str:
-    try:
-        said = _ask([*_QUEUE, "--states=all", f"--name={work.job.name}", "--format=%T, reason %r, node %N"]).strip()
-    except EngineError as error:
-        return f"last seen {work.state or 'nowhere'}; {error.cause}"
-    return said.splitlines()[-1] if said else f"last seen {work.state or 'nowhere'}; slurmctld does not know it"
 
 
 def cancel_jobs(names: Collection[str]) -> None:
@@ -257,16 +250,26 @@ def job_left(folder: Path) -> Job | None:
     return None
 
 
-def jobs_left(ledger: Ledger, first: int = 0) -> dict[Path, Job]:
-    """The jobs of experiments from `first` on that an earlier controller submitted and did not collect, by folder."""
+def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) -> dict[Path, Job]:
+    """Return the jobs that an earlier controller submitted and did not collect, by the folders of their runs.
+
+    They are of experiments from `first` on, and of certificates if `of_certificates`.
+    """
     numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
-    return {folder: job for folder in map(ledger.run_dir, numbers) if (job := job_left(folder))}
+    folders = [*map(ledger.run_dir, numbers)]
+    if of_certificates:
+        paths = ledger.runs_dir.glob(f"*/*/*/{JOB_NAME}")  # certify/NNNN/SIDE-SEED
+        folders += [path.parent for path in sorted(paths) if not path.with_name(RUN_NAME).exists()]
+    return {folder: job for folder in folders if (job := job_left(folder))}
 
 
-def end_jobs(ledger: Ledger, note: Callable[[str], None]) -> None:
-    """Cancel the jobs that earlier controllers of this checkout left. EngineError where slurmctld does not answer."""
-    if jobs := jobs_left(ledger):
+def end_jobs(ledger: Ledger, note: Callable[[str], None], *, of_certificates: bool = False) -> None:
+    """Cancel the jobs of `jobs_left`. EngineError if slurmctld does not answer."""
+    if jobs := jobs_left(ledger, of_certificates=of_certificates):
         cancel_jobs([job.name for job in jobs.values()])
+        for folder in jobs:
+            if folder.parent != ledger.runs_dir:
+                (folder / JOB_NAME).unlink()  # `certify --resume` waits for a job that is named there
         note(f"cancelled jobs in SLURM that an earlier controller left: {listed([path.name for path in jobs])}")
 
 
@@ -300,7 +303,7 @@ def ask_node(executor: SlurmExecutor, job: Job, words: Sequence[str]) -> tuple[s
     runs_dir = executor.root / "runs"
     runs_dir.mkdir(exist_ok=True)
     folder, began = Path(tempfile.mkdtemp(prefix=".node-", dir=runs_dir)), time.monotonic()
-    answer = folder / _ANSWER_NAME
+    answer = folder / "answer"
     try:
         printed = shlex.quote(f"{answer}.part")
         command = f"{shlex.join(python_command(*words))} > {printed}; mv {printed} {shlex.quote(str(answer))}"
@@ -313,8 +316,10 @@ def ask_node(executor: SlurmExecutor, job: Job, words: Sequence[str]) -> tuple[s
         if not text:
             why = "".join(f": {line}" for line in tail(folder / LOG_NAME, 1))
             raise EngineError(f"the command of the job printed nothing{why}", "Look at its node.")
-        names = _ask([*_QUEUE, "--states=all", f"--name={executor.in_flight()[folder].name}", "--format=%N"])
-        return f"node:     {names.strip()}, answered after {time.monotonic() - began:.1f} s", text
+        node, name = "unknown", executor.in_flight()[folder].name
+        with suppress(EngineError):  # the answer is here, also if slurmctld is not
+            node = _ask([*_QUEUE, _ALL_STATES, f"--name={name}", "--format=%N"]).strip()
+        return f"node:     {node}, answered after {time.monotonic() - began:.1f} s", text
     finally:
         executor.cancel([folder])
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,7 @@ from contextlib import suppress
 import psutil
 
 MARKER_NAME = "NIGHTSHIFT_RUN"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that stop a command
 WATCH_SECONDS = 1.0  # how often the watchdog looks at the tree
 KILL_SECONDS = 10.0  # a process that holds a large CUDA context may need seconds to die of SIGKILL
 FIRST_PAUSE_SECONDS = 0.01  # between two looks at a tree that is ending; doubles up to:
@@ -177,8 +178,7 @@ def _watch(harness_pid: int) -> None:
 
 def main() -> None:
     """Run as the watchdog of the process whose pid is the first argument."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Whoever asks the harness to stop must not take its watchdog away: it ends with the harness.
+    for number in STOP_SIGNALS:  # who stops the harness must not take its watchdog away: it ends with the harness
         signal.signal(number, signal.SIG_IGN)
     _watch(int(sys.argv[1]))
 

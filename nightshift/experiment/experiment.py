@@ -137,9 +137,10 @@ class Controller:
     def begin(self, branch: str | None) -> None:
         """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch."""
         bench, repo = self.bench, self.repo
-        start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
-        if bench.request.baseline and not start.num_experiments:
-            raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+        records = self.ledger.records()
+        start = plan(repo, records, self.now(), bench.rules, bench.rules_hash, branch)
+        if bench.request.baseline:  # refused without a baseline, before a branch is created
+            Campaign.read(self.ledger, records, start.head.branch, bench.rules_hash).compose(())
         if start.is_new or start.files:
             bench.engine.validate(load(bench.root / CONFIG_NAME))
         if start.is_new or start.is_switch:

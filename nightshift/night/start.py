@@ -129,7 +129,7 @@ def stop_night(root: Path) -> str:
     with ledger.lock():
         end_leftovers(root, notes.append)
         end_earlier(Clone(Repo(root)), notes.append)
-        end_jobs(ledger, notes.append)
+        end_jobs(ledger, notes.append, of_certificates=True)
         resume(ledger, Repo(root), notes.append)
         state = load(ledger)
         if state is not None and state.cause is None:

@@ -43,10 +43,7 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
     fault(root, "no_step", once=False)
     code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
     assert code == 1
-    assert (
-        "no step fitted into the budget of 1 s of CPU time. Lower orchestrator.batch_size or max_completion_tokens."
-        in stdout
-    )
+    assert "no step fitted into the budget of 1 s of CPU time. Lower orchestrator.batch_size or max_co" in stdout
     [record] = Ledger(root).records()
     assert (record.status, record.failure, record.evaluation) == ("crash", "config", None)
     assert "evaluating" not in (root / "runs" / "0001" / "progress.json").read_text()
@@ -55,10 +52,8 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
 def test_a_crash_shows_the_last_lines_of_the_trainer_s_log(root: Path) -> None:
     fault(root, "exit_at_start")
     code, _, stderr = finish(start(root, "--budget-seconds", "1"))
-    assert (code, stderr.partition("---")[2]) == (
-        1,
-        " last lines of runs/0001/trainer.log\n  stand-in: no model here\n",
-    )
+    last = " last lines of runs/0001/trainer.log\n  stand-in: no model here\n"
+    assert (code, stderr.partition("---")[2]) == (1, last)
 
 
 def test_a_run_without_a_result_shows_the_last_lines_of_its_worker(root: Path) -> None:
@@ -146,19 +141,12 @@ def test_main_goes_on_with_the_budget_of_its_campaign_and_a_new_name_with_the_ru
     assert len(set(limits)) == 2
 
 
-def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> None:
+def test_what_the_system_refuses_is_one_line_also_of_a_detached_run(root: Path) -> None:
     (root / "results.tsv").mkdir()
-    code, stdout, stderr = finish(start(root, "--detach"))
-    assert (code, stdout) == (2, "")
-    assert "results.tsv: Is a directory" in stderr
-
-
-def test_what_the_system_refuses_is_one_line(root: Path) -> None:
-    (root / "results.tsv").mkdir()
-    code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
-    *_, line = stderr.splitlines()
-    assert (code, stdout) == (2, "")
-    assert "results.tsv: Is a directory" in line
+    for flag in ("--detach", "--budget-seconds=1"):
+        code, stdout, stderr = finish(start(root, flag))
+        assert (code, stdout) == (2, "")
+        assert "results.tsv: Is a directory" in stderr.splitlines()[-1]
     (root / "models").unlink()
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
     assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)

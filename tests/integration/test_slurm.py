@@ -177,8 +177,8 @@ def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) 
     cluster.start_node(node)
 
 
-@pytest.mark.slow
-def test_the_jobs_of_a_certificate_whose_controller_is_killed_are_taken_over(root: Path, cluster: Cluster) -> None:
+def killed_in_its_certificate(root: Path) -> dict[str, object]:
+    """Kill a night whose certificate has two jobs that train. Return its options."""
     folder = root / "runs" / CERTIFY_NAME
     folder.mkdir(parents=True)
     fault(folder, "hold", once=False)
@@ -188,6 +188,12 @@ def test_the_jobs_of_a_certificate_whose_controller_is_killed_are_taken_over(roo
     night.kill()
     night.communicate()
     (folder / "stand-in.json").unlink()
+    return asked
+
+
+@pytest.mark.slow
+def test_the_jobs_of_a_certificate_whose_controller_is_killed_are_taken_over(root: Path, cluster: Cluster) -> None:
+    asked = killed_in_its_certificate(root)
     code, _, stderr = finish(start(root, **asked))
     assert code == 0, stderr
     assert len(Ledger(root).comparisons()) == 1
@@ -256,10 +262,23 @@ def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluste
     wait_for(lambda: any((root / "runs").glob("0001/metrics.jsonl")))
     night.kill()
     night.communicate()
+    stop(root, cluster, num_jobs=1)
+    assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
+
+
+@pytest.mark.slow
+def test_the_jobs_of_its_certificate_are_cancelled_too(root: Path, cluster: Cluster) -> None:
+    killed_in_its_certificate(root)
+    stop(root, cluster, num_jobs=2)
+    assert [*(root / "runs" / CERTIFY_NAME).glob("*/*/job.json")] == []  # a new start waits for none of them
+
+
+def stop(root: Path, cluster: Cluster, num_jobs: int) -> None:
+    """Run night --stop. Check that status named the jobs before, and that nothing is left."""
+    assert nightshift(root, "status")[1].count(" is the job nightshift-") == num_jobs
     assert nightshift(root, "night", "--stop")[0] == 0
     cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
     wait_for(lambda: not leftovers(root))
-    assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
 
 
 @pytest.mark.slow
@@ -279,7 +298,7 @@ def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> 
 
 
 @pytest.mark.slow
-def test_doctor_runs_on_a_node(root: Path, cluster: Cluster) -> None:
+def test_doctor_runs_on_a_node(root: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     config = str(root.parent / "slurm.toml")
     code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
@@ -288,6 +307,12 @@ def test_doctor_runs_on_a_node(root: Path, cluster: Cluster) -> None:
     assert re.fullmatch(r"node:     n[12], answered after \d+\.\d s", first)
     assert any(line.startswith("trl       installation  ok") for line in table)
     assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
+    squeue = root.parent / "programs" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text('#!/bin/sh\ncase "$*" in *=%N) exit 1;; esac\nexec /usr/bin/squeue "$@"\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    assert nightshift(root, "doctor", "--slurm", config)[1].startswith("node:     unknown, answered after ")
     code, stdout, stderr = nightshift(root, "doctor", "--slurm", config, "--json")
     assert code == 0, stderr
     report = json.loads(stdout)

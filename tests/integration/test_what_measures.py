@@ -47,7 +47,6 @@ EXCEPTIONS = {
     "nightshift/cli/shell.py": "errors, exit codes, help",
     "nightshift/cli/status.py": "says what goes on",
     "nightshift/startup.py": "takes foreign folders off the path",
-    "nightshift/signals.py": "finds out who sent a signal",
     "nightshift/text.py": "cleans words",
     "nightshift/waiting.py": "words for a terminal",
 }

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "nightshift"
 FOLDERS = (
     "cli", "night", "report", "agents", "experiment", "engines", "evaluation", "executors", "campaign", "config",
 )  # fmt: skip
-BOTTOM = {"errors", "files", "signals", "text", "waiting", "startup"}
+BOTTOM = {"errors", "files", "text", "waiting", "startup"}
 RANK = {name: number for number, name in enumerate(FOLDERS)} | dict.fromkeys(BOTTOM, len(FOLDERS))
 USE_SETUP = {"cli", "night", "experiment"}  # what lies below is given the parts of the set-up that it needs
 # Child processes of engines: they import nothing of nightshift but these.

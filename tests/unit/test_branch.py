@@ -188,6 +188,14 @@ def test_a_name_that_git_refuses_is_one_line(controller: Controller, name: str) 
     assert refusal(controller, name).endswith(("Choose another.", "choose another name: --branch NAME."))
 
 
+def test_a_baseline_to_run_once_more_is_needed_before_a_branch_is_created(controller: Controller) -> None:
+    again = with_bench(controller, request=Request(baseline=True))
+    assert refusal(again) == "there is no baseline to run once more. Run the first one: uv run run.py"
+    begin(controller)
+    controller.run(Request())
+    begin(again)
+
+
 def test_a_campaign_whose_first_commit_was_made_in_two_steps_is_continued(controller: Controller) -> None:
     write(controller, GOOD)
     begin(controller)

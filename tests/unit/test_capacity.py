@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.executors import capacity as module
-from nightshift.executors.capacity import Capacity, capacity
-from nightshift.executors.local import divide, own_cores, physical_cores
+from nightshift.executors import local as module
+from nightshift.executors.local import Capacity, capacity, divide, own_cores, physical_cores
 from tests.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +94,7 @@ def test_an_odd_affinity_mask_is_divided_among_the_cores_in_it(tmp_path: Path) -
 def test_the_affinity_of_this_process_is_what_is_divided() -> None:
     core = own_cores()[-1]
     code = (
-        f"import os; os.sched_setaffinity(0, [{core}]); from nightshift.executors.capacity import capacity; "
+        f"import os; os.sched_setaffinity(0, [{core}]); from nightshift.executors.local import capacity; "
         "print(capacity().num_cores <= 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

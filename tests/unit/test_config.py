@@ -97,23 +97,6 @@ def test_nesterov_and_rae_have_their_own_limits() -> None:
     assert "max_rl compares" in refusal("orchestrator = {group_size = 1, algo = {type = 'max_rl'}}\n")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'model.name = "x"', 'model = {name = "x"}', '"model".name = "x"', "'model'.'name' = 'x'",
-        '"\\u006dodel"."\\u006eame" = "x"', '[model]\nname = "x"', '[model]\n"name" = """\nx"""',
-        '["model"]\nname = "x"', '[[model]]\nname = "x"', "[model]", 'model = "x"', "model = []", "[[model.vlm]]",
-        'trainer.model.name = "x"', 'trainer = {model = {name = "x"}}', '[trainer.model]\nname = "x"',
-        '[trainer]\n"model".name = "x"', '[[orchestrator.train.source]]\nenv.taskset.id = "x"',
-        'orchestrator.train.source.env.taskset.id = "x"', "orchestrator.train.sampling.extra_body = {seed = 1}",
-        'trainer.env_vars.LD_PRELOAD = "x"', "inference.vllm.seed = 1", 'inference.vllm.dtype = "float16"',
-    ],
-)  # fmt: skip
-def test_every_spelling_of_a_locked_key_is_refused(text: str) -> None:
-    message = refusal(f"orchestrator.group_size = 4\n{text}\n")
-    assert "is locked by the rules" in message or "[[orchestrator.train.source]] is a list of tables" in message
-
-
 def test_the_name_of_a_gate_cannot_be_the_pattern_of_names() -> None:
     for name in ("*", "../x", "a.b"):
         message = refusal(f"orchestrator.train.source.curriculum.gates.'{name}' = {{}}\n")

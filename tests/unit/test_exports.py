@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,3 +215,16 @@ def test_no_path_and_no_secret_of_a_record_leaves_for_the_cloud(checkout: Ledger
     assert len(files) >= 4
     for private in (secret, str(Path.home()), str(tmp_path)):
         assert not [path for path in files if os.fsencode(private) in path.read_bytes()], private
+
+
+@pytest.mark.slow
+def test_what_wandb_refuses_is_one_line(checkout: Ledger) -> None:
+    pytest.importorskip("wandb")
+    for name in ("run.py", "train.toml"):
+        (checkout.root / name).touch()
+    command = [sys.executable, "-c", "from nightshift.cli.command import main; main()", "export", "--to", "wandb"]
+    environ = {**os.environ, "WANDB_X_SERVICE_WAIT": "0.0001"}  # a busy machine
+    done = subprocess.run(command, cwd=checkout.root, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("wandb wrote no runs: Failed to read port info")
+    assert not [*(checkout.runs_dir / "export").glob("*")]

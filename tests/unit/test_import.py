@@ -13,7 +13,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli.main import commands
 from nightshift.config.import_config import import_config
 from nightshift.config.rules_toml import rules_here
-from nightshift.config.train_toml import TrainTomlError, load, parse
+from nightshift.config.train_toml import load, parse
 from nightshift.engines.mixture import ratios
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import campaign
@@ -158,14 +158,14 @@ def test_a_config_without_a_loss_is_told_that_its_default_has_changed() -> None:
 
 
 def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
-    with pytest.raises(TrainTomlError) as caught:
+    with pytest.raises(ConfigError) as caught:
         parse(AUTORESEARCH)
     heading, *lines = str(caught.value).split("\n")
     assert heading == "train.toml has 13 problems:"
     assert [int(line.split(":")[1]) for line in lines] == [1, 2, 5, 7, 10, 12, 14, 17, 20, 21, 24, 25, 27]
     assert "rollouts_per_example = 4 is now orchestrator.group_size. Write group_size = 4 under [orch" in lines[4]
     many = "".join(f"a{number} = 1\n" for number in range(300))
-    with pytest.raises(TrainTomlError) as caught:
+    with pytest.raises(ConfigError) as caught:
         parse(many.encode())
     assert str(caught.value).startswith("train.toml has more than 50 problems:\n")
     imported = import_config(f"{many}[trainer.optim]\nlr = 3e-6\n".encode(), "x")
@@ -338,7 +338,7 @@ def test_import_sets_keys_at_the_top_of_rules_toml_only(checkout: Path, tmp_path
     (checkout / "their_env" / "__init__.py").touch()
     mine = '\n[environment.mine]\npackage = "their_env"\nnum_validation = 5\n[environment.mine.args]\nmodel = "mine"\n'
     theirs = 'model = "Qwen/Qwen2.5-0.5B-Instruct"\nrevision = "7ae557604adf67be50417f59c2c2f167def9a775"\n'
-    gsm8k = 'environments = ["gsm8k"]  # of this checkout: prompts and rewards may differ from theirs\n'
+    gsm8k = 'environments = ["gsm8k"] # of this checkout: prompts and rewards may differ from theirs\n'
     old = 'environments = [\n    "countdown",  # model = "x"\n]\nmodel = ""\n'
     for before, after in (
         (f"# [a comment\n{old}{mine}", f"# [a comment\n{gsm8k}{theirs}{mine}"),

@@ -17,7 +17,7 @@ from nightshift.campaign.records import Judgement
 from nightshift.campaign.results import Counts, last_campaign
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
-from nightshift.cli.output import print_json
+from nightshift.cli.output import print_found
 from nightshift.errors import Failure
 from nightshift.experiment.certify import Certified
 from tests.campaigns import COMPARISON, a_record, replace
@@ -85,10 +85,9 @@ def checked(text: str) -> dict[str, Any]:
     return found
 
 
-def test_status_says_from_the_records_what_a_fold_believes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_says_what_a_fold_believes(root: Path) -> None:
     ledger = Ledger(root)
     campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
-    monkeypatch.setattr(Campaign, "of", lambda *_: pytest.fail("status folds"))
     found = answer("status")
     counts = Counts.of(campaign.rows(records))
     assert found["counted"] == {"verdict": counts.verdict, "now": counts.now}
@@ -137,7 +136,7 @@ def test_doctor(root: Path) -> None:
 
 def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
     comparison = replace(COMPARISON, level=float("nan"), model="\udc80")
-    print_json(Certified(plan=("time: 1 min",), comparisons=(comparison,)))
+    print_found(Certified(plan=("time: 1 min",), comparisons=(comparison,)), (), True)
     found = checked(capsys.readouterr().out)
     assert (found["kind"], found["plan"]) == ("certify", ["time: 1 min"])
     assert (found["comparisons"][0]["verdict"], found["comparisons"][0]["level"]) == ("better", None)

@@ -250,7 +250,7 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_unless_it_needs
         done = CliRunner().invoke(commands, words)
         is_refused = words == ["history"] and not is_read
         assert done.exit_code == (2 if is_refused else 0), (words, done.output)
-        is_named = words[0] == "history" or (words[0] == "status") == is_read
+        is_named = words[0] in ("history", "status") or not is_read
         assert ("0003/record.json is damaged" in done.output) == is_named
 
 

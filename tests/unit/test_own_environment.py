@@ -96,13 +96,6 @@ def test_a_fault_of_a_package_is_one_line_with_its_place_and_its_own_refusal_sta
         del sys.modules[module]
 
 
-def test_a_weight_of_an_environment_that_is_not_chosen_is_named_with_its_line(root: Path) -> None:
-    template.create(root, "boxes")
-    (root / "rules.toml").write_text('environments = ["boxes"]\n\n[environment.arithmetic]\nweight = 2.0\n')
-    with pytest.raises(UsageError, match=r"rules\.toml:4: a weight of arithmetic, which is not one of environments"):
-        list(template.look(root, "boxes"))
-
-
 @pytest.mark.parametrize("name", ["", "A", "1st", "a-b", "a/b", "..", "x" * 41, "gsm8k", "taskset"])
 def test_a_name_that_is_none_or_taken_is_refused(root: Path, name: str) -> None:
     before = sorted(root.rglob("*"))

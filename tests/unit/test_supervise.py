@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -466,33 +466,21 @@ SECRETS = """
 """
 
 
-@pytest.fixture
-def output_of(tmp_path: Path) -> Callable[..., list[str]]:
-    """The lines that a program says as a child."""
+def test_child_sees_neither_secrets_nor_what_injects_code_and_inherits_no_open_files(make_group, tmp_path, monkeypatch):
+    """In particular not the pipe to the watchdog, which would keep it from noticing the harness's death."""
 
-    def run(group: ProcessGroup, command: list[str], base: Mapping[str, str], **more: str) -> list[str]:
-        environment = engine_environment(base, more)
-        child = group.start("said", command, log_path=tmp_path / "said.log", env=environment, cwd=tmp_path)
+    def output_of(*command: str) -> list[str]:
+        environment = engine_environment(secrets | passed, {"HF_HUB_OFFLINE": "1"})
+        child = group.start("said", command, log_path=tmp_path / command[0], env=environment, cwd=tmp_path)
         child.wait(HANG_SECONDS)
         return child.log_path.read_text().splitlines()
 
-    return run
-
-
-def test_child_sees_neither_secrets_nor_what_injects_code(make_group, output_of, monkeypatch):
     monkeypatch.setattr(processes, "_checkout", "")  # another test of this process may have been a controller
-    secrets = dict.fromkeys(SECRETS.split(), "leaked")
+    secrets, group = dict.fromkeys(SECRETS.split(), "leaked"), make_group()
     passed = {"PATH": os.environ["PATH"], "HOME": "/home/x", "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "2"}
-    group = make_group()
-    lines = output_of(group, ["env"], secrets | passed, HF_HUB_OFFLINE="1")
     wanted = passed | {"HF_HUB_OFFLINE": "1", "NIGHTSHIFT_RUN": group.marker}
-    assert dict(line.split("=", 1) for line in lines) == wanted
-
-
-def test_child_inherits_no_open_files(make_group, output_of):
-    """In particular not the pipe to the watchdog, which would keep it from noticing the harness's death."""
-    lines = output_of(make_group(), ["ls", "/proc/self/fd"], os.environ)
-    assert lines == ["0", "1", "2", "3"]  # 3 is ls's own, on the folder
+    assert dict(line.split("=", 1) for line in output_of("env")) == wanted
+    assert output_of("ls", "/proc/self/fd") == ["0", "1", "2", "3"]  # 3 is ls's own, on the folder
 
 
 # A signal ends what waits, and none is lost

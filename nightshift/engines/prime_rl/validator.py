@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from nightshift.config.allowlist import value_text
-from nightshift.config.train_toml import line_of
+from nightshift.config.train_toml import line_numbers
 from nightshift.errors import EngineError, Failure
 from nightshift.files import read_file
 from nightshift.text import clean
@@ -56,7 +56,7 @@ def _describe(refusal: Refusal, source: str) -> tuple[Failure, str]:
         return Failure.INFRASTRUCTURE, f"prime-rl's validation failed: {refusal.type}: {message}"
     path, line, is_written = tuple[str, ...](), None, False
     for segment in refusal.loc:  # train.toml has no segment for a variant or a position
-        found = line_of(source, (*path, str(segment)))
+        found = line_numbers(source).get((*path, str(segment)))
         is_written = found is not None
         if is_written:
             path, line = (*path, str(segment)), found

@@ -27,8 +27,8 @@ from nightshift.engines.downloads import changes, data_problem, local_problem, p
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, EngineError, UsageError
-from nightshift.executors.capacity import Capacity, capacity
 from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
+from nightshift.executors.local import Capacity, capacity
 from nightshift.executors.process import python_command, python_environment
 from nightshift.files import free_disk_gb, write_json
 

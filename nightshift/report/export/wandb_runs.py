@@ -38,6 +38,8 @@ def write_runs(story: Story, folder: Path) -> Path:
         try:
             for record, row in zip(story.records, story.rows, strict=True):
                 _write_run(wandb, settings, story, record, row, partial)
+        except wandb.Error as error:
+            raise EngineError(f"wandb wrote no runs: {error}") from None
         finally:
             wandb.teardown()
         for path in (partial / "wandb").iterdir():
