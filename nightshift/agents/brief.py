@@ -17,7 +17,6 @@ from nightshift.agents.clone import NOTES_NAME
 from nightshift.agents.direction import PROGRAM_NAME, section
 from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, earlier_campaigns
 from nightshift.agents.notebook import unexplained
-from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Change, Record, Verdict
 from nightshift.config.allowlist import find_key
@@ -32,7 +31,6 @@ MAX_CHARACTERS = 10_000  # beside the direction
 MAX_NOTES = 4_000  # characters of the notes that an agent leaves for its next call
 MAX_GRID = 4  # proposals of a 2 x 2 grid
 _MAX_LINE = 500
-_MAX_ROW = 240  # of a table
 _NUM_BEST = 3
 _MAX_REFUSALS = 3
 _REFUSAL_CHARACTERS = 600
@@ -40,12 +38,12 @@ _MORE = "| {} more lines are left out. All runs and scores are in logs/history.t
 
 
 class Section(NamedTuple):
-    """A part of the brief. `ranks`: of a table, the line of the highest rank is left out first; None: all lines stay as
-    long as a table is left."""
+    """A part of the brief, whose last lines are left out first. `num_first`: how many lines stay as long as another
+    section has more than its own."""
 
     title: str
-    lines: Sequence[str]
-    ranks: Sequence[int] | None = None
+    lines: Iterable[object]
+    num_first: int = MAX_CHARACTERS
 
 
 _RULES = """
@@ -160,63 +158,55 @@ def refusals_of(context: Context) -> str:
 
 def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
     """Join head, sections that have lines, and tail. While the text is longer than `limit` characters, the longest
-    section with a line that may go loses the line of its highest rank."""
-    shown = [sorted(zip(part.ranks or [0] * len(part.lines), range(len(part.lines)), strict=True)) for part in sections]
+    section with a line that may go loses its last one."""
+    wholes = [[f"| {text}\n" for line in part.lines if (text := clean(str(line), _MAX_LINE))] for part in sections]
+    shown = [[*lines] for lines in wholes]
     while True:
         text = ""
-        for part, places in zip(sections, shown, strict=True):
-            lines = "".join(f"{part.lines[place]}\n" for place in sorted(place for _, place in places))
-            more = _MORE.format(num_more) if (num_more := len(part.lines) - len(places)) else ""
-            text += f"\n{part.title}\n{lines}{more}" if lines else ""
-        longest = max(shown, key=lambda places: (len(places) > 1 and places[-1][0] > 0, len(places)))
-        if len(head) + len(text) + len(tail) < limit or not longest:
+        for part, whole, lines in zip(sections, wholes, shown, strict=True):
+            rows = "".join(sorted(lines) if part.title == RUNS_TITLE else lines)
+            more = _MORE.format(len(whole) - len(lines)) if len(lines) < len(whole) else ""
+            text += f"\n{part.title}\n{rows}{more}" if lines else ""
+        if len(head) + len(text) + len(tail) < limit or not any(shown):
             return f"{head}{text}\n{tail}"
-        longest.pop()
+        lengths = [(len(lines) > part.num_first, len(lines)) for part, lines in zip(sections, shown, strict=True)]
+        shown[lengths.index(max(lengths))].pop()
 
 
 def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -> list[Section]:
     """Return the sections of a brief in the order in which they are read."""
     campaign, run, memory = context.campaign, context.incumbent_run, context.memory
     last = campaign.decided[-1]
-    ahead = [
-        *map(describe, context.in_flight),
-        *(f"waits: {answer.proposal.description}" for answer in context.waiting),
-    ]
-    rewards = [*_rewards(context, {run.number: run, last.number: last})]
-    diagnosis = _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else []
+    best = sorted(campaign.decided, key=lambda record: record.score or 0.0)[-_NUM_BEST:]
+    numbers = {memory.runs[0].number, *(record.number for record in best), *(c.experiment for c in campaign.kept)}
+    runs = [row for row in memory.runs if row.number in numbers]
+    others = [row for row in reversed(memory.runs) if row.number not in numbers]
+    waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
     earlier = earlier_campaigns(context.ledger, campaign, context.rules)
-    sections = [
-        Section(RUNS_TITLE, [clean(str(row), _MAX_ROW) for row in memory.runs], _ranks(campaign)),
-        _table(KEYS_TITLE, (line for key in memory.keys for line in key.lines)),
-        _table("In flight now, and not decided yet. Propose something else:", ahead),
+    return [
+        Section(RUNS_TITLE, [*runs, *others], len(runs)),
+        Section(KEYS_TITLE, [line for key in memory.keys for line in key.lines], 1),
+        Section(
+            "In flight now, and not decided yet. Propose something else:",
+            [*map(describe, context.in_flight), *waiting],
+            1,
+        ),
         Section("Noise, and what is left of the night:", _night(context)),
         Section("The incumbent, which is the baseline with the kept changes:", _incumbent(context, config)),
-        Section("Median training reward in ten equal parts of a run:", rewards),
+        Section(
+            "Median training reward in ten equal parts of a run:",
+            _rewards(context, {run.number: run, last.number: last}),
+        ),
         Section(f"Health of experiment {last.number:04d}, the last one:", (last.health or "").splitlines()),
-        Section("What such a finding asks for:", diagnosis),
+        Section("What such a finding asks for:", _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else ()),
         Section("Where the incumbent is weakest:", [context.weakest]),
         Section("Your notes, from an earlier call:", _read(notes_path(context)).splitlines()),
-        _table("Keys that you may change and no run changed, with the value and the range:", _untried(context, config)),
-        _table("Earlier campaigns of this checkout on the same task or model:", earlier),
-        Section("Decided experiments whose outcome and lesson you report:", [*map(describe, unexplained)]),
+        Section(
+            "Keys that you may change and no run changed, with the value and the range:", _untried(context, config), 1
+        ),
+        Section("Earlier campaigns of this checkout on the same task or model:", earlier, 1),
+        Section("Decided experiments whose outcome and lesson you report:", map(describe, unexplained)),
     ]
-    return [
-        part._replace(lines=[f"| {clean(line, _MAX_LINE)}" for line in part.lines if line.strip()]) for part in sections
-    ]
-
-
-def _table(title: str, rows: Iterable[str]) -> Section:
-    """Return a section whose last rows are left out first."""
-    lines = [clean(row, _MAX_ROW) for row in rows]
-    return Section(title, lines, range(len(lines)))
-
-
-def _ranks(campaign: Campaign) -> list[int]:
-    """Rank the runs: the baseline, the kept changes and the best runs, then the latest first."""
-    decided = campaign.decided
-    best = sorted(decided, key=lambda record: record.score or 0.0)[-_NUM_BEST:]
-    first = {decided[0].number, *(record.number for record in best), *(change.experiment for change in campaign.kept)}
-    return [0 if record.number in first else len(decided) - place for place, record in enumerate(decided)]
 
 
 def _night(context: Context) -> list[str]:
@@ -237,7 +227,10 @@ def _incumbent(context: Context, config: Config) -> list[str]:
     campaign = context.campaign
     lines = [f"{change.name} set {change.settings}." for change in campaign.kept] or ["Nothing is kept yet."]
     for name, changes in {"incumbent": campaign.kept, "baseline": ()}.items() if campaign.kept else [("baseline", ())]:
-        scores = _scores(campaign, changes)
+        runs = (
+            r for r in campaign.decided if r.status != Verdict.CRASH and _settings(r.run.changes) == _settings(changes)
+        )
+        scores = [run.score for run in runs if run.score is not None]
         mean = (
             f"{100 * fmean(scores):.1f} % (runs: {len(scores)})" if scores else "unknown: no run had exactly its config"
         )
@@ -245,13 +238,6 @@ def _incumbent(context: Context, config: Config) -> list[str]:
     items = tuple(f"{key} {spelled(value)} x " for key, value in config.values.items())
     known = dict.fromkeys(line for record in reversed(campaign.decided) for line in record.scaled)
     return [*lines, *(f"The rules multiply a value: {line}." for line in known if line.startswith(items))]
-
-
-def _scores(campaign: Campaign, changes: Iterable[Change]) -> list[float]:
-    """Return the scores of the runs that had exactly these changes."""
-    settings = _settings(changes)
-    records = (record for record in campaign.decided if record.status != Verdict.CRASH)
-    return [r.score for r in records if r.score is not None and _settings(r.run.changes) == settings]
 
 
 def _settings(changes: Iterable[Change]) -> dict[str, str | None]:

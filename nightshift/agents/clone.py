@@ -34,7 +34,7 @@ def proposal_files(num_proposals: int) -> list[tuple[str, str]]:
 
 
 class Clone:
-    """The one clone of a checkout, in `folder`; `path` is where the agent works."""
+    """The one clone of a checkout, in `folder`. `path`: where the agent works; `prompt`: the file of its prompt."""
 
     def __init__(self, repo: Repo, temporary: Path | None = None) -> None:
         """`temporary` replaces the system's temporary folder."""
@@ -44,7 +44,7 @@ class Clone:
             raise UsageError(f"the temporary folder {base} lies in the checkout", "Set TMPDIR to another folder.")
         self._own = base / f"nightshift-{os.getuid()}"
         self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
-        self.path = self.folder / "clone"
+        self.path, self.prompt = self.folder / "clone", self.folder / "prompt.txt"
         self._opened = dict[str, str]()  # what `open` left
 
     def open(self, source: bytes, logs: Mapping[str, bytes] = MappingProxyType({})) -> None:

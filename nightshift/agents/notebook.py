@@ -101,15 +101,13 @@ def entry(record: Record, now: Effect | None = None) -> list[str]:
 
 def notebook(campaign: Campaign) -> str:
     """Return the file: the entries, the latest first, at most MAX_BYTES of them."""
-    text = "# Notebook\n\n"
-    room = MAX_BYTES
+    text, room = "# Notebook\n\n", MAX_BYTES
     for record in reversed(campaign.decided):
         proposal = record.proposal
-        if not (proposal.mechanism or proposal.lesson or proposal.reported_outcome):
-            continue
-        lines = "".join(f"{line}\n" for line in entry(record, campaign.effect_now(record)))
-        room -= len(lines.encode())
-        if room < 0:
-            return f"{text}\n(earlier ones: runs/)\n"
-        text += lines
+        if proposal.mechanism or proposal.lesson or proposal.reported_outcome:
+            lines = "".join(f"{line}\n" for line in entry(record, campaign.effect_now(record)))
+            room -= len(lines.encode())
+            if room < 0:
+                return f"{text}\n(earlier ones: runs/)\n"
+            text += lines
     return text

@@ -103,13 +103,9 @@ def reflection(records: Sequence[Record]) -> str:
     """Return the prompt that asks the strategist for the outcomes of decided experiments."""
     lines = list[str]()
     for record in records:
-        health = [clean(line, 500) for line in (record.health or "").splitlines()]
-        lines += [
-            *entry(record),
-            *(f"changed: {clean(line, 200)}" for line in record.diff),
-            clean(record.why, 500),
-            *health,
-        ]
+        changed = (f"changed: {clean(line, 200)}" for line in record.diff)
+        texts = (clean(line, 500) for line in (record.why, *(record.health or "").splitlines()))
+        lines += [*entry(record), *changed, *texts]
     text = "\n".join(f"| {line}" for line in lines if line)
     numbers = ", ".join(f"{record.number:04d}" for record in records)
     noun, verb = ("experiment", "is") if len(records) == 1 else ("experiments", "are")

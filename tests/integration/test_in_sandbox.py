@@ -20,8 +20,9 @@ import pytest
 
 from nightshift.agents.agent import Agent
 from nightshift.agents.clone import Clone
+from nightshift.agents.enter import LANDLOCK_CREATE_RULESET
 from nightshift.agents.presets import PRESETS, login_of
-from nightshift.agents.sandbox import LANDLOCK_CREATE_RULESET, choose
+from nightshift.agents.sandbox import choose
 from nightshift.campaign.git import Repo
 from nightshift.errors import Interrupted
 from tests.checkouts import ROOT, commit_all
@@ -259,9 +260,8 @@ def looked(user: User, sandbox: str, sees: Path, script: str) -> str:
     clone.open(b"")
     try:
         chosen.furnish(clone)
-        prompt = clone.folder / "prompt.txt"
-        prompt.touch()
-        words, variables = chosen.enclose(["sh", "-c", script], clone, prompt)
+        clone.prompt.touch()
+        words, variables = chosen.enclose(["sh", "-c", script], clone)
         return subprocess.run(words, env=variables, cwd="/", stdout=subprocess.PIPE, text=True).stdout
     finally:
         chosen.end()
