@@ -27,7 +27,7 @@ from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_GRID, compose, most_answers, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.logs import logs
-from nightshift.agents.notebook import MAX_SENTENCE, read_lessons
+from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, summary_of
@@ -38,17 +38,9 @@ from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError
 from nightshift.executors.process import Child, ProcessGroup
 from nightshift.files import open_regular, write_atomically
-from nightshift.text import clean
 from nightshift.waiting import waiting
 
-_LABELS = {
-    "HYPOTHESIS": "description",
-    "MECHANISM": "mechanism",
-    "PREDICTION": "prediction",
-    "REFUTED BY": "falsifier",
-}
 _MAX_ANSWER = 64 * 1024  # bytes that are read of an answer
-_ANSWER = re.compile(rf"\b({'|'.join(_LABELS)})\b[ \t*]*+:[ \t*]*")
 _READY = re.compile(r"\bready\b", re.IGNORECASE)
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
 _QUESTION_SECONDS = 240.0  # Claude Code tries a wrong key again for 175 s
@@ -69,19 +61,6 @@ def complete(work: Work) -> Any:
         return end.value
     finally:
         work.close()
-
-
-def parse_answer(text: str) -> dict[str, str]:
-    """Return the last text of each label (`HYPOTHESIS: ... PREDICTION: ...`, on one line or several), cleaned, by the
-    names of Proposal and Answer. The placeholders of the form are left out."""
-    texts = {}
-    for line in text.splitlines():
-        pieces = _ANSWER.split(line)
-        for label, value in zip(pieces[1::2], pieces[2::2], strict=True):
-            cleaned = clean(value.strip(" \t*`|"), MAX_SENTENCE)
-            if cleaned and not cleaned.startswith("<"):
-                texts[_LABELS[label]] = cleaned
-    return texts
 
 
 def open_agent(
@@ -269,12 +248,12 @@ class Agent:
                 return (Answer(b"", cause=f"{self.name}: {error}"),)
             texts = {}
         texts.pop(context.source, None)
-        lessons = read_lessons("\n".join((text, *texts.values())))
-        bare = Answer(None, Proposal(notes=notes, **parse_answer(text)), lessons)  # type: ignore[arg-type]
+        lessons = parse_answer("\n".join((text, *texts.values())))[1]
+        bare = Answer(None, Proposal(notes=notes, **parse_answer(text)[0]), lessons)  # type: ignore[arg-type]
         if STOPPED in (ending.cause or ""):
             return (replace(bare, cause=f"{self.name}: {ending.cause}"),)
         sources = list(texts)[: most_answers(context, list(texts))]
-        answers = [Answer(source, Proposal(**parse_answer(texts[source])), lessons) for source in sources]  # type: ignore[arg-type]
+        answers = [Answer(source, Proposal(**parse_answer(texts[source])[0]), lessons) for source in sources]  # type: ignore[arg-type]
         is_whole = all(answer.proposal.description for answer in answers)
         if not answers:
             is_whole = not edits and bool(lessons or bare.proposal.description)

@@ -310,6 +310,6 @@ def most_answers(context: Context, sources: Sequence[bytes]) -> int:
     keys = list(dict.fromkeys(key for config in configs for key in changed_keys(base, config)))
     corners = [*configs, *([base] if len(configs) == MAX_GRID - 1 else [])]
     points = {tuple(str(config.shown(key)) for key in keys) for config in corners}
-    is_square = len(keys) == 2 and [len({point[axis] for point in points}) for axis in range(2)] == [2, 2]
-    is_grid = is_square and context.num_proposals > 1 and len(points) == MAX_GRID and len(configs) == len(sources)
-    return len(sources) if is_grid else context.num_proposals
+    is_grid = len(points) == MAX_GRID and [len({*axis}) for axis in zip(*points, strict=True)] == [2, 2]
+    is_whole = context.num_proposals > 1 and len(configs) == len(sources)
+    return len(sources) if is_grid and is_whole else context.num_proposals

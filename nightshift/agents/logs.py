@@ -71,17 +71,14 @@ def _files_of(record: Record, folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def _curves(steps: Sequence[Step]) -> bytes:
     """Return the means of what was measured over at most NUM_ROWS equal parts of the run."""
-    rows = list[dict[str, str]]()
-    for places in np.array_split(np.arange(len(steps)), min(NUM_ROWS, len(steps))):
-        part = [steps[place] for place in places]
-        cells = [{**dataclasses.asdict(step), **(step.rewards or {}), "rewards": None} for step in part]
-        row = {"step": str(part[-1].step)}
-        for name in dict.fromkeys(name for cell in cells for name in cell if name != "step"):
-            values = [cell[name] for cell in cells if cell.get(name) is not None]
-            row |= {clean(name, 60): f"{fmean(values):.6g}"} if values else {}
-        rows.append(row)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = ["\t".join(columns), *("\t".join(row.get(name, "") for name in columns) for row in rows)]
+    cells = [{**dataclasses.asdict(step), **(step.rewards or {}), "rewards": None} for step in steps]
+    columns = dict.fromkeys(name for cell in cells for name in cell)
+    names = [name for name in columns if any(cell.get(name) is not None for cell in cells)]
+    lines = ["\t".join(clean(name, 60) for name in names)]
+    for places in np.array_split(np.arange(len(cells)), min(NUM_ROWS, len(cells))):
+        values = {name: [cells[n][name] for n in places if cells[n].get(name) is not None] for name in names}
+        values["step"] = values["step"][-1:]
+        lines.append("\t".join(f"{fmean(numbers):.6g}" if numbers else "" for numbers in values.values()))
     return "\n".join([*lines, ""]).encode(errors="replace")
 
 

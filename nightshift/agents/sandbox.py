@@ -3,8 +3,8 @@
 In bubblewrap are the clone, an empty HOME and an empty /tmp, all writable; the agent's program, the system's programs
 and libraries, the network and a few named variables. Nothing else of this machine is: no checkout, runs/, cache, data,
 HOME, socket or other process. What may be seen is listed (`Places`, `Login`); what must not be and lies in something
-listed, such as a checkout in /usr/src, is covered. Another uid sees what every user of the machine may see. Before a
-night the very command line is tried, and looks for what it must not reach.
+listed, such as a checkout in /usr/src, is covered. Another uid sees what every user of the machine may see; before a
+night it looks for what it must not reach.
 """
 
 import os
@@ -348,27 +348,19 @@ _ALWAYS = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A way to start bubblewrap: options for namespaces, the option for /proc, and what it does not keep."""
-
-    options: tuple[str, ...]
-    proc: tuple[str, ...]
-    weakness: str = ""
-
-
-# From the strongest. The second is as good, and for a bubblewrap before 0.8. A user namespace is in all of them:
-# without it /proc/PID/root of any process of this user is a way out.
+# Names, options for namespaces and options for /proc, the strongest first. The second is as good, and for a bubblewrap
+# before 0.8; the third is for a container that covers a part of /proc. A user namespace is in all of them: without it
+# /proc/PID/root of any process of this user is a way out.
 FORMS = (
-    Form(("--unshare-pid", "--disable-userns"), ("--proc",)),
-    Form(("--unshare-pid",), ("--proc",)),
-    Form(("--unshare-pid",), ("--ro-bind", "/proc"), "the agent sees the names of other processes"),
+    ("bwrap", ("--unshare-pid", "--disable-userns"), ("--proc",)),
+    ("bwrap", ("--unshare-pid",), ("--proc",)),
+    ("bwrap (the agent sees the names of other processes)", ("--unshare-pid",), ("--ro-bind", "/proc")),
 )
 
 
-def build_argv(bwrap: str, form: Form, places: Places, folder: Path) -> list[str]:
+def build_argv(bwrap: str, options: Sequence[str], places: Places, folder: Path) -> list[str]:
     """Return bubblewrap's command line up to the words of the program that runs in `folder`."""
-    argv = [*_ENTRY, bwrap, *_ALWAYS.split(), *form.options]
+    argv = [*_ENTRY, bwrap, *_ALWAYS.split(), *options]
     for place in sorted(places, key=lambda place: place.parts):  # what lies in another comes after it
         argv += [*places[place], os.fspath(place)]
     # Who is root outside may write to most of /proc/sys, from any namespace.
@@ -383,7 +375,8 @@ class Bubblewrap(Sandbox):
     """`--sandbox bwrap`: the agent sees a file system that is made of a list of places."""
 
     bwrap: str
-    form: Form
+    options: tuple[str, ...]  # for namespaces
+    proc: tuple[str, ...]  # the option for /proc
 
     def furnish(self, clone: Clone) -> bytes | None:
         """Make HOME, /tmp and a list of users beside the clone, which clears them away."""
@@ -393,7 +386,7 @@ class Bubblewrap(Sandbox):
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         """As the base says. UsageError for a program that lies where no agent may look."""
         places = self._places(words, clone)
-        argv = build_argv(self.bwrap, self.form, places, clone.path)
+        argv = build_argv(self.bwrap, self.options, places, clone.path)
         path = f"{self._search}:/usr/local/bin:/usr/bin:/bin"
         return [*argv, *words], self._variables(HOME=os.fspath(HOME), TMPDIR="/tmp", PATH=path)
 
@@ -407,11 +400,10 @@ class Bubblewrap(Sandbox):
         logs = clone.path / LOGS_NAME
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
+            **{path: ("--ro-bind", os.fspath(path)) for path in (clone.prompt, logs) if path.exists()},
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
-            clone.prompt: ("--ro-bind", os.fspath(clone.prompt)),
-            **({logs: ("--ro-bind", os.fspath(logs))} if logs.is_dir() else {}),
             Path("/dev"): ("--dev",),
-            Path("/proc"): self.form.proc,
+            Path("/proc"): self.proc,
         }
 
 
@@ -588,8 +580,7 @@ def _bubblewraps(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[li
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
     if bwrap is None:
         return [], "no program bwrap on PATH"
-    names = {form: f"bwrap ({form.weakness})" if form.weakness else "bwrap" for form in FORMS}
-    return [Bubblewrap(**given, name=name, bwrap=bwrap, form=form) for form, name in names.items()], ""
+    return [Bubblewrap(**given, name=name, bwrap=bwrap, options=o, proc=proc) for name, o, proc in FORMS], ""
 
 
 def _other_users(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[list[Sandbox], str]:

@@ -63,25 +63,25 @@ class TeamProposer(AgentProposer):
         if records:
             answers += yield from strategist.ask(reflection(records), context, files, "outcome")
         answer = outcome = answers[0] if answers else Answer(None)
-        is_away = outcome.unavailable is not None and outcome.unavailable.is_away
-        if not is_away and STOPPED not in (outcome.cause or ""):
-            made_for, waiting = (context.direction, context.source), self._waiting
-            if waiting is None or waiting[:2] != made_for:
+        if not _is_away(outcome) and STOPPED not in (outcome.cause or ""):
+            waiting = self._waiting
+            if waiting is None or waiting[:2] != (context.direction, context.source):
                 answers += yield from strategist.ask(strategy(context), context, files, "hypothesis")
-                waiting = (*made_for, answers[-1])
+                waiting = context.direction, context.source, answers[-1]
             answer, self._waiting = waiting[2], None
             if not answer.cause and answer.proposal.description:
                 answers += yield from implementer.ask(implementation(context, answer), context, {})
                 edit = answers[-1]
-                self._waiting = waiting if edit.unavailable and edit.unavailable.is_away else None
+                self._waiting = waiting if _is_away(edit) else None
                 answer = replace(answer, source=edit.source, cause=edit.cause, unavailable=edit.unavailable)
             elif not answer.cause:
                 answer = replace(answer, cause=f"{strategist.name} gave no hypothesis")
-        answer = answer.with_proposal(
-            notes=tuple(note for part in answers for note in part.proposal.notes),
-            cost=together([part.proposal.cost for part in answers]),
-        )
-        return (replace(answer, lessons=outcome.lessons),)
+        notes, costs = (note for part in answers for note in part.proposal.notes), [a.proposal.cost for a in answers]
+        return (replace(answer.with_proposal(notes=tuple(notes), cost=together(costs)), lessons=outcome.lessons),)
+
+
+def _is_away(answer: Answer) -> bool:
+    return answer.unavailable is not None and answer.unavailable.is_away
 
 
 def members(name: str) -> list[str]:

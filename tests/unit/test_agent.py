@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents import clone as module
-from nightshift.agents.agent import agent_environment, complete, open_agent, parse_answer
+from nightshift.agents.agent import agent_environment, complete, open_agent
 from nightshift.agents.brief import notes_path
 from nightshift.agents.clone import Clone
+from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
 from nightshift.config.train_toml import parse
@@ -26,7 +27,7 @@ from tests.conftest import git
     [
         ("", {}),
         ("HYPOTHESIS: a\nPREDICTION: b\nLESSON 0002: c\n", {"description": "a", "prediction": "b"}),
-        ("HYPOTHESIS: a: b PREDICTION: +1 pp", {"description": "a: b", "prediction": "+1 pp"}),
+        ("HYPOTHESIS: a: b PREDICTION: +1 pp LESSON: c", {"description": "a: b", "prediction": "+1 pp"}),
         ("**HYPOTHESIS:** a\n- **PREDICTION**: b", {"description": "a", "prediction": "b"}),
         ("HYPOTHESIS: <what you change>\nPREDICTION: <the effect>", {}),
         ("HYPOTHESIS: <form>\n...\nHYPOTHESIS: first\nHYPOTHESIS: last\n", {"description": "last"}),
@@ -36,7 +37,7 @@ from tests.conftest import git
     ],
 )
 def test_the_answer_is_found_in_what_agents_write(text: str, answer: dict[str, str]) -> None:
-    assert parse_answer(text) == answer
+    assert parse_answer(text)[0] == answer
 
 
 @pytest.mark.parametrize("agent", ["no-such-agent", "", "  ", "sh 'unclosed"])

@@ -14,7 +14,6 @@ from nightshift.agents.presets import PRESETS, login_of
 from nightshift.agents.sandbox import (
     FORMS,
     Bubblewrap,
-    Form,
     Login,
     Places,
     Sandbox,
@@ -59,7 +58,7 @@ def test_what_lies_in_another_is_mounted_after_it_and_what_is_made_is_closed_at_
         Path("/proc"): ("--proc",),
         **USR,
     }
-    argv = build_argv("/bin/bwrap", FORMS[0], places, Path("/tmp/n/clone"))
+    argv = build_argv("/bin/bwrap", FORMS[0][1], places, Path("/tmp/n/clone"))
     told = " ".join(argv)
     assert "/enter.py /bin/bwrap --unshare-user" in told
     order = ("--proc /proc", "--bind /tmp/n/tmp /tmp", "--bind /tmp/n/clone /tmp/n/clone", "--ro-bind /usr /usr")
@@ -71,14 +70,9 @@ def test_what_lies_in_another_is_mounted_after_it_and_what_is_made_is_closed_at_
         assert option in argv
     assert argv[argv.index("--cap-drop") + 1] == "ALL"
     assert "--unshare-net" not in argv
-    weaker = build_argv("bwrap", FORMS[2], {**places, Path("/proc"): FORMS[2].proc}, Path("/"))
+    weaker = build_argv("bwrap", FORMS[2][1], {**places, Path("/proc"): FORMS[2][2]}, Path("/"))
     assert " ".join(weaker).count("--ro-bind /proc /proc") == 1
     assert "--remount-ro /proc" not in " ".join(weaker)
-
-
-def test_no_form_does_without_a_user_namespace_and_the_first_without_fault_is_whole() -> None:
-    assert all("--unshare-user" in build_argv("bwrap", form, {}, Path("/")) for form in FORMS)
-    assert [bool(form.weakness) for form in FORMS] == [False, False, True]
 
 
 def test_a_program_is_shown_with_its_links_its_interpreter_and_its_package_and_nothing_beside(tmp_path: Path) -> None:
@@ -397,7 +391,7 @@ def test_auto_takes_the_strongest_that_works_and_says_why_and_bwrap_refuses_the_
     clone, environ = Clone(Repo(checkout), tmp_path), {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     asked = (["sh", "-c", "true"], CODEX, checkout, environ, clone)
     sandbox = choose("auto", *asked)
-    form: Form | None = sandbox.form if isinstance(sandbox, Bubblewrap) else None
+    form = (sandbox.name, sandbox.options, sandbox.proc) if isinstance(sandbox, Bubblewrap) else None
     assert form == (None if number is None else FORMS[number])
     assert sandbox.warning.startswith(told)
     assert bool(sandbox.warning) == bool(told)
