@@ -239,6 +239,17 @@ def test_a_key_that_a_variable_of_the_login_names_has_to_be_readable(user: User)
     assert f" cannot read {key}: put it where every user may read" in refused
 
 
+def test_where_bubblewrap_does_not_work_auto_takes_another_user_and_says_why(user: User, monkeypatch) -> None:
+    refuses = user.write("bin/bwrap", "#!/bin/sh\necho 'bwrap: No permissions to create a namespace' >&2; exit 1\n")
+    refuses.chmod(0o755)
+    monkeypatch.setattr(os, "defpath", f"{refuses.parent}:{os.defpath}")
+    (user.folder / "temporary").mkdir()
+    clone = Clone(Repo(user.root), user.folder / "temporary")
+    sandbox = choose("auto", ["sh"], PRESETS["claude"].login, user.root, user.environ, clone)
+    assert isinstance(sandbox, OtherUser)
+    assert sandbox.warning == "sandbox: user, because bwrap: No permissions to create a namespace"
+
+
 def test_two_checkouts_have_agents_of_different_uids(folder: Path, root: Path) -> None:
     another = small_checkout(folder / "another")
     environ = {"HOME": str(folder / "home"), "PATH": "/usr/bin:/bin"}

@@ -84,8 +84,13 @@ def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clo
     assert git(checkout, "status", "--porcelain") == ""
 
 
-def test_logs_are_read_only_and_proposals_are_no_other_files(clone: Clone) -> None:
+def test_logs_are_read_only_and_proposals_and_notes_are_no_other_files(checkout: Path, clone: Clone) -> None:
+    (checkout / "notes.md").write_text("of the user\n")
+    git(checkout, "add", "notes.md")
+    git(checkout, "commit", "-qm", "notes")
     clone.open(b"lr = 7\n", {"0001-curves.tsv": b"step\n"})
+    assert not (clone.path / "notes.md").exists()
+    (clone.path / "notes.md").write_text("of the agent\n")
     assert stat.S_IMODE((clone.path / "logs" / "0001-curves.tsv").stat().st_mode) == 0o444
     assert module.proposal_files(1) == [("train.toml", "hypothesis.txt")]
     for names in module.proposal_files(2):
@@ -142,16 +147,6 @@ def test_files_that_cannot_be_read_stay_in_the_clone_and_what_refuses_to_go_is_o
         clone.clear()
     monkeypatch.undo()
     clone.clear()
-
-
-def test_notes_are_no_changed_file_and_a_branch_has_none(checkout: Path, clone: Clone) -> None:
-    (checkout / "notes.md").write_text("of the user\n")
-    git(checkout, "add", "notes.md")
-    git(checkout, "commit", "-qm", "notes")
-    clone.open(b"lr = 7\n")
-    assert not (clone.path / "notes.md").exists()
-    (clone.path / "notes.md").write_text("of the agent\n")
-    assert clone.changes() == ()
 
 
 MODEL = {"model": "opus 5", "effort": "high"}

@@ -146,15 +146,9 @@ def test_hidden_are_the_checkout_its_git_its_runs_and_its_data_and_what_links_le
     assert tmp_path / "home/.cache" in hidden
     assert tmp_path / "home" not in hidden  # programs lie there
     assert Path("/opt/mine") in hidden_places(root, {"HOME": "/opt/mine"})
-
-
-def test_a_separate_git_folder_is_hidden_and_not_the_folder_around_it(tmp_path: Path) -> None:
-    home, root = tmp_path / "home", tmp_path / "home/checkout"
-    home.mkdir()
-    git(home, "init", "--quiet", "--separate-git-dir", str(home / "repository.git"), str(root))
-    hidden = hidden_places(root, {"HOME": str(home)})
-    assert home / "repository.git" in hidden
-    assert home not in hidden
+    git(tmp_path, "init", "--quiet", "--separate-git-dir", str(tmp_path / "own.git"), str(tmp_path / "separate"))
+    assert tmp_path / "own.git" in (hidden := hidden_places(tmp_path / "separate", environ))
+    assert tmp_path not in hidden, "the folder around it"
 
 
 def codex_login(tmp_path: Path) -> tuple[dict[str, str], Path]:
@@ -236,25 +230,18 @@ def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(tmp_
     assert len(list(own.iterdir())) == 3
 
 
-def test_a_token_that_the_user_renewed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_a_token_that_the_user_renewed_meanwhile_or_did_not_have_is_left_alone(tmp_path: Path) -> None:
     environ, inside = codex_login(tmp_path)
-    before = CODEX.copy_in(environ, inside)
+    before, own = CODEX.copy_in(environ, inside), tmp_path / "home/.codex/auth.json"
     (inside / ".codex/auth.json").write_bytes(RENEWED)
-    (tmp_path / "home/.codex/auth.json").write_bytes(b'{"tokens": 7}')
+    own.write_bytes(b'{"tokens": 7}')
     (note,) = CODEX.take_back(environ, inside, before)
     assert "has changed meanwhile" in note
-    assert (tmp_path / "home/.codex/auth.json").read_bytes() == b'{"tokens": 7}'
-
-
-def test_without_a_login_nothing_is_copied_and_nothing_comes_back(tmp_path: Path) -> None:
-    environ, inside = {"HOME": str(tmp_path)}, tmp_path / "inside"
-    inside.mkdir()
-    before = CODEX.copy_in(environ, inside)
-    assert list(inside.iterdir()) == []
-    (inside / ".codex").mkdir()
-    (inside / ".codex/auth.json").write_bytes(RENEWED)
+    assert own.read_bytes() == b'{"tokens": 7}'
+    own.unlink()
+    before = CODEX.copy_in(environ, tmp_path / "another")
     assert CODEX.take_back(environ, inside, before) == ()
-    assert not (tmp_path / ".codex").exists()
+    assert not own.exists()
 
 
 @pytest.mark.parametrize("agent", PRESETS)
