@@ -24,9 +24,8 @@ from msgspec import structs
 
 from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import MAX_GRID, compose, most_answers, save_notes
+from nightshift.agents.brief import MAX_GRID, compose, logs, most_answers, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
-from nightshift.agents.logs import logs
 from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose

@@ -137,12 +137,8 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
 def history(
     campaign: Campaign, configs: Mapping[int, Config], now: Config, used_keys: AbstractSet[str] | None = None
 ) -> Memory:
-    """Return what a campaign measured in its decided experiments.
-
-    Args:
-        now: the incumbent's config.
-        used_keys: the keys that the engine uses; None: all. Others are not listed as untried.
-    """
+    """Return what a campaign measured in its decided experiments. `now`: the incumbent's config. `used_keys`: the keys
+    that the engine uses, None for all; others are not listed as untried."""
     assert campaign.baseline is not None
     keys = _keys(campaign, configs, now)
     tried = {key.key for key in keys}
@@ -247,11 +243,7 @@ def _model(ledger: Ledger, record: Record) -> str | None:
 
 def of_last_campaign(ledger: Ledger) -> Memory:
     """Return the memory of the last experiment's campaign. Untried keys are those of train.toml: no engine is asked
-    which keys it uses.
-
-    Raises:
-        UsageError: nothing was decided yet, or the baseline's train.toml is gone.
-    """
+    which keys it uses. UsageError if nothing was decided yet, or the baseline's train.toml is gone."""
     records, damaged = ledger.readable()
     campaign = Campaign.read(ledger, records, *last_campaign(records))
     if campaign.baseline is None:

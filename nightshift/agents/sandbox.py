@@ -38,23 +38,14 @@ MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What a program needs of the user in a sandbox. Names stand in one string, with spaces between them.
+    """What a program needs of the user in a sandbox. Names stand in one string, with spaces between them."""
 
-    Args:
-        variables: patterns of the environment variables that go in.
-        credential: the file of tokens that the program renews, below HOME; the only file that is taken back.
-        settings: other files, below HOME.
-        folders: folders below HOME, each with the variable that may name another place of this folder.
-        when: variables, and patterns of more that go in while one of these variables is set.
-        sees: paths that you let the agent read (--agent-sees).
-    """
-
-    variables: str = ""
-    credential: str = ""
-    settings: str = ""
-    folders: tuple[tuple[str, str], ...] = ()
-    when: tuple[tuple[str, str], ...] = ()
-    sees: tuple[str, ...] = ()
+    variables: str = ""  # patterns of the environment variables that go in
+    credential: str = ""  # the file of tokens that the program renews, below HOME; the only file that is taken back
+    settings: str = ""  # other files, below HOME
+    folders: tuple[tuple[str, str], ...] = ()  # below HOME, each with the variable that may name another place of it
+    when: tuple[tuple[str, str], ...] = ()  # variables, and patterns of more that go in while one of these is set
+    sees: tuple[str, ...] = ()  # paths that you let the agent read (--agent-sees)
 
     def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of `environ` that go in."""

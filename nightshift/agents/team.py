@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from nightshift.agents.agent import STOPPED, AgentProposer
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import ANSWER_LINES, brief, lesson_lines, opening, refusals_of
-from nightshift.agents.logs import logs
+from nightshift.agents.brief import ANSWER_LINES, brief, lesson_lines, logs, opening, refusals_of
 from nightshift.agents.notebook import entry, unexplained
 from nightshift.campaign.records import Record, together
 from nightshift.errors import UsageError

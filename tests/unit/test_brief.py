@@ -10,10 +10,20 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.base import Answer, Context
-from nightshift.agents.brief import MAX_CHARACTERS, MAX_NOTES, compose, describe, most_answers, notes_path, save_notes
+from nightshift.agents.brief import (
+    MAX_BYTES,
+    MAX_CHARACTERS,
+    MAX_NOTES,
+    NUM_ROLLOUTS,
+    compose,
+    describe,
+    logs,
+    most_answers,
+    notes_path,
+    save_notes,
+)
 from nightshift.agents.direction import MAX_CHARACTERS as MAX_DIRECTION
 from nightshift.agents.direction import read_direction
-from nightshift.agents.logs import MAX_BYTES, NUM_ROLLOUTS, logs
 from nightshift.agents.notebook import parse_answer, store_lessons
 from nightshift.agents.team import implementation, reflection, strategy
 from nightshift.campaign.campaign import Campaign

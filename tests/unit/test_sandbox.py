@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.clone import Clone
-from nightshift.agents.presets import PRESETS, login_of
+from nightshift.agents.presets import login_of
 from nightshift.agents.sandbox import (
     FORMS,
     Bubblewrap,
@@ -242,64 +242,6 @@ def test_a_token_that_the_user_renewed_meanwhile_or_did_not_have_is_left_alone(t
     before = CODEX.copy_in(environ, tmp_path / "another")
     assert CODEX.take_back(environ, inside, before) == ()
     assert not own.exists()
-
-
-@pytest.mark.parametrize("agent", PRESETS)
-def test_the_files_of_each_preset_go_in_from_where_they_are_and_its_credential_comes_back(tmp_path, agent):
-    login, environ = PRESETS[agent].login, {"HOME": str(tmp_path / "home")}
-    names = [login.credential, *login.settings.split()]
-    inside, places = ([tmp_path / folder / name for name in names] for folder in ("inside", "home"))
-    texts = [TOKEN, *map(str.encode, names[1:])]
-    for place, text in zip(places, texts, strict=True):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(text)
-    before = login.copy_in(environ, tmp_path / "inside")
-    assert before == TOKEN
-    assert [path.read_bytes() for path in inside] == texts
-    for path in inside:
-        path.write_bytes(RENEWED)
-    assert login.take_back(environ, tmp_path / "inside", before) == ()
-    assert [place.read_bytes() for place in places] == [RENEWED, *texts[1:]]
-
-
-SECRETS = """
-    HF_TOKEN WANDB_API_KEY GITHUB_TOKEN SSH_AUTH_SOCK AWS_SECRET_ACCESS_KEY AZURE_CLIENT_SECRET
-    GOOGLE_APPLICATION_CREDENTIALS GEMINI_SANDBOX NODE_OPTIONS LC_SECRET LD_PRELOAD PYTHONPATH DBUS_SESSION_BUS_ADDRESS
-    NIGHTSHIFT_GSM8K
-"""
-LET_IN = {
-    "claude": "ANTHROPIC_API_KEY ANTHROPIC_BASE_URL ANTHROPIC_FOUNDRY_API_KEY CLAUDE_CODE_SKIP_BEDROCK_AUTH AWS_REGION",
-    "codex": "CODEX_API_KEY OPENAI_BASE_URL AZURE_OPENAI_API_KEY OPENROUTER_API_KEY AWS_BEARER_TOKEN_BEDROCK",
-    "gemini": "GEMINI_API_KEY GEMINI_MODEL GOOGLE_GEMINI_BASE_URL CODE_ASSIST_ENDPOINT GOOGLE_CLOUD_PROJECT",
-    "opencode": "OPENROUTER_API_KEY ANTHROPIC_API_KEY AZURE_RESOURCE_NAME AZURE_API_KEY GOOGLE_VERTEX_PROJECT",
-    "pi": "OPENROUTER_API_KEY AZURE_OPENAI_BASE_URL GEMINI_API_KEY GOOGLE_CLOUD_PROJECT ANTHROPIC_OAUTH_TOKEN",
-    "qwen": "OPENAI_API_KEY OPENAI_BASE_URL OPENAI_MODEL DASHSCOPE_API_KEY BAILIAN_CODING_PLAN_API_KEY",
-}
-
-
-@pytest.mark.parametrize("agent", PRESETS)
-def test_a_preset_lets_in_what_its_program_needs_and_no_other_secret(agent: str) -> None:
-    wanted = dict.fromkeys(LET_IN[agent].split(), "x")
-    assert PRESETS[agent].login.chosen(wanted | dict.fromkeys(SECRETS.split(), "x")) == wanted
-
-
-@pytest.mark.parametrize(
-    ("agent", "switch", "names"),
-    [
-        ("claude", "CLAUDE_CODE_USE_BEDROCK", "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE"),
-        ("claude", "CLAUDE_CODE_USE_VERTEX", "CLOUD_ML_REGION GOOGLE_APPLICATION_CREDENTIALS"),
-        ("claude", "CLAUDE_CODE_USE_FOUNDRY", "AZURE_CLIENT_SECRET AZURE_TENANT_ID"),
-        ("gemini", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_APPLICATION_CREDENTIALS"),
-        ("opencode", "GOOGLE_VERTEX_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),
-        ("pi", "GOOGLE_CLOUD_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),
-    ],
-)
-def test_the_secrets_of_a_cloud_go_in_while_the_program_is_told_to_use_it(agent, switch, names):
-    environ = dict.fromkeys(names.split(), "x")
-    login = PRESETS[agent].login
-    assert login.chosen(environ) == {}
-    assert login.chosen({**environ, switch: ""}).keys() <= {switch}
-    assert login.chosen({**environ, switch: "1"}) == {**environ, switch: "1"}
 
 
 def test_a_variable_that_you_name_goes_in_and_one_that_is_not_set_is_refused() -> None:
