@@ -15,7 +15,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,10 +24,9 @@ from msgspec import structs
 
 from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import MAX_GRID, compose, most_answers, save_notes
+from nightshift.agents.brief import MAX_GRID, compose, logs, most_answers, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
-from nightshift.agents.logs import logs
-from nightshift.agents.notebook import MAX_SENTENCE, read_lessons
+from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, summary_of
@@ -39,17 +37,9 @@ from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError
 from nightshift.executors.process import Child, ProcessGroup
 from nightshift.files import open_regular, write_atomically
-from nightshift.text import clean
 from nightshift.waiting import waiting
 
-_LABELS = {
-    "HYPOTHESIS": "description",
-    "MECHANISM": "mechanism",
-    "PREDICTION": "prediction",
-    "REFUTED BY": "falsifier",
-}
 _MAX_ANSWER = 64 * 1024  # bytes that are read of an answer
-_ANSWER = re.compile(rf"\b({'|'.join(_LABELS)})\b[ \t*]*+:[ \t*]*")
 _READY = re.compile(r"\bready\b", re.IGNORECASE)
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
 _QUESTION_SECONDS = 240.0  # Claude Code tries a wrong key again for 175 s
@@ -70,19 +60,6 @@ def complete(work: Work) -> Any:
         return end.value
     finally:
         work.close()
-
-
-def parse_answer(text: str) -> dict[str, str]:
-    """Return the last text of each label (`HYPOTHESIS: ... PREDICTION: ...`, on one line or several), cleaned, by the
-    names of Proposal and Answer. The placeholders of the form are left out."""
-    texts = {}
-    for line in text.splitlines():
-        pieces = _ANSWER.split(line)
-        for label, value in zip(pieces[1::2], pieces[2::2], strict=True):
-            cleaned = clean(value.strip(" \t*`|"), MAX_SENTENCE)
-            if cleaned and not cleaned.startswith("<"):
-                texts[_LABELS[label]] = cleaned
-    return texts
 
 
 def open_agent(
@@ -172,11 +149,14 @@ class Agent:
         The caller clears the clone. Returns the Ending."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         began, credential, notes, cause, live = self.clock(), None, tuple[str, ...](), None, None
-        with ExitStack() as files:
+        log_path.unlink(missing_ok=True)
+        log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
+        with log_path.open("r+b") as file:
+            log = Log(file)
             try:
                 self.clone.open(source, logs)
                 credential = self.sandbox.furnish(self.clone)
-                child, log = self._start(group, prompt, log_path, files)
+                child = self._start(group, prompt, log_path)
                 while child.poll() is None and cause is None:
                     if (yield):
                         cause = STOPPED
@@ -190,7 +170,8 @@ class Agent:
             finally:  # also if nothing was started: what git might start, should somebody find a way, ends as well
                 survivors = [*group.stop(), *self.sandbox.end()]
                 if not survivors:  # also when the night is stopped now: a token may be renewed
-                    notes = self.sandbox.take_back(self.clone, credential)
+                    home, environ = self.clone.folder / "home", self.sandbox.environ
+                    notes = self.sandbox.login.take_back(environ, home, credential)
             log.cut()
         words, cost = summary_of(log.end)
         exit_code = None if cause or survivors else child.poll()
@@ -201,19 +182,15 @@ class Agent:
         cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
         return Ending(cause, exit_code, log.end, words, cost, notes, live)
 
-    def _start(self, group: ProcessGroup, prompt: str, log_path: Path, files: ExitStack) -> tuple[Child, Log]:
-        """Start the program, with the prompt on stdin or in a file. Returns the process and the end of its output."""
-        path = self.clone.folder / "prompt.txt"
-        write_atomically(path, prompt.encode())
-        words = [word.replace(PROMPT_FILE, str(path)) for word in self.command]
-        stdin = files.enter_context(path.open("rb")) if words == list(self.command) else None
-        words, environment = self.sandbox.enclose(words, self.clone, path)
-        environment = agent_environment(environment, self.clone.path)
-        log_path.unlink(missing_ok=True)
-        log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
-        log = Log(files.enter_context(log_path.open("r+b")))
-        child = group.start("agent", words, log_path=log_path, env=environment, cwd=self.clone.path, stdin=stdin)
-        return child, log
+    def _start(self, group: ProcessGroup, prompt: str, log_path: Path) -> Child:
+        """Start the program, with the prompt on stdin or in a file."""
+        write_atomically(self.clone.prompt, prompt.encode())
+        words = [word.replace(PROMPT_FILE, str(self.clone.prompt)) for word in self.command]
+        has_file = words != list(self.command)
+        words, environment = self.sandbox.enclose(words, self.clone)
+        options: dict[str, Any] = {"env": agent_environment(environment, self.clone.path), "cwd": self.clone.path}
+        with self.clone.prompt.open("rb") as stdin:
+            return group.start("agent", words, log_path=log_path, stdin=None if has_file else stdin, **options)
 
     def ask(
         self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = ""
@@ -258,22 +235,24 @@ class Agent:
         ended without an edit, or was killed, is asked again: `unavailable` is set.
         """
         path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
-        names = [(CONFIG_NAME, ANSWER_NAME), *(proposal_files(num_files) if num_files > 1 else [])]
-        names = [pair for pair in names if pair[0] == CONFIG_NAME or os.path.lexists(path / pair[0])]
+        names = dict.fromkeys([(CONFIG_NAME, ANSWER_NAME), *proposal_files(num_files)])
         notes, text, texts = tuple[str, ...](), "", dict[bytes, str]()
         try:
             notes, text = self.clone.changes(num_files), _read_answer(path / ANSWER_NAME)
-            texts = {read_source(path / config): _read_answer(path / answer) for config, answer in names if edits}
+            for config, answer in names if edits else ():
+                if config == CONFIG_NAME or os.path.lexists(path / config):
+                    texts[read_source(path / config)] = _read_answer(path / answer)
         except ConfigError as error:
             if ending.cause is None:
                 return (Answer(b"", cause=f"{self.name}: {error}"),)
+            texts = {}
         texts.pop(context.source, None)
-        lessons = read_lessons("\n".join((text, *texts.values())))
-        bare = Answer(None, Proposal(notes=notes, **parse_answer(text)), lessons)  # type: ignore[arg-type]
+        lessons = parse_answer("\n".join((text, *texts.values())))[1]
+        bare = Answer(None, Proposal(notes=notes, **parse_answer(text)[0]), lessons)  # type: ignore[arg-type]
         if STOPPED in (ending.cause or ""):
             return (replace(bare, cause=f"{self.name}: {ending.cause}"),)
-        taken = list(texts.items())[: most_answers(context, list(texts))]
-        answers = [Answer(source, Proposal(**parse_answer(each)), lessons) for source, each in taken]  # type: ignore[arg-type]
+        sources = list(texts)[: most_answers(context, list(texts))]
+        answers = [Answer(source, Proposal(**parse_answer(texts[source])[0]), lessons) for source in sources]  # type: ignore[arg-type]
         is_whole = all(answer.proposal.description for answer in answers)
         if not answers:
             is_whole = not edits and bool(lessons or bare.proposal.description)
@@ -281,10 +260,10 @@ class Agent:
             availability = ending.availability(is_edited=bool(answers))
             if ending.is_killed or availability.is_away or not (answers or is_whole):
                 return (replace(bare, cause=f"{self.name}: {availability.text}", unavailable=availability),)
-            notes = (*notes, *([f"{self.name}: {ending.cause}"] if ending.cause else []))
-        if not answers:
-            return (bare,)
-        return answers[0].with_proposal(notes=notes), *answers[1:]
+        if ending.cause is not None:
+            notes = (*notes, f"{self.name}: {ending.cause}")
+        first, *others = answers or [bare]
+        return first.with_proposal(notes=notes), *others
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,6 +62,7 @@ class Availability:
         return self.meaning in AWAY
 
 
+_ERRORS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("errors.toml").read_text("utf-8"))
 _STATUSES = {401: Meaning.LOGIN, 402: Meaning.BILLING, 403: Meaning.LOGIN, 404: Meaning.MODEL, 408: Meaning.NETWORK}
 _STATUSES |= {413: Meaning.CONTEXT, 429: Meaning.LIMIT}
 _STATUS = re.compile(r"(?:(?:status|code|http|error)\D{1,40}|\(|^)([45]\d\d)\b", re.IGNORECASE)
@@ -114,10 +114,10 @@ def read_live(output: str) -> Availability | None:
 
 def classify(text: str, status: int | None = None) -> Availability | None:
     """Say what the text of one error means; None if the text belongs to no family. `status`: HTTP."""
-    plain, errors = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split()), _errors()
-    families = (Meaning[family["meaning"]] for family in errors["family"] if _matches(family["patterns"], plain))
+    plain = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split())
+    families = (Meaning[family["meaning"]] for family in _ERRORS["family"] if _matches(family["patterns"], plain))
     meaning = next(families, None)
-    ends = _matches(errors["limit_with_end"], plain) and not _matches(errors["money_without_end"], plain)
+    ends = _matches(_ERRORS["limit_with_end"], plain) and not _matches(_ERRORS["money_without_end"], plain)
     if ends and meaning in (None, Meaning.BILLING):
         meaning = Meaning.LIMIT
     if meaning is None:
@@ -125,11 +125,6 @@ def classify(text: str, status: int | None = None) -> Availability | None:
         number = status or (int(match[1]) if match else 0)
         meaning = Meaning.OVERLOADED if number >= 500 else _STATUSES.get(number)
     return Availability(meaning, clean(text[:_MAX_TEXT], MAX_SHOWN)) if meaning else None
-
-
-@cache
-def _errors() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("errors.toml").read_text("utf-8"))
 
 
 def _matches(patterns: Sequence[str], plain: str) -> bool:

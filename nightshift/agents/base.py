@@ -86,19 +86,16 @@ Proposing = Generator[None, bool | None, tuple[Answer, ...]]
 
 
 class Proposer(Protocol):
-    """Makes proposals; keeps no state that the ledger does not hold."""
+    """Makes proposals; keeps no state that the ledger does not hold. `name`: what you call it. `sandbox`: in which its
+    agents work, empty if it asks none. `is_instant`: it takes about a second, so it is asked when a slot is free, not
+    before."""
 
     @property
-    def name(self) -> str: ...  # what you call it
-
+    def name(self) -> str: ...
     @property
-    def sandbox(self) -> str: ...  # in which its agents work; empty if it asks none
-
+    def sandbox(self) -> str: ...
     @property
-    def is_instant(self) -> bool: ...  # it takes about a second, so it is asked when a slot is free, not before
-
+    def is_instant(self) -> bool: ...
     def propose(self, context: Context) -> Proposing:
-        """Make at most `context.num_proposals` proposals, and at least one answer.
-
-        Raises EngineError when the infrastructure is missing or broken.
-        """
+        """Make at most `context.num_proposals` proposals, and at least one answer. EngineError if the infrastructure is
+        missing or broken."""

@@ -34,7 +34,7 @@ def proposal_files(num_proposals: int) -> list[tuple[str, str]]:
 
 
 class Clone:
-    """The one clone of a checkout, in `folder`; `path` is where the agent works."""
+    """The one clone of a checkout, in `folder`. `path`: where the agent works; `prompt`: the file of its prompt."""
 
     def __init__(self, repo: Repo, temporary: Path | None = None) -> None:
         """`temporary` replaces the system's temporary folder."""
@@ -44,7 +44,7 @@ class Clone:
             raise UsageError(f"the temporary folder {base} lies in the checkout", "Set TMPDIR to another folder.")
         self._own = base / f"nightshift-{os.getuid()}"
         self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
-        self.path = self.folder / "clone"
+        self.path, self.prompt = self.folder / "clone", self.folder / "prompt.txt"
         self._opened = dict[str, str]()  # what `open` left
 
     def open(self, source: bytes, logs: Mapping[str, bytes] = MappingProxyType({})) -> None:
@@ -70,10 +70,7 @@ class Clone:
 
     def changes(self, num_proposals: int = 1) -> tuple[str, ...]:
         """Note the files that differ from what `open` left, except train.toml, the answers and those of git.
-
-        Raises:
-            ConfigError: the clone cannot be listed, so no proposal can be taken from it.
-        """
+        ConfigError if the clone cannot be listed, so that no proposal can be taken from it."""
         changed = {name for name, _ in self._opened.items() ^ self._listing().items()}
         changed -= {CONFIG_NAME, ANSWER_NAME, NOTES_NAME}.union(*proposal_files(num_proposals))
         files = [_shown(name) for name in sorted(changed)]
@@ -93,11 +90,7 @@ class Clone:
             raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
 
     def _listing(self) -> dict[str, str]:
-        """Return mode, size and time of each file of the clone, by relative name.
-
-        Raises:
-            ConfigError: a folder cannot be listed, or there are too many files.
-        """
+        """Return mode, size and time of each file of the clone, by relative name. ConfigError for too many files."""
         listing, folders = dict[str, str](), [os.fspath(self.path)]
         try:
             if self.path.is_symlink():

@@ -16,19 +16,11 @@ _MAX_BYTES = 64 * 1024  # of a file: program.md has about 8 KiB
 
 
 def read_direction(root: Path, given: str | None = None, only: str | None = None) -> str:
-    """Read the direction that applies now: a night reads it again before each proposal.
+    """Return the direction that applies now, cleaned; "" if there is none. A night reads it again before each proposal.
 
-    Args:
-        given: the argument of OPTION, a file (relative to `root`) or the text itself. None: the section `## Direction`
-            of program.md.
-        only: the argument of --only, which becomes the first line of the direction.
-
-    Returns:
-        The text without control characters, comments and empty lines; "" if the user gives no direction.
-
-    Raises:
-        UsageError: the direction is too long, its file cannot be read, or its scope names a key that is not open. A
-            night that is under way keeps its last direction.
+    `given`: the argument of OPTION, a file (relative to `root`) or the text itself; None: the section `## Direction` of
+    program.md. `only`: the argument of --only, which becomes the first line. Raises UsageError if the direction is too
+    long, its file cannot be read, or its scope names a key that is not open; a night that is under way keeps its last.
     """
     source, text = _source(root, given)
     lines = [clean(line, len(line)) for line in _without_comments(text).splitlines()]

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
+import msgspec
 from msgspec import structs
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import (
-    JOB_NAME,
-    Z95,
-    Change,
-    Effect,
-    Job,
-    Record,
-    Settings,
-    Verdict,
-)
-from nightshift.campaign.results import Row, fates_of, kept_by_records, last_campaign
+from nightshift.campaign.records import JOB_NAME, Z95, Change, Effect, Job, Record, Verdict
+from nightshift.campaign.results import Row, fates_of, last_campaign
+from nightshift.campaign.results import row as row_of
 from nightshift.config.allowlist import KEYS
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, parse, spelled
@@ -39,8 +30,10 @@ All runs (difference: measured score minus the score predicted without the new c
 run | score | difference | steps | verdict: change"""
 MAX_EARLIER = 10  # lines of earlier campaigns
 KEYS_TITLE = """\
-Scores by key and value (difference: to the baseline's value of the key, adjusted for the other changes of these runs):
-value | runs | mean score | difference"""
+Scores by key and value. A value counts the runs whose only new change set it, and the runs without a new change that \
+had it; other runs with this value are not in its mean. Difference: to the baseline's value of the key, adjusted for \
+the other changes of the counted runs:
+value | runs counted | mean score of these runs | difference"""
 
 
 class RunRow(Row, frozen=True, kw_only=True):
@@ -65,8 +58,7 @@ class RunRow(Row, frozen=True, kw_only=True):
         return f"{self.number:04d} | {_percent(self.eval_score)} | {difference} | {steps} | {verdict}: {change}"
 
 
-@dataclass(frozen=True, slots=True)
-class ValueRow:
+class ValueRow(msgspec.Struct, frozen=True):
     """The runs with one value of a key that was their only new change, and those without a new change.
 
     `difference`: mean partial residual of the key, that is measured score minus the estimated score of the same config
@@ -94,8 +86,7 @@ class ValueRow:
         return f"{self.name} | {num_runs} | {_percent(self.mean_score)} | {difference}"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyHistory:
+class KeyHistory(msgspec.Struct, frozen=True):
     """One key: its values in their order, those of changes of several keys at the end."""
 
     key: str
@@ -144,64 +135,51 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
 
 
 def history(
-    campaign: Campaign,
-    configs_by_number: Mapping[int, Config],
-    now: Config,
-    used_keys: AbstractSet[str] | None = None,
+    campaign: Campaign, configs: Mapping[int, Config], now: Config, used_keys: AbstractSet[str] | None = None
 ) -> Memory:
-    """Return what a campaign measured in its decided experiments.
-
-    Args:
-        now: the incumbent's config.
-        used_keys: the keys that the engine uses; None: all. Others are not listed as untried.
-    """
+    """Return what a campaign measured in its decided experiments. `now`: the incumbent's config. `used_keys`: the keys
+    that the engine uses, None for all; others are not listed as untried."""
     assert campaign.baseline is not None
-    keys = {key.key: key for key in _keys(campaign, configs_by_number, now)}
+    keys = _keys(campaign, configs, now)
+    tried = {key.key for key in keys}
+    paths = (path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved and path not in tried)
     return Memory(
         branch=campaign.baseline.branch,
         rules_hash=campaign.baseline.rules_hash,
         kept=tuple(kept_changes(campaign)),
         runs=tuple(_run_rows(campaign)),
-        keys=tuple(keys.values()),
-        untried_keys=tuple(
-            path
-            for path in dict.fromkeys(key.path for key in KEYS)
-            if path in now.resolved and path not in keys and (used_keys is None or path in used_keys)
-        ),
+        keys=tuple(keys),
+        untried_keys=tuple(path for path in paths if used_keys is None or path in used_keys),
     )
 
 
 def _run_rows(campaign: Campaign) -> Iterator[RunRow]:
     for record, row in zip(campaign.decided, campaign.rows(campaign.decided), strict=True):
         difference = campaign.differences.get(record.number)
-        yield RunRow(
-            **structs.asdict(row),
-            difference=difference.mean if difference else None,
-            difference_halfwidth=Z95 * difference.sd if difference else None,
-            starts=record.starts,
-        )
+        mean, halfwidth = (difference.mean, Z95 * difference.sd) if difference else (None, None)
+        yield RunRow(**structs.asdict(row), difference=mean, difference_halfwidth=halfwidth, starts=record.starts)
 
 
 def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
     """Return the keys that new changes touched, the most tried by themselves first. A crash counts if the config caused
     it."""
     assert campaign.baseline is not None
+    first = configs.get(campaign.baseline.number)
+    if first is None:
+        return []
     records = [r for r in campaign.decided if r.number in configs and r.failure in (None, Failure.CONFIG)]
-    tried = dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number]))
     histories = []
-    for key in tried if campaign.baseline.number in configs else ():
-        baseline = spelled(configs[campaign.baseline.number].shown(key))
-        groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {(baseline, ()): []}
+    for key in dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number])):
+        groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {(spelled(first.shown(key)), ()): []}
         for record in records:
             run, change, config = record.run, _setter(record, key), configs[record.number]
             if change is run.new if run.new else record.status != Verdict.CRASH:
-                keys = [other for other in _touched(change, config) if _setter(record, other) is change]
-                others = tuple(other for other in keys if other != key)
-                groups.setdefault((spelled(config.shown(key)), others), []).append(record)
-        rows = [_value_row(campaign, key, *name, records_of) for name, records_of in groups.items()]
-        rows[0] = dataclasses.replace(rows[0], difference=0.0, difference_halfwidth=0.0)  # of the baseline's value
+                others = (k for k in _touched(change, config) if k != key and _setter(record, k) is change)
+                groups.setdefault((spelled(config.shown(key)), tuple(others)), []).append(record)
+        baseline, *rows = (_value_row(campaign, key, *name, group) for name, group in groups.items())
+        rows.append(structs.replace(baseline, difference=0.0, difference_halfwidth=0.0))
         rows.sort(key=lambda row: (bool(row.others), *_order(row.value)))
-        histories.append(KeyHistory(key, baseline, spelled(now.shown(key)), tuple(rows)))
+        histories.append(KeyHistory(key, baseline.value, spelled(now.shown(key)), tuple(rows)))
     return sorted(histories, key=lambda key: (-sum(len(row.numbers) for row in key.values if not row.others), key.key))
 
 
@@ -227,11 +205,10 @@ def _value_row(
 def kept_changes(campaign: Campaign) -> list[str]:
     """Return name, effect, P(it helps) and keys of the kept changes, the most certain first, one a line."""
     assert campaign.posterior is not None
-    effects = {change.name: campaign.posterior.effect(change) for change in campaign.kept}
+    changes = [(change, campaign.posterior.effect(change)) for change in campaign.kept]
     return [
-        f"{change.name}  {effects[change.name].with_p}, "
-        f"{'confirmed' if campaign.is_confirmed(change) else 'unconfirmed'}: {change.settings}"
-        for change in sorted(campaign.kept, key=lambda change: -effects[change.name].p_helps)
+        f"{change.name}  {effect.with_p}, {'' if campaign.is_confirmed(change) else 'un'}confirmed: {change.settings}"
+        for change, effect in sorted(changes, key=lambda item: -item[1].p_helps)
     ]
 
 
@@ -245,15 +222,15 @@ def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[
     lines = list[str]()
     for (branch, _), records in reversed(campaigns.items()):
         if set(records[0].environments) & set(rules.environment_names) or _model(ledger, records[0]) == rules.model:
-            fates, texts = fates_of(records, kept_by_records(records)), dict[Settings, tuple[bool, float, str]]()
-            for decision in (record.decision for record in records if record.decision):
-                now, _ = fates.get(decision.change.identity, ("", None))
-                if decision.estimate is not None and now != "replaced":
-                    is_kept, p_helps = now == "kept", decision.estimate.p_helps
-                    text = f"{clean(branch, 60)} {'kept' if is_kept else 'rejected'} {decision.change.settings}"
-                    text += f"; its effect there was {decision.estimate}."
-                    texts[decision.change.identity] = (not is_kept, -p_helps if is_kept else p_helps, text)
-            lines += [text for _, _, text in sorted(texts.values())]
+            fates = fates_of(records)
+            rows = {row.change: row for row in (row_of(record, fates) for record in records) if row.effect}
+            for row in sorted(
+                rows.values(), key=lambda row: (row.now != "kept", abs((row.now == "kept") - (row.p_helps or 0)))
+            ):
+                if row.now != "replaced":
+                    verb = "kept" if row.now == "kept" else "rejected"
+                    text = f"{verb} {', '.join(row.changes)}; its effect there was {row.effect}."
+                    lines.append(f"{clean(branch, 60)} {text}")
     return lines[:MAX_EARLIER]
 
 
@@ -266,11 +243,7 @@ def _model(ledger: Ledger, record: Record) -> str | None:
 
 def of_last_campaign(ledger: Ledger) -> Memory:
     """Return the memory of the last experiment's campaign. Untried keys are those of train.toml: no engine is asked
-    which keys it uses.
-
-    Raises:
-        UsageError: nothing was decided yet, or the baseline's train.toml is gone.
-    """
+    which keys it uses. UsageError if nothing was decided yet, or the baseline's train.toml is gone."""
     records, damaged = ledger.readable()
     campaign = Campaign.read(ledger, records, *last_campaign(records))
     if campaign.baseline is None:

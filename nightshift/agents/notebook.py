@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 MAX_BYTES = 60_000  # of the file: the latest entries
 MAX_SENTENCE = 240  # characters of a hypothesis, prediction or lesson
 MAX_ASKED = 6  # experiments whose outcome and lesson one call is asked for
-_LESSON = re.compile(r"\b(OUTCOME|LESSON)\b[ \t*]*+(?:(\d{1,9})[ \t*]*+)?:[ \t*]*")
-_FIELDS = {"OUTCOME": "reported_outcome", "LESSON": "lesson"}
+_FIELDS = {  # of Proposal, by the label of the answer's line
+    "HYPOTHESIS": "description",
+    "MECHANISM": "mechanism",
+    "PREDICTION": "prediction",
+    "REFUTED BY": "falsifier",
+    "OUTCOME": "reported_outcome",
+    "LESSON": "lesson",
+}
+_LABEL = re.compile(rf"\b({'|'.join(_FIELDS)})\b[ \t*]*+(?:(\d{{1,9}})[ \t*]*+)?:[ \t*]*")
 
 Lessons = Mapping[int, Mapping[str, str]]  # by experiment: fields of its Proposal; 0: the answer has no number
 
@@ -35,16 +42,19 @@ def unexplained(campaign: Campaign) -> list[Record]:
     return records[-MAX_ASKED:]
 
 
-def read_lessons(text: str) -> dict[int, dict[str, str]]:
-    """Return the outcomes and lessons of an answer (`LESSON 0012: ...`), cleaned. Placeholders are left out."""
-    lessons: dict[int, dict[str, str]] = {}
+def parse_answer(text: str) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
+    """Return the last text of each label (`HYPOTHESIS: ... LESSON 0012: ...`, on one line or several), cleaned, by the
+    fields of Proposal: those of the proposal, and those of Lessons. The placeholders of the form are left out."""
+    fields, lessons = dict[str, str](), dict[int, dict[str, str]]()
     for line in text.splitlines():
-        pieces = _LESSON.split(line)
+        pieces = _LABEL.split(line)
         for label, number, value in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             cleaned = clean(value.strip(" \t*`|"), MAX_SENTENCE)
             if cleaned and not cleaned.startswith("<"):
-                lessons.setdefault(int(number or 0), {})[_FIELDS[label]] = cleaned
-    return lessons
+                is_lesson = label in ("OUTCOME", "LESSON")
+                target = lessons.setdefault(int(number or 0), {}) if is_lesson else fields
+                target[_FIELDS[label]] = cleaned
+    return fields, lessons
 
 
 def store_lessons(ledger: Ledger, asked: Campaign, lessons: Lessons) -> None:
@@ -101,15 +111,13 @@ def entry(record: Record, now: Effect | None = None) -> list[str]:
 
 def notebook(campaign: Campaign) -> str:
     """Return the file: the entries, the latest first, at most MAX_BYTES of them."""
-    text = "# Notebook\n\n"
-    room = MAX_BYTES
+    text, room = "# Notebook\n\n", MAX_BYTES
     for record in reversed(campaign.decided):
         proposal = record.proposal
-        if not (proposal.mechanism or proposal.lesson or proposal.reported_outcome):
-            continue
-        lines = "".join(f"{line}\n" for line in entry(record, campaign.effect_now(record)))
-        room -= len(lines.encode())
-        if room < 0:
-            return f"{text}\n(earlier ones: runs/)\n"
-        text += lines
+        if proposal.mechanism or proposal.lesson or proposal.reported_outcome:
+            lines = "".join(f"{line}\n" for line in entry(record, campaign.effect_now(record)))
+            room -= len(lines.encode())
+            if room < 0:
+                return f"{text}\n(earlier ones: runs/)\n"
+            text += lines
     return text

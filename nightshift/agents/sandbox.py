@@ -3,12 +3,10 @@
 In bubblewrap are the clone, an empty HOME and an empty /tmp, all writable; the agent's program, the system's programs
 and libraries, the network and a few named variables. Nothing else of this machine is: no checkout, runs/, cache, data,
 HOME, socket or other process. What may be seen is listed (`Places`, `Login`); what must not be and lies in something
-listed, such as a checkout in /usr/src, is covered. Another uid sees what every user of the machine may see. Before a
-night the very command line is tried, and looks for what it must not reach.
+listed, such as a checkout in /usr/src, is covered. Another uid sees what every user of the machine may see; before a
+night it looks for what it must not reach.
 """
 
-import ctypes
-import hashlib
 import os
 import pwd
 import re
@@ -22,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import islice
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +38,14 @@ MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What a program needs of the user in a sandbox. Names stand in one string, with spaces between them.
+    """What a program needs of the user in a sandbox. Names stand in one string, with spaces between them."""
 
-    Args:
-        variables: patterns of the environment variables that go in.
-        credential: the file of tokens that the program renews, below HOME; the only file that is taken back.
-        settings: other files, below HOME.
-        folders: folders below HOME, each with the variable that may name another place of this folder.
-        when: variables, and patterns of more that go in while one of these variables is set.
-        sees: paths that you let the agent read (--agent-sees).
-    """
-
-    variables: str = ""
-    credential: str = ""
-    settings: str = ""
-    folders: tuple[tuple[str, str], ...] = ()
-    when: tuple[tuple[str, str], ...] = ()
-    sees: tuple[str, ...] = ()
+    variables: str = ""  # patterns of the environment variables that go in
+    credential: str = ""  # the file of tokens that the program renews, below HOME; the only file that is taken back
+    settings: str = ""  # other files, below HOME
+    folders: tuple[tuple[str, str], ...] = ()  # below HOME, each with the variable that may name another place of it
+    when: tuple[tuple[str, str], ...] = ()  # variables, and patterns of more that go in while one of these is set
+    sees: tuple[str, ...] = ()  # paths that you let the agent read (--agent-sees)
 
     def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of `environ` that go in."""
@@ -72,12 +61,10 @@ class Login:
         """Copy the files that exist below the new `home`; returns the credential."""
         copied = dict[str, bytes]()
         for name, source in self.files(environ).items():
-            target = home / name
             if source.is_file() and source.stat().st_size <= MAX_BYTES:  # people link them from elsewhere
-                target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 copied[name] = source.read_bytes()
-                target.touch(mode=0o600)
-                target.write_bytes(copied[name])
+                (home / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_atomically(home / name, copied[name], mode=0o600)
         return copied.get(self.credential)
 
     def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
@@ -134,12 +121,11 @@ _MODULES = re.compile(r".*?/node_modules(?=/)")  # npm's packages lie side by si
 
 def system_places() -> Places:
     """Return programs, libraries, name resolution and certificates of this machine, to read."""
-    places: Places = {Path(name): ("--ro-bind", name) for name in _SYSTEM if Path(name).is_dir()}
-    for path in Path("/").iterdir():
-        if path.name in ("bin", "sbin") or path.name.startswith("lib"):
-            places[path] = (
-                ("--symlink", os.fspath(path.readlink())) if path.is_symlink() else ("--ro-bind", os.fspath(path))
-            )
+    places: Places = {}
+    tops = (path for path in Path("/").iterdir() if path.name in ("bin", "sbin") or path.name.startswith("lib"))
+    for path in (*map(Path, _SYSTEM), *tops):
+        if path.is_dir():
+            expose(path, places, ())
     for path in (Path("/etc", name) for name in _ETC.split()):
         if path.exists():  # /etc/resolv.conf is often a link into /run: its file, and nothing else of it
             places[path] = ("--ro-bind", os.fspath(path.resolve()))
@@ -152,19 +138,13 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
     `search`: your PATH. UsageError for a hidden file.
     """
     shown, program = dict(places), shutil.which(words[0], path=search)
-    waiting = [Path(program)] if program and Path(program).is_absolute() else []  # any other lies in the clone
-    seen = set[Path]()
-    while waiting:
-        path = waiting.pop()
-        steps = _steps(path)
-        for folder in [folder for step in steps for folder in _package(step)]:
-            # Not the checkout's .venv; nor a HOME in which somebody made an environment.
-            if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
-                expose(folder, shown, hidden)
-        expose(path, shown, hidden)
-        if (real := steps[-1]) not in seen:
-            seen.add(real)
-            waiting += _interpreter(real, search)
+    if program and Path(program).is_absolute():  # any other lies in the clone
+        for path in (Path(program), *_interpreter(Path(program), search)):
+            for folder in map(_package, _steps(path)):
+                # Not the checkout's .venv; nor a HOME in which somebody made an environment.
+                if folder and not _is_below(folder, hidden) and folder / ".cache" not in hidden:
+                    expose(folder, shown, hidden)
+            expose(path, shown, hidden)
     for word in filter(_is_file, words[1:]):
         expose(Path(word), shown, hidden)
     return shown
@@ -179,7 +159,11 @@ def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
         )
     added: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
     added[real] = ("--ro-bind", os.fspath(real))
-    places |= {p: option for p, option in added.items() if p not in places and not is_shown(p, places, hidden)}
+    for place, option in added.items():
+        tops = [top for top, bound in places.items() if bound[0] == "--ro-bind" and place.is_relative_to(top)]
+        is_covered = _is_below(place, [path for path in hidden if _is_below(path, tops)])
+        if place not in places and (is_covered or not tops):  # else it lies in a folder that is shown already
+            places[place] = option
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -201,12 +185,6 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def is_shown(path: Path, places: Places, hidden: Sequence[Path]) -> bool:
-    """Return True if a path lies in a folder that is shown already, and is not covered there."""
-    folders = [place for place, option in places.items() if option[0] == "--ro-bind" and path.is_relative_to(place)]
-    return bool(folders) and not _is_below(path, [place for place in hidden if _is_below(place, folders)])
-
-
 def _steps(path: Path) -> list[Path]:
     """Return all links on the way to a file, each without links before it, and last the file itself."""
     links, real, parts = list[Path](), Path("/"), [*path.parts[1:]]
@@ -220,28 +198,28 @@ def _steps(path: Path) -> list[Path]:
     return [*links, real]
 
 
-def _package(path: Path) -> list[Path]:
-    """Return the folders that a program needs beside its own file."""
+def _package(path: Path) -> Path | None:
+    """Return the folder that a program needs beside its own file; None if the file is enough."""
     if modules := _MODULES.match(os.fspath(path)):
-        return [Path(modules[0])]
-    parts, top = path.parts, path.parent.parent
-    if (top / "pyvenv.cfg").is_file() or (top / "conda-meta").is_dir():
-        return [top]
-    if parts[1] == "opt" and len(parts) > 3:
-        return [Path(*parts[:3])]
-    return [*top.glob("lib/python3*"), *top.glob("lib/libpython*")] if path.name.startswith("python") else []
+        return Path(modules[0])
+    top = path.parent.parent
+    if (top / "pyvenv.cfg").is_file():
+        return top
+    if path.parts[1] == "opt" and len(path.parts) > 3:
+        return Path(*path.parts[:3])
+    return top / "lib" if path.name.startswith("python") and any(top.glob("lib/python3*")) else None
 
 
 def _interpreter(program: Path, search: str) -> list[Path]:
     """Return the interpreter of a script, none for another program. What a shell script starts is not looked for."""
-    head = b""
     with suppress(OSError), program.open("rb") as file:
-        head = file.read(_MAX_HEAD).partition(b"\n")[0]
-    words = os.fsdecode(head[2:]).split() if head.startswith(b"#!") else []
-    if words and Path(words[0]).name == "env":
-        name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
-        words = list(filter(None, [shutil.which(name, path=search)]))
-    return [Path(word) for word in words[:1] if _is_file(word)]
+        head = os.fsdecode(file.read(_MAX_HEAD).partition(b"\n")[0])
+        name, *words = head[2:].split() if head.startswith("#!") else [""]
+        if Path(name).name == "env":
+            names = [word for word in words if not word.startswith("-") and "=" not in word]
+            name = shutil.which((names or [""])[0], path=search) or ""
+        return [Path(name)] if _is_file(name) else []
+    return []
 
 
 HOME = Path("/agent")  # in bubblewrap; below /tmp, Codex would not keep its helpers
@@ -255,6 +233,7 @@ _CACHES = """
     HF_HOME HF_HUB_CACHE XDG_CACHE_HOME UV_CACHE_DIR TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT
     NIGHTSHIFT_PRIME_RL
 """
+_ENTRY = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("enter.py")))
 _TRIAL_SECONDS = 60.0  # takes 0.3
 _FIX = "SECURITY.md says what each --sandbox keeps; none isolates nothing."
 
@@ -278,14 +257,6 @@ def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Pa
     return [Path(environ[name]).expanduser() for name in variables if environ.get(name)]
 
 
-def _run(
-    words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        words, env=env, timeout=seconds, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
     """How an agent's processes are started and ended. This base is `--sandbox none`: nothing is isolated.
@@ -304,7 +275,7 @@ class Sandbox:
         """Prepare the folder of a new clone; returns the credential that was copied in, None if there is none."""
         return None
 
-    def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
+    def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         """Return the command line that runs `words` inside, and its environment. UsageError if that cannot be."""
         return [*words], dict(self.environ)
 
@@ -324,21 +295,17 @@ class Sandbox:
         """Return variables for runs that train while the agent works, so that it cannot put files in their way."""
         return {}
 
-    def take_back(self, clone: Clone, before: bytes | None) -> tuple[str, ...]:
-        """Take a renewed credential back once no process is left; returns notes. `before`: what `furnish` returned."""
-        return self.login.take_back(self.environ, clone.folder / "home", before)
-
     def trial(self, words: Sequence[str], clone: Clone) -> str | None:
-        """Start a shell as `words` would be started and let it look for what it must not reach; what is wrong."""
+        """Start a shell as `words` would be started, which looks for what it must not reach. Returns what is wrong."""
         clone.make()
         try:
             clone.path.mkdir()
-            prompt = clone.folder / "prompt.txt"
-            prompt.touch()
+            clone.prompt.touch()
             self.furnish(clone)
-            argv, variables = self.enclose(words, clone, prompt)
-            look = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone, prompt)]
-            done = _run(look, _TRIAL_SECONDS, variables)
+            argv, variables = self.enclose(words, clone)
+            look = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone)]
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+            done = subprocess.run(look, env=variables, cwd="/", timeout=_TRIAL_SECONDS, errors="replace", **options)
         except subprocess.TimeoutExpired:
             return f"no end after {_TRIAL_SECONDS:g} s"
         except OSError as error:
@@ -346,12 +313,16 @@ class Sandbox:
         finally:
             self.end()
             clone.clear()
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return None if done.returncode == 0 else lines[-1] if lines else f"exit code {done.returncode}"
+        last = done.stderr.strip().rpartition("\n")[2].removeprefix("bwrap: ")
+        return None if done.returncode == 0 else last or f"exit code {done.returncode}"
 
-    def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
+    def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
         """Return the script that looks around inside, its name and its arguments."""
         return ["true"]
+
+    @property
+    def _search(self) -> str:
+        return self.environ.get("PATH", os.defpath)
 
     def _make_home(self, clone: Clone) -> bytes | None:
         for name in ("home", "tmp"):
@@ -362,41 +333,25 @@ class Sandbox:
         """Return the agent's environment. Times that it prints are in UTC."""
         return {**self.login.chosen(self.environ), "SHELL": "/bin/sh", "TZ": "UTC", **inside}
 
-    def _whole(self, words: Sequence[str]) -> list[str]:
-        """Return `words` with the whole path of the program, unless it lies in the clone."""
-        program = shutil.which(words[0], path=self.environ.get("PATH"))
-        return [program if program and Path(program).is_absolute() else words[0], *words[1:]]
-
 
 _ALWAYS = """
     --unshare-user --unshare-ipc --unshare-uts --unshare-cgroup-try --cap-drop ALL --die-with-parent --new-session
 """
-_LOOK = 'for path; do if [ -e "$path" ]; then echo "$path can be seen" >&2; exit 1; fi; done'
-_MAX_LOOKED_FOR = 1_000  # names in one hidden folder
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A way to start bubblewrap: options for namespaces, the option for /proc, and what it does not keep."""
-
-    options: tuple[str, ...]
-    proc: tuple[str, ...]
-    weakness: str = ""
-
-
-# From the strongest. The second is as good, and for a bubblewrap before 0.8. A user namespace is in all of them:
-# without it /proc/PID/root of any process of this user is a way out.
+# Names, options for namespaces and options for /proc, the strongest first. The second is as good, and for a bubblewrap
+# before 0.8; the third is for a container that covers a part of /proc. A user namespace is in all of them: without it
+# /proc/PID/root of any process of this user is a way out.
 FORMS = (
-    Form(("--unshare-pid", "--disable-userns"), ("--proc",)),
-    Form(("--unshare-pid",), ("--proc",)),
-    Form(("--unshare-pid",), ("--ro-bind", "/proc"), "the agent sees the names of other processes"),
-    Form((), ("--ro-bind", "/proc"), "the agent sees other processes, and its daemons do not die by themselves"),
+    ("bwrap", ("--unshare-pid", "--disable-userns"), ("--proc",)),
+    ("bwrap", ("--unshare-pid",), ("--proc",)),
+    ("bwrap (the agent sees the names of other processes)", ("--unshare-pid",), ("--ro-bind", "/proc")),
 )
 
 
-def build_argv(bwrap: str, form: Form, places: Places, folder: Path) -> list[str]:
+def build_argv(bwrap: str, options: Sequence[str], places: Places, folder: Path) -> list[str]:
     """Return bubblewrap's command line up to the words of the program that runs in `folder`."""
-    argv = [bwrap, *_ALWAYS.split(), *form.options]
+    argv = [*_ENTRY, bwrap, *_ALWAYS.split(), *options]
     for place in sorted(places, key=lambda place: place.parts):  # what lies in another comes after it
         argv += [*places[place], os.fspath(place)]
     # Who is root outside may write to most of /proc/sys, from any namespace.
@@ -411,30 +366,23 @@ class Bubblewrap(Sandbox):
     """`--sandbox bwrap`: the agent sees a file system that is made of a list of places."""
 
     bwrap: str
-    form: Form
+    options: tuple[str, ...]  # for namespaces
+    proc: tuple[str, ...]  # the option for /proc
 
     def furnish(self, clone: Clone) -> bytes | None:
         """Make HOME, /tmp and a list of users beside the clone, which clears them away."""
         (clone.folder / "passwd").write_text(f"agent:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
         return self._make_home(clone)
 
-    def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
+    def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         """As the base says. UsageError for a program that lies where no agent may look."""
-        places = self._places(words, clone, prompt)
-        argv = build_argv(self.bwrap, self.form, places, clone.path)
-        path = os.pathsep.join((self.environ.get("PATH", os.defpath), "/usr/local/bin:/usr/bin:/bin"))
-        inside = self._variables(HOME=os.fspath(HOME), TMPDIR="/tmp", PATH=path)
-        return [*_entry(), *argv, *self._whole(words)], inside
+        places = self._places(words, clone)
+        argv = build_argv(self.bwrap, self.options, places, clone.path)
+        path = f"{self._search}:/usr/local/bin:/usr/bin:/bin"
+        return [*argv, *words], self._variables(HOME=os.fspath(HOME), TMPDIR="/tmp", PATH=path)
 
-    def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
-        places = self._places(words, clone, prompt)
-        readable = [top for top in self.hidden if os.access(top, os.R_OK | os.X_OK) and top.is_dir()]
-        names = [name for top in readable for name in islice(top.iterdir(), _MAX_LOOKED_FOR)]
-        return [_LOOK, "sh", *(str(n) for n in names if not any(place.is_relative_to(n) for place in places))]
-
-    def _places(self, words: Sequence[str], clone: Clone, prompt: Path) -> Places:
-        search = self.environ.get("PATH", os.defpath)
-        places = program_places(words, search, system_places(), self.hidden)
+    def _places(self, words: Sequence[str], clone: Clone) -> Places:
+        places = program_places(words, self._search, system_places(), self.hidden)
         files = filter(_is_file, self.login.chosen(self.environ).values())  # certificates, keys
         seen = (name for name in files if not _is_below(Path(name).resolve(), self.hidden))
         for name in (*seen, *self.login.sees):
@@ -443,11 +391,10 @@ class Bubblewrap(Sandbox):
         logs = clone.path / LOGS_NAME
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
+            **{path: ("--ro-bind", os.fspath(path)) for path in (clone.prompt, logs) if path.exists()},
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
-            prompt: ("--ro-bind", os.fspath(prompt)),
-            **({logs: ("--ro-bind", os.fspath(logs))} if logs.is_dir() else {}),
             Path("/dev"): ("--dev",),
-            Path("/proc"): self.form.proc,
+            Path("/proc"): self.proc,
         }
 
 
@@ -457,13 +404,12 @@ _SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # every 
 # -writable: that of BusyBox does not.
 _REACH = """
 writable() { find -H "$1" ! -type l ! -name .lock -writable -print -quit 2>/dev/null; }
-wrong() { echo "$1" >&2; exit 1; }
+wrong() { echo "uid $(id -u) $1" >&2; exit 1; }
 for word; do
     path=${word#*:}
     case $word in
     clone:*) [ -n "$(writable "$path")" ] || wrong "cannot write to $path: set TMPDIR to a folder that all may enter";;
-    needed:*) [ -r "$path" ] || wrong "cannot read $path: install the agent outside of it, such as in /usr/local";;
-    seen:*) [ -r "$path" ] || wrong "cannot read $path: copy it to a folder that every user may read";;
+    needed:*) [ -r "$path" ] || wrong "cannot read $path: put it where every user may read, such as in /usr/local";;
     closed:*) if [ -r "$path" ] || [ -x "$path" ]; then wrong "can read $path: chmod go= $path"; fi;;
     above:*) if [ -w "$path" ] && [ ! -k "$path" ]; then wrong "can write to $path: chmod o-w $path"; fi;;
     kept:*) found=$(writable "$path"); [ -z "$found" ] || wrong "can write to $found: chmod -R o-w $path";;
@@ -492,15 +438,15 @@ class OtherUser(Sandbox):
             os.chown(path, self.uid, self.uid, follow_symlinks=False)
         return before
 
-    def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
+    def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         inside = self._variables(
-            PATH=self.environ.get("PATH", os.defpath),
+            PATH=self._search,
             HOME=f"{clone.folder}/home",
             TMPDIR=f"{clone.folder}/tmp",
             USER="agent",
             LOGNAME="agent",
         )
-        return [*_entry(), *_as_user(self.uid), *self._whole(words)], inside
+        return [*_ENTRY, *_as_user(self.uid), *words], inside
 
     def engine_variables(self) -> dict[str, str]:
         """Name a folder for temporary files and caches of compilers that the agent's uid cannot enter."""
@@ -512,18 +458,17 @@ class OtherUser(Sandbox):
         """End every process of the uid, then remove its files in folders where every user may write."""
         return end_user(self.uid)
 
-    def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
-        search = self.environ.get("PATH", os.defpath)
-        places = program_places(words, search, {}, ())
-        keys = (value for name, value in self.login.chosen(self.environ).items() if name not in _VARIABLES.split())
+    def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
+        places = program_places(words, self._search, {}, ())
+        given = self.login.chosen(self.environ).items()
+        keys = [value for name, value in given if name not in _VARIABLES.split() and _is_file(value)]
         kept = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))  # it must not write there
         paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
-            "needed": [path for path, option in places.items() if option[0] == "--ro-bind"],
-            "seen": [*self.login.sees, *filter(_is_file, keys)],
+            "needed": [*(p for p, option in places.items() if option[0] == "--ro-bind"), *self.login.sees, *keys],
             "closed": self.closed,
             "above": dict.fromkeys(parent for path in kept for parent in path.parents),
-            "kept": [*kept, *self.login.sees, *filter(os.path.isabs, search.split(os.pathsep))],
+            "kept": [*kept, *self.login.sees, *filter(os.path.isabs, self._search.split(os.pathsep))],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind in paths for path in paths[kind])]
 
@@ -533,11 +478,6 @@ def _as_user(uid: int) -> list[str]:
     setpriv = shutil.which("setpriv", path=os.defpath) or "setpriv"
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     return [setpriv, *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
-
-
-def _run_as(uid: int, seconds: float, *words: str) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        _run([*_as_user(uid), *words], seconds)
 
 
 def _processes_of(uid: int) -> list[psutil.Process]:
@@ -550,22 +490,20 @@ def _processes_of(uid: int) -> list[psutil.Process]:
 
 
 def end_user(uid: int) -> list[str]:
-    """Kill every process of an agent's uid, then remove its files in shared folders and its System V shared memory.
-
-    Returns what does not die.
-    """
+    """Kill every process of an agent's uid, then remove its files in shared folders. Returns what does not die."""
     deadline = time.monotonic() + KILL_SECONDS
     while left := _processes_of(uid):
         if time.monotonic() > deadline:
             return sorted(map(describe, left))
-        _run_as(uid, 1.0, "/bin/sh", "-c", "kill -KILL -1")  # all at once: what forks cannot run ahead of that
+        kill = [*_as_user(uid), "/bin/sh", "-c", "kill -KILL -1"]  # all at once: what forks cannot run ahead of that
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(kill, capture_output=True, check=False, timeout=1.0)
         time.sleep(0.02)
     for folder in {tempfile.gettempdir(), *_SHARED}:
         for path in [*Path(folder).iterdir()] if os.access(folder, os.R_OK) else []:
             with suppress(OSError):  # others make and remove files there
                 if path.lstat().st_uid == uid:
                     remove_tree(path)
-    _run_as(uid, 10.0, "ipcrm", "--all")  # it removes only what the uid may remove
     return []
 
 
@@ -578,9 +516,8 @@ def end_earlier(clone: Clone, note: Callable[[str], None]) -> None:
 
 def _free_uid(clone: Clone) -> int:
     """Return a uid for the agents of this clone that no user and no process of this machine has."""
-    first = int.from_bytes(hashlib.sha256(os.fsencode(clone.folder)).digest())
     for step in range(len(_UIDS)):
-        uid = _UIDS[(first + step) % len(_UIDS)]
+        uid = _UIDS[(int(clone.folder.name, 16) + step) % len(_UIDS)]
         try:
             pwd.getpwuid(uid)
         except KeyError:
@@ -591,20 +528,14 @@ def _free_uid(clone: Clone) -> int:
 
 def _checked(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
     """Check the paths of --agent-sees. UsageError for a missing path, or one that shows what no agent may see."""
-    places = (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))
-    paths = list[str]()
-    for name in sees:
-        path = Path(name).expanduser().absolute()
-        real = Path(os.path.realpath(path))
-        if not real.is_file() and not real.is_dir():
-            raise UsageError(f"--agent-sees {name}: no such file or folder", "Give a path that exists.")
-        for place in places:
-            if any(p.is_relative_to(place) or place.is_relative_to(p) for p in (path, real)):
-                raise UsageError(
-                    f"--agent-sees {name} would show {place}, which no agent may see", "Copy what it needs."
-                )
-        paths.append(os.fspath(path))
-    return tuple(paths)
+    paths = [Path(name).expanduser().absolute() for name in sees]
+    for path, place in product(paths, (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))):
+        if not path.is_file() and not path.is_dir():
+            raise UsageError(f"--agent-sees {path}: no such file or folder", "Give a path that exists.")
+        names = [path, Path(os.path.realpath(path))]
+        if any(_is_below(name, [place]) for name in names) or _is_below(place, names):
+            raise UsageError(f"--agent-sees {path} would show {place}, which no agent may see", "Copy what it needs.")
+    return tuple(map(os.fspath, paths))
 
 
 def choose(
@@ -618,85 +549,45 @@ def choose(
     login = replace(login, sees=_checked(login.sees, (*hidden, clone.folder.parent)))
     given: dict[str, Any] = {"environ": environ, "login": login, "hidden": hidden}
     causes = list[str]()
-    for name, build in {"bwrap": _bubblewrap, "user": _other_user}.items():
+    for name, build in {"bwrap": _bubblewraps, "user": _other_users}.items():
         if setting in ("auto", name):
-            sandbox = build(words, root, clone, given, setting == "auto")
-            if isinstance(sandbox, Sandbox):
-                after = f"sandbox: {sandbox.name}, because {'; '.join(causes)}" if causes else ""
-                return replace(sandbox, warning=sandbox.warning or after)
-            causes.append(f"{name}: {sandbox}")
+            candidates, cause = build(root, clone, given)
+            for sandbox in (each for each in candidates if setting == "auto" or each.name == name):
+                wrong = sandbox.trial(words, clone)
+                if wrong is None:
+                    causes += [f"{name}: {cause}"] if sandbox.name != name else []
+                    after = f"sandbox: {sandbox.name}, because {'; '.join(causes)}" if causes else ""
+                    return replace(sandbox, warning=after)
+                cause = wrong
+            causes.append(f"{name}: {cause}")
     if setting not in ("auto", NO_SANDBOX):
         raise UsageError(f"--sandbox {causes[0]}", _FIX)
     means = "it has your rights, so it can change code, records and scores, and read your files (SECURITY.md)"
     return Sandbox(environ=environ, warning=f"agent: not isolated: {means}; {'; '.join(causes) or '--sandbox none'}")
 
 
-def _bubblewrap(
-    words: Sequence[str], root: Path, clone: Clone, given: Mapping[str, Any], takes_weaker: bool
-) -> Bubblewrap | str:
-    """Return the strongest form of bubblewrap that works here, or why none does."""
+def _bubblewraps(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
+    """Return the forms of bubblewrap, the strongest first, or why there is none."""
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
-    cause = "no program bwrap on PATH"
-    for form in FORMS if bwrap else ():
-        sandbox = Bubblewrap(**given, name="bwrap", bwrap=str(bwrap), form=form)
-        wrong = sandbox.trial(words, clone)
-        if wrong is None and not form.weakness:
-            return sandbox
-        if wrong is None and takes_weaker:
-            name = f"bwrap ({form.weakness})"
-            return replace(sandbox, name=name, warning=f"sandbox: {name}, because bwrap: {cause}")
-        cause = wrong.removeprefix("bwrap: ") if wrong else cause
-    return cause
+    if bwrap is None:
+        return [], "no program bwrap on PATH"
+    return [Bubblewrap(**given, name=name, bwrap=bwrap, options=o, proc=proc) for name, o, proc in FORMS], ""
 
 
-def _other_user(
-    words: Sequence[str], root: Path, clone: Clone, given: Mapping[str, Any], takes_weaker: bool
-) -> OtherUser | str:
-    """Return the sandbox by another uid, or why it does not work here."""
+def _other_users(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
+    """Return the sandbox by another uid, or why there is none."""
+    home = home_of(given["environ"])
     if os.getuid() != 0:
-        return "only root can start a process as another user"
+        return [], "only root can start a process as another user"
     if shutil.which("setpriv", path=os.defpath) is None:
-        return f"no program setpriv (util-linux) in {os.defpath}"
-    runs, environ = root / "runs", given["environ"]
-    if home_of(environ) == Path("/"):
-        return "HOME is /: set it to a folder that no other user may enter"
+        return [], f"no program setpriv (util-linux) in {os.defpath}"
+    if home == Path("/"):
+        return [], "HOME is /: set it to a folder that no other user may enter"
     # .git/config may hold a token; git and the ledger keep these rights when they write the files again.
     secrets = [root / "results.tsv", *(place / "config" for place in given["hidden"] if (place / "HEAD").is_file())]
-    closed = [path for path in (runs, *secrets) if path.exists()]
+    closed = [path for path in (root / "runs", *secrets) if path.exists()]
     for path in closed:
         path.chmod(path.stat().st_mode & 0o700)
-    cache = Path(environ.get("XDG_CACHE_HOME") or home_of(environ) / ".cache")
-    closed += [home_of(environ), cache / "nightshift", *_folders_of(_DATA, environ)]
-    sandbox = OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed))
-    wrong = sandbox.trial(words, clone)
-    return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"
-
-
-PR_SET_NO_NEW_PRIVS = 38
-LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
-SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
-
-
-def enter(argv: Sequence[str]) -> None:
-    """Give up what no namespace and no uid takes away, then be the program that `argv` begins with.
-
-    Abstract sockets (X11, some D-Bus) belong to the network, which is shared: where Linux has Landlock's scopes (6.12)
-    only the agent's own can be connected to, and only its own processes be signalled.
-    """
-    libc = ctypes.CDLL(None)
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
-        # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped.
-        attributes = (ctypes.c_uint64 * 3)(0, 0, SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL)
-        ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.sizeof(attributes), 0)
-        if ruleset >= 0:
-            libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
-            os.close(ruleset)
-    os.execv(argv[0], [*argv])
-
-
-def _entry() -> list[str]:
-    """Return the words that start `enter`; the words after these are the program that it runs."""
-    # The checkout comes last: a file at its top is not to be taken for a library's.
-    path = [*(place for place in sys.path if Path(place).is_absolute()), os.fspath(Path(__file__).parents[2])]
-    code = f"import sys; sys.path[:] = {path!r}; from nightshift.agents.sandbox import enter; enter(sys.argv[1:])"
-    return [sys.executable, "-I", "-S", "-c", code]
+    cache = Path(given["environ"].get("XDG_CACHE_HOME") or home / ".cache")
+    closed += [home, cache / "nightshift", *_folders_of(_DATA, given["environ"])]
+    return [OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed))], ""

@@ -92,12 +92,12 @@ class SearchProposer:
             seed += f" {context.number + len(context.waiting)}"
         rng = random.Random(seed)
         is_random = context.new_direction or len(context.campaign.decided) < NUM_STARTUP
-        draw = _DRAWS["random" if is_random else self.name]
+        name = "random" if is_random else self.name
         tried = {config.hash for config in (*context.configs.values(), *_configs_ahead(context))}
         cause = "no change by one step is left to try"
         for _ in range(_MAX_DRAWS):
             try:
-                config = parse(space.build(draw(context, space, rng)))
+                config = parse(space.build(_draw(name, context, space, rng)))
             except ConfigError as error:
                 cause = str(error)
                 continue
@@ -130,18 +130,17 @@ def scores(context: Context) -> list[tuple[Config, float]]:
     return [(config, max(means.get(number, worst), least)) for number, config in context.configs.items()]
 
 
-def _random(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
-    return space.change(rng, {dimension.name: rng.random() for dimension in space.dimensions})
-
-
-def _tpe(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
-    seed = rng.getrandbits(32)  # multivariate: 2.2 ± 0.5 pp less in 40 nights; the liar tells proposals in flight apart
-    sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
-    return space.change(rng, _ask(context, space, sampler))
-
-
-def _search(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
-    changes, base = [_random(context, space, rng) for _ in range(NUM_CANDIDATES)], space.places(space.base)
+def _draw(name: str, context: Context, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
+    if name == "tpe":
+        seed = rng.getrandbits(
+            32
+        )  # multivariate: 2.2 ± 0.5 pp less in 40 nights; the liar tells proposals in flight apart
+        sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
+        return space.change(rng, _ask(context, space, sampler))
+    names, num = [dimension.name for dimension in space.dimensions], NUM_CANDIDATES if name == "search" else 1
+    changes, base = [space.change(rng, {n: rng.random() for n in names}) for _ in range(num)], space.places(space.base)
+    if name == "random":
+        return changes[0]
     ranking = _Ranking([base | space.places_of(change) for change in changes], rng.getrandbits(32))
     _ask(context, space, ranking)
     return changes[ranking.best]
@@ -161,9 +160,6 @@ class _Ranking(optuna.samplers.GPSampler):
         points = acqf.search_space.get_normalized_params(self.candidates, self.candidates)
         self.best = int(acqf.eval_acqf_no_grad(points).argmax())
         return points[self.best]
-
-
-_DRAWS = {"random": _random, "tpe": _tpe, "search": _search}
 
 
 def _configs_ahead(context: Context) -> list[Config]:
@@ -190,40 +186,40 @@ def _ask(context: Context, space: SearchSpace, sampler: optuna.samplers.BaseSamp
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One searched key; `name` is its path. `box`: its places 0 to 1, with the incumbent's number in the middle.
-    `steps`: the values that a proposal may set."""
+    """One searched key. `box`: its places 0 to 1, with the incumbent's number in the middle. `steps`: the values that a
+    proposal may set."""
 
-    name: str
     key: Key
     box: Search
     steps: tuple[Value, ...]
+
+    @property
+    def name(self) -> str:
+        return self.key.path
 
     @classmethod
     def of(cls, key: Key, search: Search, now: Value) -> Dimension | None:
         """Return the dimension around the incumbent's value; None if that value is not one of the choices."""
         if search.scale == "choice":
             is_known = now is None or now in search.choices  # what suits the choices may not suit another value
-            steps = tuple(choice for choice in search.choices if choice != now)
-            return cls(key.path, key, search, steps) if is_known else None
-        if not isinstance(now, int | float) or (now <= 0 and search.scale != "linear"):
+            return cls(key, search, tuple(choice for choice in search.choices if choice != now)) if is_known else None
+        is_whole, is_linear = search.scale == "power of two", search.scale == "linear"
+        if not isinstance(now, int | float) or (now <= 0 and not is_linear):
             spread = (search.low, math.sqrt(search.low * search.high), search.high)
-            is_whole = search.scale == "power of two"
-            return cls(key.path, key, search, tuple(round(n) if is_whole else float(f"{n:.3g}") for n in spread))
+            return cls(key, search, tuple(round(n) if is_whole else float(f"{n:.3g}") for n in spread))
         low, high = min(search.low, now), max(search.high, now)
-        if search.scale == "linear":
+        if is_linear:
             reach, step = max(now - low, high - now), (search.high - search.low) / 3
             box, numbers = replace(search, low=now - reach, high=now + reach), [now + n * step for n in (-2, -1, 1, 2)]
         else:
             reach = max(now / low, high / now, FACTORS[-1])
             box, numbers = replace(search, low=now / reach, high=now * reach), [now * factor for factor in FACTORS]
-        if search.scale == "power of two":
-            halves = () if now % 2 else (int(now) // 2,)
-            steps = tuple(number for number in (*halves, int(now) * 2) if low <= number <= high)
-        else:
-            is_linear = search.scale == "linear"
-            rounded = (float(f"{number:.{_DIGITS}g}") for number in numbers)
-            steps = tuple(number for number in rounded if not is_linear or low <= number <= high)
-        return cls(key.path, key, box, tuple(step for step in steps if is_accepted(key, step)))
+        steps: list[int | float] = [float(f"{number:.{_DIGITS}g}") for number in numbers]
+        if is_whole:
+            steps = [*([] if now % 2 else [int(now) // 2]), int(now) * 2]
+        is_bounded = is_whole or is_linear
+        steps = [step for step in steps if low <= step <= high or not is_bounded]
+        return cls(key, box, tuple(step for step in steps if is_accepted(key, step)))
 
     def place(self, value: Value) -> float:
         """Return the nearest place to a value; the middle for None. ValueError: it is not one of the choices."""
@@ -258,11 +254,8 @@ class SearchSpace:
         cls, used_keys: AbstractSet[str] | None, base: Config, plan: Planner, scope: tuple[str, ...] = ()
     ) -> SearchSpace:
         """Return the space of one engine. `used_keys`: what the engine uses, None for every key."""
-        dimensions = []
-        for key in KEYS:
-            is_used = (used_keys is None or key.path in used_keys) and is_within(scope, key.path)
-            if key.search is not None and is_used:
-                dimensions.append(Dimension.of(key, key.search, base.resolved.get(key.path)))
+        keys = (key for key in KEYS if (used_keys is None or key.path in used_keys) and is_within(scope, key.path))
+        dimensions = (Dimension.of(key, key.search, base.resolved.get(key.path)) for key in keys if key.search)
         return cls(tuple(filter(None, dimensions)), base, plan, scope)
 
     def places(self, config: Config) -> dict[str, float]:

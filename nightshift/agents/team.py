@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from nightshift.agents.agent import STOPPED, AgentProposer
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import ANSWER_LINES, brief, lesson_lines, opening, refusals_of
-from nightshift.agents.logs import logs
+from nightshift.agents.brief import ANSWER_LINES, brief, lesson_lines, logs, opening, refusals_of
 from nightshift.agents.notebook import entry, unexplained
 from nightshift.campaign.records import Record, together
 from nightshift.errors import UsageError
@@ -63,25 +62,25 @@ class TeamProposer(AgentProposer):
         if records:
             answers += yield from strategist.ask(reflection(records), context, files, "outcome")
         answer = outcome = answers[0] if answers else Answer(None)
-        is_away = outcome.unavailable is not None and outcome.unavailable.is_away
-        if not is_away and STOPPED not in (outcome.cause or ""):
-            made_for, waiting = (context.direction, context.source), self._waiting
-            if waiting is None or waiting[:2] != made_for:
+        if not _is_away(outcome) and STOPPED not in (outcome.cause or ""):
+            waiting = self._waiting
+            if waiting is None or waiting[:2] != (context.direction, context.source):
                 answers += yield from strategist.ask(strategy(context), context, files, "hypothesis")
-                waiting = (*made_for, answers[-1])
+                waiting = context.direction, context.source, answers[-1]
             answer, self._waiting = waiting[2], None
             if not answer.cause and answer.proposal.description:
                 answers += yield from implementer.ask(implementation(context, answer), context, {})
                 edit = answers[-1]
-                self._waiting = waiting if edit.unavailable and edit.unavailable.is_away else None
+                self._waiting = waiting if _is_away(edit) else None
                 answer = replace(answer, source=edit.source, cause=edit.cause, unavailable=edit.unavailable)
             elif not answer.cause:
                 answer = replace(answer, cause=f"{strategist.name} gave no hypothesis")
-        answer = answer.with_proposal(
-            notes=tuple(note for part in answers for note in part.proposal.notes),
-            cost=together([part.proposal.cost for part in answers]),
-        )
-        return (replace(answer, lessons=outcome.lessons),)
+        notes, costs = (note for part in answers for note in part.proposal.notes), [a.proposal.cost for a in answers]
+        return (replace(answer.with_proposal(notes=tuple(notes), cost=together(costs)), lessons=outcome.lessons),)
+
+
+def _is_away(answer: Answer) -> bool:
+    return answer.unavailable is not None and answer.unavailable.is_away
 
 
 def members(name: str) -> list[str]:
@@ -103,13 +102,9 @@ def reflection(records: Sequence[Record]) -> str:
     """Return the prompt that asks the strategist for the outcomes of decided experiments."""
     lines = list[str]()
     for record in records:
-        health = [clean(line, 500) for line in (record.health or "").splitlines()]
-        lines += [
-            *entry(record),
-            *(f"changed: {clean(line, 200)}" for line in record.diff),
-            clean(record.why, 500),
-            *health,
-        ]
+        changed = (f"changed: {clean(line, 200)}" for line in record.diff)
+        texts = (clean(line, 500) for line in (record.why, *(record.health or "").splitlines()))
+        lines += [*entry(record), *changed, *texts]
     text = "\n".join(f"| {line}" for line in lines if line)
     numbers = ", ".join(f"{record.number:04d}" for record in records)
     noun, verb = ("experiment", "is") if len(records) == 1 else ("experiments", "are")

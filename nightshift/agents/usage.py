@@ -20,6 +20,12 @@ MAX_TOKENS, MAX_DOLLARS = 10**10, 10_000.0  # of one process; a larger number is
 MAX_WORDS = 300  # characters
 # Input tokens that were not cached, and those that were. The `input_tokens` of Codex and Gemini CLI include both.
 _TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+# By the kind of a row, the paths at which its error stands: that of a tool, or of one try, is not read.
+_ERROR = "error.data.message error.message message.errorMessage"
+_ERRORS = {"None": f"{_ERROR} error", "error": f"{_ERROR} message error", "result": f"{_ERROR} error"}
+_ERRORS["turn.failed"] = _ERROR
+_STATUSES = ("api_error_status", "error_status", "error.data.statusCode", "error.code")
+_ANSWERS = {"result": "result response", "agent_message": "response message", "text": "response part.text"}
 # A line of a Node.js stack trace that says nothing: a frame, a brace, the version.
 _STACK = re.compile(r"\s+at |\s*(?:[{}\[\])^~|]{1,80}\s*$|Node\.js v\d|(?:code|errno|syscall|status|requireStack): )")
 
@@ -83,52 +89,41 @@ def read_output(output: str) -> tuple[list[Mapping[str, Any]], list[str]]:
 def summary_of(output: str) -> Summary:
     """Return the last words and the cost. Without known JSON: the last line that tells something, and no cost."""
     rows, lines = read_output(output)
-    words, num_conversations, costs = "", 0, dict[tuple[str | None, str | int], Cost]()  # by kind and conversation
+    words, num_conversations, costs = "", 0, dict[tuple[str, str], Cost]()  # by kind and conversation
     for row in rows:
-        kind, session, event, cost = row.get("type"), row.get("session_id"), read_event(row), _read_cost(row)
+        kind, event, cost = row.get("type"), read_event(row), _read_cost(row)
         words = event.text if event else words
         num_conversations += kind in ("thread.started", "init")
         if cost is not None:
-            costs[kind, session if isinstance(session, str) else num_conversations] = cost
+            costs[str(kind), str(row.get("session_id", num_conversations))] = cost
     words = words or next((line for line in reversed(lines) if clean(line, MAX_WORDS)), "")
     return Summary(clean(words, MAX_WORDS), together(costs.values()) or Cost())
 
 
 def read_event(row: Mapping[str, Any]) -> Event | None:
     """Return what a row says: the error, if it holds one, else the answer; None for rows about the work itself."""
-    kind, result, message = row.get("type"), row.get("result"), mapping(row.get("message"))
-    item, part, error = (mapping(row.get(name)) for name in ("item", "part", "error"))
-    if kind not in (None, "error", "result", "turn.failed"):  # of a tool, or of one try
-        error = {}
-    data = mapping(error.get("data"))
+    kind, message, errors = str(row.get("type")), mapping(row.get("message")), _ERRORS
     is_failure = row.get("is_error") is True or str(row.get("subtype")).startswith("error")
-    is_failure |= str(result).startswith("[API Error")  # Qwen Code
-    text = _first_text(
-        data.get("message"),
-        error.get("message"),
-        message.get("errorMessage"),
-        row.get("message") if kind == "error" else None,
-        (result or row.get("subtype")) if kind == "result" and is_failure else None,
-        row.get("error") if kind in (None, "error", "result") else None,
-    )
+    if kind == "result" and (is_failure or str(row.get("result")).startswith("[API Error")):  # Qwen Code
+        errors = {"result": f"{_ERROR} result subtype error"}
+    text = _text_at(row, errors.get(kind, "message.errorMessage"))
     if row.get("subtype") == "api_retry":  # Claude Code
         text = f"{'retrying' if row.get('error_status') else 'connection error'}: {row.get('error')}"
     if text:
-        statuses = (row.get("api_error_status"), row.get("error_status"), data.get("statusCode"), error.get("code"))
+        statuses = (_at(row, path) for path in _STATUSES)
         status = next((value for value in statuses if type(value) is int and 400 <= value < 600), None)
         return Event(_unwrapped(text), True, status)
-    content = message.get("content") if kind in ("assistant", "message_end") else None
-    texts = [mapping(piece).get("text") for piece in content] if isinstance(content, list) else []
-    answer = _first_text(
-        result if kind == "result" else None,
-        row.get("response"),
-        item.get("text") if item.get("type") == "agent_message" else None,
-        row.get("message") if kind == "agent_message" else None,
-        part.get("text") if kind == "text" else None,
-        row.get("content") if kind == "message" and row.get("role") == "assistant" else None,
-        " ".join(t for t in texts if isinstance(t, str)) if message.get("role") == "assistant" else None,
-    )
-    return Event(answer, kind == "assistant" and isinstance(row.get("error"), str)) if answer else None
+    answers = _ANSWERS.get(kind, "response")
+    if mapping(row.get("item")).get("type") == "agent_message":
+        answers = "response item.text"
+    elif kind == "message" and row.get("role") == "assistant":
+        answers = "response content"
+    answer = _text_at(row, answers)
+    if not answer and message.get("role") == "assistant" and kind in ("assistant", "message_end"):
+        content = message.get("content")
+        texts = [_text_at(mapping(piece), "text") for piece in content] if isinstance(content, list) else []
+        answer = " ".join(filter(None, texts))
+    return Event(answer, kind == "assistant" and isinstance(row.get("error"), str)) if answer.strip() else None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -138,13 +133,13 @@ def mapping(value: Any) -> Mapping[str, Any]:
 def _read_cost(row: Mapping[str, Any]) -> Cost | None:
     """Return the cost that a row reports; None for other rows."""
     kind, stats = row.get("type"), mapping(row.get("stats"))
-    dollars: Any = row.get("total_cost_usd")
     models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
     if any(models) and kind in (None, "result"):
         return Cost(_sum(models, "prompt", "tool"), _sum(models, "candidates", "thoughts"))
     if kind not in ("result", "turn.completed"):
         return None
     usages = [mapping(row.get("usage")) or stats]
+    dollars: Any = row.get("total_cost_usd")
     is_sane = type(dollars) in (int, float) and 0 <= dollars <= MAX_DOLLARS  # False for NaN
     return Cost(_sum(usages, *_TOKENS_IN), _sum(usages, "output_tokens"), abs(float(dollars)) if is_sane else None)
 
@@ -160,13 +155,20 @@ def _decode(text: str) -> Any:
 def _unwrapped(text: str) -> str:
     """Return an error message for people: the message in the JSON of a provider's error, if it holds one."""
     before, brace, rest = text.partition("{")
-    value = mapping(_decode(brace + rest))
-    inner = _first_text(mapping(value.get("error")).get("message"), value.get("message"), value.get("detail"))
+    inner = _text_at(mapping(_decode(brace + rest)), "error.message message detail")
     return f"{before}{inner}" if inner else text
 
 
-def _first_text(*values: Any) -> str:
-    """Return the first value that is a text and not blank; "" if none is."""
+def _at(row: Any, path: str) -> Any:
+    """Return the value at a path such as `error.message`; None if there is none."""
+    for name in path.split("."):
+        row = mapping(row).get(name)
+    return row
+
+
+def _text_at(row: Mapping[str, Any], paths: str) -> str:
+    """Return the first value at one of the paths that is a text and not blank; "" if none is."""
+    values = (_at(row, path) for path in paths.split())
     return next((value for value in values if isinstance(value, str) and value.strip()), "")
 
 

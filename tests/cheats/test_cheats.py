@@ -50,7 +50,7 @@ here.rename(OUTSIDE / 'moved')
 here.symlink_to(REAL)
 """,
     "FIFO, then link, in place of train.toml": """
-calls = brief.count("it must stay a regular file")
+calls = brief.count("train.toml cannot be read")
 if calls < 2:
     Path('train.toml').unlink()
     os.mkfifo('train.toml') if calls == 0 else Path('train.toml').symlink_to('/etc/passwd')
@@ -72,7 +72,8 @@ NAMED_WITHOUT_SANDBOX = (
 
 def act(c: Checkout, name: str, sandbox: str) -> Finding:
     """Run a night of one experiment whose agent does what ACTIONS has under that name, and judge what is left."""
-    finding = c.judge_night(c.night(_AT_HAND + ACTIONS[name], sandbox))
+    hours = ("--hours=0.05",) if (name, sandbox) == ("HEAD of the checkout", "none") else ()  # it waits for the branch
+    finding = c.judge_night(c.night(_AT_HAND + ACTIONS[name], sandbox, *hours))
     try:
         wait_for(lambda: not c.leftovers())
     except AssertionError:

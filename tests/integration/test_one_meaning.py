@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from nightshift.agents.base import Context
-from nightshift.agents.brief import compose
+from nightshift.agents.brief import compose, logs
 from nightshift.agents.history import kept_changes, of_last_campaign
-from nightshift.agents.logs import logs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import UNREAD
 from nightshift.campaign.git import Repo

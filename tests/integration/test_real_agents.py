@@ -243,7 +243,7 @@ def test_a_night_waits_out_the_limit_of_a_real_program_and_runs_what_it_proposes
                 assert time.monotonic() - began < MOST_SECONDS, f"{what} did not come:\n{setting.said()}"
                 time.sleep(0.2)
 
-        until(lambda: re.search(f"^{setting.name}: .*; asked again at", setting.said(), re.MULTILINE), "the limit")
+        until(lambda: re.search(f"^waiting since .*: {setting.name}: ", setting.said(), re.MULTILINE), "the limit")
         setting.let("ok")
         until(lambda: len(of_agent(setting)) >= 2, "two experiments of the agent")
         (setting.root / "STOP").touch()

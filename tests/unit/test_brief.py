@@ -10,11 +10,21 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.base import Answer, Context
-from nightshift.agents.brief import MAX_CHARACTERS, MAX_NOTES, compose, describe, most_answers, notes_path, save_notes
+from nightshift.agents.brief import (
+    MAX_BYTES,
+    MAX_CHARACTERS,
+    MAX_NOTES,
+    NUM_ROLLOUTS,
+    compose,
+    describe,
+    logs,
+    most_answers,
+    notes_path,
+    save_notes,
+)
 from nightshift.agents.direction import MAX_CHARACTERS as MAX_DIRECTION
 from nightshift.agents.direction import read_direction
-from nightshift.agents.logs import MAX_BYTES, NUM_ROLLOUTS, logs
-from nightshift.agents.notebook import read_lessons, store_lessons
+from nightshift.agents.notebook import parse_answer, store_lessons
 from nightshift.agents.team import implementation, reflection, strategy
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
@@ -86,8 +96,8 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "Your notes, from an earlier call:\n| the batch is next\n",
         "Keys that you may change and no run changed, with the value and the range:\n| ",
         "| trainer.optim.betas1 = 0.9 (number at least 0, below 1)\n",
-        "| autoresearch/earlier kept trainer.optim.lr = 5e-6; its effect there was +",
-        "| autoresearch/earlier rejected orchestrator.group_size = 2; its effect there was -",
+        "| autoresearch/earlier kept trainer.optim.lr 2e-6 -> 5e-6; its effect there was +",
+        "| autoresearch/earlier rejected orchestrator.group_size 4 -> 2; its effect there was -",
         "whose outcome and lesson you report:\n| 0005: ",
         "| 0008: trainer.optim.lr 3e-6 -> 9e-6 | bolder | predicted +5 pp\n",
         "\nHYPOTHESIS: <",
@@ -164,15 +174,15 @@ def test_lessons_are_stored_with_the_experiments_that_were_asked_about(tmp_path:
         tell(ledger, changes, 0.4)
     campaign = context_after(ledger).campaign
     text = "LESSON 0001: of the baseline\n**OUTCOME 0002:** better LESSON 2: rates\nLESSON 0003: <what>\nLESSON: none"
-    assert read_lessons(text)[2] == {"reported_outcome": "better", "lesson": "rates"}
-    store_lessons(ledger, campaign, read_lessons(text))
+    assert parse_answer(text)[1][2] == {"reported_outcome": "better", "lesson": "rates"}
+    store_lessons(ledger, campaign, parse_answer(text)[1])
     assert [r.proposal.lesson for r in ledger.records()] == [None, "rates", None]
     assert ledger.record(2).proposal.reported_outcome == "better"
-    store_lessons(ledger, campaign, read_lessons("LESSON 0002: again\nLESSON 0003: groups"))
+    store_lessons(ledger, campaign, parse_answer("LESSON 0002: again\nLESSON 0003: groups")[1])
     assert [r.proposal.lesson for r in ledger.records()] == [None, "rates", "groups"]
     first = Campaign.of(ledger.records()[:2], campaign.branch, campaign.rules_hash)
     for asked, lesson in ((first, None), (Campaign.of(ledger.records()[:1], campaign.branch, "rules"), None)):
-        store_lessons(ledger, asked, read_lessons("LESSON: without a number"))
+        store_lessons(ledger, asked, parse_answer("LESSON: without a number")[1])
         assert ledger.record(1).proposal.lesson is lesson
 
 

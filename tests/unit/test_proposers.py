@@ -21,7 +21,6 @@ LR, GROUP = "trainer.optim.lr", "orchestrator.group_size"
 TEMPERATURE = "orchestrator.train.sampling.temperature"
 USED = frozenset({LR, GROUP, TEMPERATURE})
 NAMES = ["random", "tpe", "search"]
-LEAVES = ("type", "warmup_steps", "decay_steps", "min_lr")
 
 
 def context_of(root: Path, rates: list[str]) -> Context:
@@ -148,19 +147,6 @@ def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:
     assert propose(SearchProposer("tpe", 1), context) != propose(
         SearchProposer("tpe", 1), replace(context, new_direction=True)
     )
-
-
-@pytest.mark.parametrize("name", ["tpe", "random"])
-def test_a_search_stays_within_the_scope_of_the_direction(name: str, tmp_path: Path) -> None:
-    context = campaigns.context_of(
-        tmp_path, [f"{n}e-5" for n in range(1, 10)], direction="Only: trainer.scheduler, seq_len"
-    )
-    for attempt in range(12):
-        seen = replace(context, refusals=("refused",) * attempt)
-        changes = diff(parse(context.source), parse(propose(SearchProposer(name, 0), seen)))
-        assert {change.key for change in changes} <= {"max_steps", *(f"trainer.scheduler.{leaf}" for leaf in LEAVES)}
-    nothing = SearchProposer(name, 0).answer(replace(context, direction="Only: seq_len"))
-    assert nothing.cause == "the search has no key to change within seq_len. Name searched keys, or ask an agent."
 
 
 def test_a_search_says_when_every_step_was_tried(tmp_path: Path) -> None:
