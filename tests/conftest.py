@@ -11,11 +11,13 @@ import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from nightshift.executors.gpus import list_gpus
 from nightshift.executors.watchdog import is_alive
 from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
 
 ROOT = Path(__file__).parents[1]
 slow = partial(pytest.param, marks=pytest.mark.slow)  # one case of a parametrized test
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU")]
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_", "tests/integration/test_prime_rl_reader.py"),

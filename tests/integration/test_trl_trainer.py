@@ -15,7 +15,7 @@ import pytest
 from nightshift_arithmetic import data
 
 from nightshift.evaluation import environment as environments
-from tests.conftest import slow
+from tests.conftest import ON_GPU, slow
 from tests.rules import ARITHMETIC_TRL
 from tests.waiting import Clock
 
@@ -38,11 +38,12 @@ def trainer_module() -> ModuleType:
     return importlib.import_module("nightshift.engines.trl.grpo")
 
 
-@pytest.fixture
-def shipped() -> tuple[Any, Any]:
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
+def shipped(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32").eval(), AutoTokenizer.from_pretrained(MODEL)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32").eval().to(request.param)
+    return model, AutoTokenizer.from_pretrained(MODEL)
 
 
 def prompt_ids(tokenizer: Any, size: int) -> list[list[int]]:
@@ -60,7 +61,8 @@ def test_greedy_samples_are_those_of_generate(sampler: ModuleType, shipped: tupl
     for prompts in ([[7]], [[7], [9]], [[7], *many]):
         samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
         for ids, sample in zip(prompts, samples, strict=True):
-            expected = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+            tokens = torch.tensor([ids], device=model.device)
+            expected = model.generate(tokens, max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
             assert sample.ids == expected
             assert sample.truncated == (sample.ids[-1] != tokenizer.eos_token_id)
     assert {sample.truncated for sample in samples} == {True, False}
@@ -97,7 +99,7 @@ def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(sampler, 
             chosen = [sample.ids[4] for sample in group if sample.ids[:4] == prefix]  # the drawn container size
             assert len(chosen) > 750
             with torch.no_grad():
-                logits = model(torch.tensor([ids + prefix])).logits[0, -1]
+                logits = model(torch.tensor([ids + prefix], device=model.device)).logits[0, -1].cpu()
             probabilities = torch.softmax(logits / temperature, dim=-1)
             frequencies = torch.bincount(torch.tensor(chosen), minlength=len(probabilities)) / len(chosen)
             assert (frequencies - probabilities).abs().max() < 0.07  # 4 sd at p = 1/2
@@ -109,11 +111,12 @@ def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler: ModuleType, 
 
     model, tokenizer = shipped
     prompts = prompt_ids(tokenizer, 40)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(model.device.type, torch.bfloat16):
         samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
     for ids, sample in zip(prompts, samples, strict=True):
         with torch.no_grad():
-            logits = model(torch.tensor([ids + sample.ids])).logits[0, len(ids) - 1 : -1]
+            tokens = torch.tensor([ids + sample.ids], device=model.device)
+            logits = model(tokens).logits[0, len(ids) - 1 : -1].cpu()
         chosen = logits.gather(1, torch.tensor(sample.ids)[:, None])[:, 0]
         assert (logits.amax(1) - chosen).max() < 0.3
 

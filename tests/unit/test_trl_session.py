@@ -26,8 +26,8 @@ ECHO = READY + (
     "        print(json.dumps({'event': 'completions', 'completions': [one]}), flush=True)\n"
     '    print(\'{"event": "completed"}\', flush=True)\n'
 )
-# As many and as long as GSM8K's, and then some: forty times what a pipe holds.
-PROMPTS = [[{"role": "user", "content": f"{n} pens à 3 € " * 200}] for n in range(1319)]
+# Ten times what a pipe holds.
+PROMPTS = [[{"role": "user", "content": f"{n} pens à 3 € " * 200}] for n in range(400)]
 DECODING = Decoding(max_completion_tokens=8)
 
 
@@ -72,7 +72,7 @@ def test_long_messages_pass_both_ways_and_touch_no_file(start: Start) -> None:
 def test_a_trainer_that_talks_before_it_listens_is_no_deadlock(start: Start) -> None:
     """It fills its pipe before it reads: whoever only writes until all is written waits for it for ever."""
     step = '{"event": "step", "step": 1, "time": 0.1, "reward_mean": 0.5}'
-    session = start(ECHO.replace("for line in", f"print('{step}\\n' * 20000, end='', flush=True)\nfor line in", 1))
+    session = start(ECHO.replace("for line in", f"print('{step}\\n' * 5000, end='', flush=True)\nfor line in", 1))
     assert len(complete(session)) == len(PROMPTS)
 
 
