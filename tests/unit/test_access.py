@@ -39,10 +39,6 @@ def test_a_line_has_the_time_the_event_and_the_file_and_no_content(journal: Jour
     assert journal.accesses() == [ACCESS]
 
 
-def test_no_journal_is_no_lines(tmp_path: Path) -> None:
-    assert Journal(tmp_path / "runs").lines() == []
-
-
 @pytest.mark.parametrize("num_bytes", [1, 40])
 def test_a_last_line_that_a_kill_cut_is_not_read_and_the_next_line_replaces_it(journal: Journal, num_bytes) -> None:
     whole = journal.path.read_bytes()
@@ -92,40 +88,29 @@ def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
         assert users == {"nightshift/evaluation/evaluate.py", "nightshift/experiment/worker.py"}
 
 
-def root_with(tmp_path: Path) -> Path:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "environments").symlink_to(ROOT / "environments")
-    return tmp_path
+def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    (root / "runs").mkdir(parents=True)
+    (root / "environments").symlink_to(ROOT / "environments")
+    journal = Journal(root / "runs")
+    assert journal.lines() == []
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "load", lambda *_: pytest.fail("the test split was read"))
+        with pytest.raises(EngineError, match="holds no access"):
+            examples_of_test_split(RULES, root, "k")
 
+    def add(access: Access) -> None:
+        journal.add("access", f"certify/0001/baseline-{access.token}/job.json", access=access)
 
-def add(root: Path, access: Access) -> None:
-    """The line of a job that reads the test split, as certify writes it."""
-    name = f"certify/0001/baseline-{access.token}/job.json"
-    Journal(root / "runs").add("access", name, access=access)
-
-
-def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> None:
-    root = root_with(tmp_path)
     for token in ("k", "l"):
-        add(root, replace(ACCESS, token=token))
+        add(replace(ACCESS, token=token))
     for token in ("k", "l"):
         examples = examples_of_test_split(RULES, root, token)
         assert {example.key for _, example in examples} == {e.key for e in data.load("test", 8)}
     for token in ("x", ""):
         with pytest.raises(EngineError, match="holds no access to the test split for this job"):
             examples_of_test_split(RULES, root, token)
-    add(root, replace(ACCESS, number=2, token="m"))
+    add(replace(ACCESS, number=2, token="m"))
     with pytest.raises(EngineError, match="holds no access"):  # the first one is over
         examples_of_test_split(RULES, root, "k")
-    assert [(access.number, access.token) for access in Journal(root / "runs").accesses()] == [
-        (1, "k"), (1, "l"), (2, "m"),
-    ]  # fmt: skip
-
-
-def test_nothing_is_read_without_an_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = root_with(tmp_path)
-    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the test split was read"))
-    for _ in range(2):
-        with pytest.raises(EngineError, match="holds no access"):
-            examples_of_test_split(RULES, root, "k")
-        (root / "runs" / "journal.jsonl").touch()
+    assert [(access.number, access.token) for access in journal.accesses()] == [(1, "k"), (1, "l"), (2, "m")]

@@ -1,8 +1,6 @@
 """The doctor's table: both engines, nothing changed, the exit code that run.py would have for missing parts."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -99,14 +97,3 @@ def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
     assert names(found, ALL, ok=False) == ["train.toml"]
     assert not Doctor.of(found, ARITHMETIC_TRL).is_ready
     assert "train.toml:1" in Doctor.of(found, ARITHMETIC_TRL).table()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "code"), [("trl", 0), ("prime-rl", 2)])
-def test_the_command_exits_as_run_py_could_start(engine: str, code: int) -> None:
-    """Without GPUs and without prime-rl."""
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": "/does/not/exist"}
-    command = [sys.executable, "-c", "from nightshift.cli.main import commands; commands()", "doctor"]
-    result = subprocess.run([*command, "--engine", engine], cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (code, "")
-    assert "/does/not/exist" in result.stdout

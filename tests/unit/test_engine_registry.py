@@ -3,7 +3,6 @@
 import ast
 import importlib.metadata
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -65,17 +64,6 @@ def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path
     else:
         assert engine.hardware() == f"1 x {list(CARDS.values())[0 if index == '1' else 3].name}"
         assert started[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-
-
-def test_one_engine_does_not_load_the_other() -> None:
-    code = (
-        "import sys; from pathlib import Path; from nightshift.config import rules_toml; "
-        "from nightshift.engines import base; "
-        "cheap = 'torch' not in sys.modules; rules = rules_toml.rules_here(Path(), 'trl', 0); "
-        "base.open_engine(rules, Path(), {}); print(cheap, 'httpx' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["True", "False"]
 
 
 def test_nothing_outside_asks_for_an_engine_by_its_name() -> None:
