@@ -1,5 +1,8 @@
 """The benchmarks: their simulated nights, tables and figures, of data that is made up here."""
 
+import sys
+from pathlib import Path
+
 import aa
 import decision_rules
 import proposers
@@ -7,8 +10,15 @@ import pytest
 from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, kept_set, play
 
 from nightshift.agents.search import SearchProposer
-from nightshift.campaign.records import Change, Run
+from nightshift.campaign.commits import incumbent_values
+from nightshift.campaign.records import Action, Change, Run
 from nightshift.config.rules import RuleConstants
+from tests.campaigns import contradictions
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import recorded
+from replay import compare, decision_lines, decisions_of, gain_of, replay
 
 
 @pytest.mark.parametrize("num_slots", [1, 4])
@@ -61,3 +71,41 @@ def test_changes_that_do_nothing_are_decided_one_by_one() -> None:
     figures = aa.decide([0.50, 0.56, 0.44, 0.50], RuleConstants())
     assert figures["kept"] == 1
     assert figures["standing"] == figures["kept"] + figures["adopted"] - figures["reverted"]
+
+
+# Recorded nights, decided again by today's rule
+
+
+@pytest.mark.parametrize("night", recorded.NIGHTS)
+def test_a_recorded_config_is_the_baseline_with_the_changes_of_its_run(night: str) -> None:
+    configs = recorded.configs(night)
+    for record in recorded.records(night):
+        values = incumbent_values(configs[1], record.run.changes)
+        assert values == incumbent_values(configs[record.number]), record.number
+
+
+@pytest.mark.parametrize("night", recorded.NIGHTS)
+def test_the_records_are_those_of_the_rule(night: str) -> None:
+    records = recorded.records(night)
+    assert len(records) == 30
+    assert contradictions(records, lambda record: recorded.configs(night)[record.number]) == []
+
+
+@pytest.mark.parametrize("night", recorded.NIGHTS)
+def test_the_replayed_night_agrees_with_its_certificate(night: str) -> None:
+    figures = compare(night)
+    low, high = figures["certified_interval"]
+    assert low < figures["gain"] < high
+    assert low < figures["same_config"] < high
+
+
+def test_every_decision_that_moves_the_incumbent_has_a_line() -> None:
+    campaign = replay("random-0")
+    (line,) = decision_lines(campaign)
+    assert line.startswith("after 0018: keep 0018: ")
+    (decision,) = decisions_of(campaign)[18]
+    assert decision.action is Action.KEEP
+
+
+def test_a_config_without_changes_gains_nothing() -> None:
+    assert gain_of(replay("random-0"), ())[0] == 0.0
