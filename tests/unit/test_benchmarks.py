@@ -1,24 +1,19 @@
 """The benchmarks: their simulated nights, tables and figures, of data that is made up here."""
 
-import sys
-from pathlib import Path
+import importlib
 
 import aa
 import decision_rules
-import proposers
 import pytest
+import recorded
 from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, kept_set, play
+from replay import compare, decision_lines, decisions_of, gain_of, replay
 
 from nightshift.agents.search import SearchProposer
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.records import Action, Change, Run
 from nightshift.config.rules import RuleConstants
 from tests.campaigns import contradictions
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import recorded
-from replay import compare, decision_lines, decisions_of, gain_of, replay
 
 
 @pytest.mark.parametrize("num_slots", [1, 4])
@@ -59,6 +54,7 @@ def test_every_rule_meets_the_same_changes_noise_and_clock(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_night_in_the_emulator_is_the_same_for_the_same_seed() -> None:
+    proposers = importlib.import_module("proposers")  # it loads scikit-learn
     first, second = [proposers.Night(SearchProposer("tpe", 1), 1, has_rider=True, num_runs=20) for _ in range(2)]
     figures = first.play()
     assert figures == second.play()
