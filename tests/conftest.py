@@ -3,12 +3,13 @@
 import os
 import signal
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
+from nightshift_arithmetic import data as arithmetic
 from xdist.scheduler import LoadScopeScheduling
 
 from nightshift.executors.gpus import list_gpus
@@ -34,6 +35,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Workers share the cores: threads of torch and of BLAS would wait for each other, three times as long for tiny models.
 os.environ["OMP_NUM_THREADS"] = "1"
+arithmetic.load = cache(arithmetic.load)  # drawing 4,000 examples takes a second
 ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
 
 

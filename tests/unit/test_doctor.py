@@ -44,14 +44,13 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
     assert {"GPUs", "checkout"} <= lacks.keys()
     assert "not used" in lacks["checkout"]
     assert Doctor.of(found, ARITHMETIC_TRL).is_ready
+    lines = Doctor.of(found, ARITHMETIC_TRL).table().splitlines()
+    assert lines[-1] == "ready: --engine trl (arithmetic-trl), which this machine would use"
+    assert {line[24:33].strip() for line in lines[:-1]} <= {"ok", "warning", "PROBLEM", "not used"}  # aligned
     found = checks(root, GSM8K_PRIME_RL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
     assert {"GPUs", "checkout"} <= set(names(found, "prime-rl", ok=False))
     assert not Doctor.of(found, GSM8K_PRIME_RL).is_ready
     assert [check for check in found if not check.ok and "Run" not in str(check.problem)] == []  # each has its fix
-    found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
-    lines = Doctor.of(found, ARITHMETIC_TRL).table().splitlines()
-    assert lines[-1] == "ready: --engine trl (arithmetic-trl), which this machine would use"
-    assert {line[24:33].strip() for line in lines[:-1]} <= {"ok", "warning", "PROBLEM", "not used"}  # aligned
     assert list(tmp_path.iterdir()) == [root]  # nothing was made
 
 
