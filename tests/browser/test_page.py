@@ -80,10 +80,16 @@ def test_no_text_of_the_chart_touches_another_or_leaves_it(open_tab, path, tmp_p
 
 
 @pytest.mark.parametrize("width", [slow(1280), slow(800), 390])
-def test_nothing_scrolls_sideways(open_tab: Callable[..., Tab], path: Path, width: int) -> None:
+def test_nothing_scrolls_sideways_and_the_keyboard_chooses_what_is_compared(
+    open_tab: Callable[..., Tab], path: Path, width: int
+) -> None:
     tab = open_tab(path, width)
     for row in ("0001", "0002", "0005"):
         tab.page.locator(f"#run-{row} button.open").click()
+    before = tab.page.locator("#compared").inner_text()
+    tab.page.locator("#compare-b").focus()
+    tab.page.keyboard.press("ArrowUp")
+    assert tab.page.locator("#compared").inner_text() != before
     assert tab.width() <= width
 
 
