@@ -23,6 +23,13 @@ GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_", "tests/integration/test_prime_rl_reader.py"),
     "browser": ("tests/browser/",),
+    "campaigns": (
+        "tests/unit/test_brief.py::test_the_logs_are",
+        "tests/unit/test_brief.py::test_it_is_bounded",
+        "tests/unit/test_json.py",
+        "tests/unit/test_exports.py",
+    ),
+    "sources": ("tests/unit/test_architecture.py",),
     "slurm": ("tests/integration/test_slurm.py",),
     "verifiers": (
         "tests/integration/test_tasksets.py",

@@ -15,8 +15,9 @@ from tests.campaigns import replace
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
 
+pytestmark = pytest.mark.slow  # tests/integration/test_report.py reads the page as a browser would
 
-@pytest.mark.slow
+
 def test_the_table_is_sorted_filtered_searched_and_folded(tab: Tab) -> None:
     # Sorted both ways, with what was not measured last.
     everything, in_order = tab.column("group"), tab.column("number")
@@ -82,7 +83,6 @@ def download(tab: Tab) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline="")))
 
 
-@pytest.mark.slow
 def test_the_table_as_csv_has_what_is_shown_in_numbers(tab: Tab) -> None:
     tab.page.locator("#group-keep").click()
     tab.page.locator("#sort-effect").click()
@@ -95,7 +95,6 @@ def test_the_table_as_csv_has_what_is_shown_in_numbers(tab: Tab) -> None:
     assert {row[at] for row in rows} == {""}  # not measured is no 0
 
 
-@pytest.mark.slow
 def test_no_cell_of_the_csv_is_a_formula(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
     formulas = [
         *("=1+1", "+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", '"=1', "\uff1d1", "\u22121"),
@@ -141,7 +140,6 @@ def choose(tab: Tab, a: int, b: int) -> str:
     return str(tab.page.locator("#compared").inner_text())
 
 
-@pytest.mark.slow
 def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> None:
     ledger = Ledger(path.parent)
     one, other = ledger.record(4), ledger.record(13)
@@ -167,7 +165,6 @@ def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> N
     assert all(a != b for a, b in zip(cells[::2], cells[1::2], strict=True))
 
 
-@pytest.mark.slow
 def test_a_crash_is_compared_by_what_it_has(tab: Tab) -> None:
     tab.page.locator("#group-crash").click()
     text = choose(tab, 1, int(tab.column("number")[0]))

@@ -31,6 +31,7 @@ def state_of(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in (root, *root.rglob("*"))}
 
 
+@pytest.mark.slow
 def test_what_only_reads_works_where_nothing_can_be_written(root, tmp_path):
     assert finish(start_run(root, "--budget-seconds", "1"))[0] == 0
     before = without_permission(root)

@@ -41,7 +41,7 @@ HOSTILE = (
     "\u202egnp.exe\u2066",
     "'\"><svg onload=alert(1)>`$(touch pwned)`;|&",
     "| --- | [x](javascript:alert(1)) ![](http://example.invalid/x.png) <b>",
-    "x" * 1_000_000,
+    "x" * 100_000,
 )
 
 

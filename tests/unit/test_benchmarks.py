@@ -14,9 +14,10 @@ from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.records import Action, Change, Run
 from nightshift.config.rules import RuleConstants
 from tests.campaigns import contradictions
+from tests.conftest import slow
 
 
-@pytest.mark.parametrize("num_slots", [1, 4])
+@pytest.mark.parametrize("num_slots", [1, slow(4)])
 def test_a_night_is_the_same_for_the_same_seed_and_ends_with_a_gain(num_slots: int) -> None:
     figures = play(WORLDS["half help"], (1, 1), Conditions(num_slots), kept_set)
     assert figures == play(WORLDS["half help"], (1, 1), Conditions(num_slots), kept_set)

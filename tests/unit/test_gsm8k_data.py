@@ -128,6 +128,7 @@ def test_rows_from_the_hub_give_the_bytes_of_the_official_files(cache: Path, mon
         prepare()
 
 
+@pytest.mark.slow
 @needs_official
 def test_the_official_sets_have_their_sizes_and_share_no_problem() -> None:
     sets = {split: load(split) for split in SPLITS}

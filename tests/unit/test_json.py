@@ -121,7 +121,7 @@ def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> No
 
 
 def test_show_is_the_record_and_its_row(root: Path) -> None:
-    for number in Ledger(root).numbers():
+    for number in Ledger(root).numbers()[::5]:
         found = answer("show", str(number))
         assert (found.pop("row")["number"], found.pop("files")) == (number, f"runs/{number:04d}")
         record = json.loads((root / "runs" / f"{number:04d}" / "record.json").read_bytes())
