@@ -56,15 +56,10 @@ def exists(module: str, name: str) -> bool:
     """Look into the source: some modules take seconds to import."""
     spec = find_spec(module)
     assert spec
-    names = {word for node in ast.parse(Path(str(spec.origin)).read_text()).body for word in bound_by(node)}
-    return name in names or find_spec(f"{module}.{name}") is not None
-
-
-def bound_by(node: ast.stmt) -> set[str]:
-    """Return the names that a statement at the top of a module binds."""
-    targets = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    imports = {each.asname or each.name for each in ast.walk(node) if isinstance(each, ast.alias)}
-    return targets | imports | {getattr(node, "name", "")}
+    nodes = ast.walk(ast.parse(Path(str(spec.origin)).read_text()))
+    return name in {getattr(node, "name", getattr(node, "id", "")) for node in nodes} or bool(
+        find_spec(f"{module}.{name}")
+    )
 
 
 @pytest.mark.skipif(sys.version_info[:2] != size.COUNTED_WITH, reason="other versions count other tokens")
