@@ -150,17 +150,17 @@ def run(plan: Plan, root: Path, flags: list[str]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     import run as program
     from nightshift.executors import local
-    from nightshift.experiment import bench, experiment
+    from nightshift.experiment import experiment
     from tests.faults.play import RULES
 
-    strike, job = Strike(plan, "run.py", root), bench.Bench.job
+    strike, job, bench = Strike(plan, "run.py", root), experiment.Bench.job, sys.modules[experiment.Bench.__module__]
 
     def make_job(*arguments: Any, **fields: Any) -> Any:
         made = job(*arguments, **fields)
         return replace(made, deadline_seconds=min(made.deadline_seconds, plan.deadline_seconds))
 
-    bench.Bench.job = make_job  # type: ignore[method-assign]
-    bench.rules_here = lambda *arguments: RULES
+    experiment.Bench.job = make_job  # type: ignore[method-assign]
+    bench.rules_here = lambda *arguments: RULES  # type: ignore[attr-defined]
     bench.open_engine = lambda *arguments: open_engine(plan, *arguments)
     experiment.datetime = strike.datetime()  # type: ignore[misc]
     local.PROGRAM, local.LATE_SECONDS = plan.command("worker"), LATE_SECONDS
