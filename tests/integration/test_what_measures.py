@@ -59,7 +59,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: str, root: Path) -> None:
-    command = (*command, "--engine", "trl", "--budget-seconds", "20")
+    command = (*command, "--engine", "trl", "--budget-seconds", "5")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
