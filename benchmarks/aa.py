@@ -6,7 +6,7 @@
 
 With --folder, run.py runs in a throw-away clone on a campaign branch: one baseline, then `--again` with new seeds. Give
 the same folder again to resume. Runs of equal settings have no change to decide about, so each run is decided here as
-if it had one: a change that does nothing (tests/contract/test_engines.py shows one: the same weights). Then
+if it had one: a change that does nothing (tests/integration/test_trl_trainer.py shows one: the same weights). Then
 the rule decides simulated runs whose scores have the mean and standard deviation of the real ones.
 """
 

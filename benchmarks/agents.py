@@ -5,9 +5,8 @@
 
 An agent is whatever `nightshift night --agent` takes; one whose command has a comma in it is given by itself: --agent.
 For each night a throw-away clone, then `nightshift certify`: baseline and incumbent trained afresh with new seeds and
-evaluated on the test split. Nights take turns, so that a machine that changes is nobody's luck. Prints a table, writes
-it with every night's curve to --output, and draws beside it the believed gain against experiments, mean over nights
-with its 95 % band. Resumable: give the same command, with more nights or agents too.
+evaluated on the test split. Nights take turns, so that a machine that changes is nobody's luck. Prints a table, and
+writes it with every night's curve to --output. Resumable: give the same command, with more nights or agents too.
 """
 
 from __future__ import annotations
@@ -37,15 +36,12 @@ from nightshift.night import state  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
 COMMAND = "uv run --group dev benchmarks/agents.py --folder FOLDER --agents"
-COLOURS = ("#2459d3", "#14804a", "#c2410c", "#6b7480", "#7c3aed", "#0e7490")
 
 
 def slug(agent: str) -> str:
-    """The name of an agent's clones: its own where that is one word."""
-    if re.fullmatch(r"[a-z0-9-]{1,30}", agent):
-        return agent
-    words = re.sub(r"[^a-z0-9]+", "-", agent.lower()).strip("-")[:20]
-    return f"{words}-{hashlib.sha256(agent.encode()).hexdigest()[:6]}"
+    """Return the name of an agent's clones: its own if that is one word."""
+    words = re.sub(r"[^a-z0-9]+", "-", agent.lower()).strip("-")[:30]
+    return words if words == agent else f"{words}-{hashlib.sha256(agent.encode()).hexdigest()[:6]}"
 
 
 def nightshift(folder: Path, *arguments: str) -> int:
@@ -130,28 +126,6 @@ def summary(nights: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: float("inf") if row["gain_pp"] is None else -row["gain_pp"])
 
 
-def draw(nights: Sequence[dict[str, Any]], path: Path) -> None:
-    """Believed gain against experiments: mean over nights, its 95 % band; a night that ended keeps its last value."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for place, agent in enumerate(dict.fromkeys(each["agent"] for each in nights)):
-        curves = [each["curve"] for each in nights if each["agent"] == agent and each["curve"]]
-        length = max(map(len, curves), default=0)
-        columns = [[curve[min(i, len(curve) - 1)] for curve in curves] for i in range(length)]
-        mean, low, high = np.array([mean_and_band(column) for column in columns]).reshape(-1, 3).T
-        xs, colour = np.arange(1, length + 1), COLOURS[place % len(COLOURS)]
-        name = agent[:24].replace("$", r"\$")  # else it begins a formula
-        axes.plot(xs, mean, color=colour, label=f"{name} ({len(curves)} night{'s' * (len(curves) != 1)})")
-        axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("experiments")
-    axes.set_ylabel("believed gain on the baseline, pp")
-    axes.axhline(0, color="#8a94a1", linewidth=0.8)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
-
-
 @click.command(help=__doc__)
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clones live, or will.")
 @click.option("--agents", default="search,tpe,random", show_default=True, help="Names, with commas between.")
@@ -165,7 +139,7 @@ def draw(nights: Sequence[dict[str, Any]], path: Path) -> None:
 @click.option("--budget-seconds", type=float, help="Another training budget than the default one: a rehearsal.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "agents.json", show_default=True)
 def main(folder: Path, agents: str, more: tuple[str, ...], num_nights: int, seeds: int, **given: Any) -> None:
-    """Drive, measure, print, draw."""
+    """Drive, measure, print."""
     length = [f for name in ("experiments", "hours") if given[name] for f in (f"--{name}", str(given[name]))]
     if not length:
         raise click.UsageError("how long is a night? Give --experiments or --hours.")
@@ -183,11 +157,10 @@ def main(folder: Path, agents: str, more: tuple[str, ...], num_nights: int, seed
     command = " ".join([COMMAND, ",".join(wanted), *flags, *budget])
     found = summary(rows)
     write_result(output, command, {"summary": found, "nights": rows}, kind)
-    draw(rows, output.with_suffix(".png"))
     columns = {"agent": "<25", "nights": ">7", "experiments": ">12.1f", "kept": ">6.1f", "gain_pp": ">+9.2f"}
     columns |= {"low": ">+7.2f", "high": ">+7.2f", "believed_pp": ">+13.2f"}
     click.echo(table(found, columns))
-    click.echo(f"{output}, {output.with_suffix('.png').name}")
+    click.echo(output)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import numpy as np
 import recorded
-from machine import RESULTS, machine, table, write_result
-from numpy.typing import NDArray
+from machine import RESULTS, machine, standard_error, table, write_result
 
 from nightshift.campaign.posterior import Posterior, measuring_run, next_stage
 from nightshift.campaign.records import Action, Change, Decision, Run, Stage
@@ -220,18 +219,6 @@ class Nature:
         return min(max(score, 0.0), 1.0)
 
 
-class Rule(Protocol):
-    """What decides in a night: what `play` uses of Posterior."""
-
-    stage: Stage
-
-    @property
-    def kept(self) -> tuple[Change, ...]: ...
-    def gain(self, num_slots: int = 1) -> tuple[float, float]: ...
-    def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None: ...
-    def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]: ...
-
-
 class AboveBest:
     """Keep a candidate whose score is above the best score so far."""
 
@@ -277,15 +264,7 @@ class MovingBar(AboveBest):
         return 0.4 * above if above > 0 else 0.1 * min(max(above + 0.008, -0.02), 0.0)
 
 
-class NoRider(Posterior):
-    """The rule of the package without riders."""
-
-    def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
-        """Return None: a change is measured again only if it is kept."""
-        return None
-
-
-RuleClass = Callable[[float, RuleConstants], Rule]  # from the baseline's score
+RuleClass = Callable[[float, RuleConstants], Posterior | AboveBest]  # from the baseline's score
 
 
 def kept_set(score: float, rules: RuleConstants) -> Posterior:
@@ -294,8 +273,10 @@ def kept_set(score: float, rules: RuleConstants) -> Posterior:
 
 
 def without_rider(score: float, rules: RuleConstants) -> Posterior:
-    """Return the rule without riders after a baseline's score."""
-    return NoRider(score, math.sqrt(score * (1 - score) / NUM_EXAMPLES), rules)
+    """Return the rule without riders: a change is measured again only if it is kept."""
+    rule = kept_set(score, rules)
+    rule.rider = lambda new, in_flight=(): None  # type: ignore[method-assign]
+    return rule
 
 
 def with_bounds(keep_at: float, revert_below: float) -> RuleClass:
@@ -418,11 +399,6 @@ def summarise(nights: list[dict[str, float]], reference: list[dict[str, float]] 
         "missed": 100 * means["missed"] / means["helpful"] if means["helpful"] else None,
         "runs": means["runs"],
     }
-
-
-def standard_error(values: NDArray[np.float64]) -> float | None:
-    """Return the standard error of the mean; None for one night."""
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 COLUMNS = {

@@ -11,6 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nightshift.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
@@ -34,6 +37,11 @@ def write_result(output: Path, command: str, figures: dict[str, Any], kind: dict
     write_atomically(
         output, (json.dumps({**head, "python": platform.python_version(), **figures}, indent=1) + "\n").encode()
     )
+
+
+def standard_error(values: NDArray[np.float64]) -> float | None:
+    """Return the standard error of the mean; None for one value."""
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:

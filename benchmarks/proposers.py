@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 import numpy as np
-from machine import RESULTS, machine, table, write_result
+from machine import RESULTS, machine, standard_error, table, write_result
 from numpy.typing import NDArray
 from recorded import NIGHTS, rules, runs
 from sklearn.ensemble import RandomForestRegressor
@@ -326,10 +326,6 @@ def summary(rows: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
             line[f"{name}_stderr"] = standard_error(leads) if both else None
         lines.append(line)
     return lines
-
-
-def standard_error(values: Floats) -> float | None:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 COLUMNS = {

@@ -6,7 +6,8 @@
 A setting is a name such as `default`, which is the shipped train.toml, `lr/3`, `lr*3`, `group16`, `temp0.7`, `batch64`,
 `muon`, `max_rl`, or several joined by `+`. `base` is the base model without training: greedy, and 8 samples an
 example. Rows that the output already holds are not run again. One run at a time, on an otherwise idle machine;
-every row notes the load.
+every row notes the load. `paired` in the result tells what common random numbers are worth: a campaign gives every
+config the same seeds in the same order; where batch or group change, the k-th prompt comes at another time.
 """
 
 from __future__ import annotations
@@ -133,6 +134,20 @@ def measure(name: str, seed: int, rules: Rules, folder: Path) -> Row:
     }
 
 
+def paired(one: Row, other: Row) -> Row | None:
+    """Return the standard deviations of the difference of two settings, with the same seed and with different ones;
+    None for fewer than three seeds in common."""
+    first, second = one["scores"], other["scores"]
+    seeds = [seed for seed in first if first[seed] is not None and second.get(seed) is not None]
+    if len(seeds) < 3:
+        return None
+    same = [first[seed] - second[seed] for seed in seeds]
+    unlike = [(first[a] - second[b] - statistics.fmean(same)) ** 2 for a in seeds for b in seeds if a != b]
+    # The mean was taken from the same numbers: one degree of freedom of both sides is gone.
+    different = (statistics.fmean(unlike) * len(seeds) / (len(seeds) - 1)) ** 0.5
+    return {"seeds": len(seeds), "same": statistics.stdev(same), "different": different}
+
+
 def summarize(rows: Sequence[Row]) -> dict[str, Row]:
     """Scores of each setting by seed, with mean, sd and mean number of steps; None where nothing was measured."""
     found: dict[str, list[Row]] = {}
@@ -199,11 +214,12 @@ def main(
             file.write(json.dumps(rows[-1]) + "\n")
     asked = [row for row in rows if (row["setting"], row["seed"]) in jobs]
     found = summarize(asked)
+    pairs = {name: paired(row, found["default"]) for name, row in found.items() if "default" in found}
     print(told(found))
     if results:
         command = f"uv run benchmarks/slope.py --environment {environment} --model {rules.model} --output slope.jsonl"
         command += f" --settings {settings} --seeds {seeds} --results {RESULTS.name}/{results.name}"
-        write_result(results, command, {"conditions": shared, "settings": found}, machine())
+        write_result(results, command, {"conditions": shared, "settings": found, "paired": pairs}, machine())
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from machine import RESULTS, machine, write_result
+from machine import RESULTS, machine, table, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -57,15 +57,6 @@ def summarize(experiments: Sequence[Row]) -> Row:
     return {"seconds": medians, "shares": shares}
 
 
-def table(result: Row) -> str:
-    """The result for people."""
-    seconds, shares = result["seconds"], result["shares"]
-    lines = [f"{'phase of an experiment of one run':36}{'seconds':>9}{'share':>8}"]
-    lines += [f"  {name:34}{seconds[name]:9.1f}{100 * share:7.1f}%" for name, share in shares.items()]
-    lines.append(f"  {'all':34}{seconds['all']:9.1f}")
-    return "\n".join(lines)
-
-
 @click.command(help=__doc__)
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(1), help="Experiments of one run.")
 @click.option("--budget-seconds", default=60.0, show_default=True, type=click.FloatRange(1))
@@ -80,7 +71,9 @@ def main(runs: int, budget_seconds: float, output: Path) -> None:
     result = {"budget_seconds": budget_seconds, "experiments": experiments, **summarize(experiments)}
     command = f"uv run benchmarks/where_the_time_goes.py --runs {runs} --budget-seconds {budget_seconds:g}"
     write_result(output, command, result, kind)
-    print(table(result))
+    rows = [{"phase": name, "seconds": seconds, "share": result["shares"].get(name)}
+            for name, seconds in result["seconds"].items()]  # fmt: skip
+    print(table(rows, {"phase": "<36", "seconds": ">9.1f", "share": ">8.3f"}))
 
 
 if __name__ == "__main__":

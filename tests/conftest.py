@@ -3,23 +3,33 @@
 import os
 import signal
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
+from nightshift_arithmetic import data as arithmetic
 from xdist.scheduler import LoadScopeScheduling
 
+from nightshift.executors.gpus import list_gpus
 from nightshift.executors.watchdog import is_alive
 from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
 
 ROOT = Path(__file__).parents[1]
 slow = partial(pytest.param, marks=pytest.mark.slow)  # one case of a parametrized test
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU")]
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_", "tests/integration/test_prime_rl_reader.py"),
     "browser": ("tests/browser/",),
+    "campaigns": (
+        "tests/unit/test_brief.py::test_the_logs_are",
+        "tests/unit/test_brief.py::test_it_is_bounded",
+        "tests/unit/test_json.py",
+        "tests/unit/test_exports.py",
+    ),
+    "sources": ("tests/unit/test_architecture.py",),
     "slurm": ("tests/integration/test_slurm.py",),
     "verifiers": (
         "tests/integration/test_tasksets.py",
@@ -32,6 +42,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Workers share the cores: threads of torch and of BLAS would wait for each other, three times as long for tiny models.
 os.environ["OMP_NUM_THREADS"] = "1"
+arithmetic.load = cache(arithmetic.load)  # drawing 4,000 examples takes a second
 ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
 
 

@@ -4,12 +4,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nightshift_arithmetic import data
 
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
@@ -24,7 +22,6 @@ from tests.stand_in_pool import StandInExecutor
 
 TESTS = Path(__file__).resolve().parent
 TRAINER = (str(TESTS / "stand_in_trainer.py"),)
-LOAD = cache(data.load)  # half of the time of a stand-in experiment is the drawing of its examples
 GOOD, POOR = "3e-6", "6e-7"  # of learning rates the stand-in's best, and one that is easily beaten
 
 
@@ -63,7 +60,6 @@ def make_controller(
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power cut here
-    monkeypatch.setattr(data, "load", LOAD)
     bench = Bench(
         root=checkout,
         rules=rules,

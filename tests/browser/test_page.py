@@ -10,10 +10,11 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.report.page import render, view_of
 from tests.browser.conftest import NOW, Tab, written
-from tests.conftest import slow
 from tests.integration.test_report import require_safe
 from tests.stand_in_campaign import build
 from tests.waiting import assert_linear
+
+pytestmark = pytest.mark.slow  # tests/integration/test_report.py reads the page as a browser would
 
 # Boxes of texts in a drawing, and of the leader lines, in pixels of the window.
 BOXES = """svg => {
@@ -47,7 +48,6 @@ def test_a_row_opens_by_mouse_and_keyboard_and_shows_what_the_record_has(tab: Ta
     assert tab.page.locator("#detail-0002").is_visible()
 
 
-@pytest.mark.slow
 def test_a_dot_of_the_chart_leads_to_its_experiment_even_if_that_is_filtered_out(tab: Tab) -> None:
     tab.page.locator("#group-crash").click()
     link = tab.chart().query_selector("a[href='#run-0003']")
@@ -60,7 +60,7 @@ def apart(one: list[Any], other: list[Any]) -> bool:
     return bool(one[1] >= other[3] or other[1] >= one[3] or one[2] >= other[4] or other[2] >= one[4])
 
 
-@pytest.mark.parametrize("count", [slow(3), 40, slow(120)])
+@pytest.mark.parametrize("count", [3, 40, 120])
 def test_no_text_of_the_chart_touches_another_or_leaves_it(open_tab, path, tmp_path, count):
     if count != 40:
         build(tmp_path, count, num_examples=60, with_files=False)
@@ -79,11 +79,17 @@ def test_no_text_of_the_chart_touches_another_or_leaves_it(open_tab, path, tmp_p
             assert beside or high >= bottom or low <= top, (text, x)
 
 
-@pytest.mark.parametrize("width", [slow(1280), slow(800), 390])
-def test_nothing_scrolls_sideways(open_tab: Callable[..., Tab], path: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_nothing_scrolls_sideways_and_the_keyboard_chooses_what_is_compared(
+    open_tab: Callable[..., Tab], path: Path, width: int
+) -> None:
     tab = open_tab(path, width)
     for row in ("0001", "0002", "0005"):
         tab.page.locator(f"#run-{row} button.open").click()
+    before = tab.page.locator("#compared").inner_text()
+    tab.page.locator("#compare-b").focus()
+    tab.page.keyboard.press("ArrowUp")
+    assert tab.page.locator("#compared").inner_text() != before
     assert tab.width() <= width
 
 
@@ -95,7 +101,6 @@ def test_without_scripts_everything_is_there(open_tab: Callable[..., Tab], path:
 NUM = 1000
 
 
-@pytest.mark.slow
 def test_a_page_of_a_thousand_is_small_and_says_what_it_leaves_out(tmp_path: Path) -> None:
     """The CPU time grows with the number of experiments, not with its square."""
     pages = dict[int, str]()

@@ -21,7 +21,7 @@ from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.evaluate import examples_of_validation_split
 from tests import stand_in_prime_rl
-from tests.conftest import living_children, slow
+from tests.conftest import ON_GPU, living_children, slow
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules
 
@@ -38,10 +38,13 @@ NEVER = math.inf  # no test here is about a limit: what hangs is ended by pytest
 PROMPT = [{"role": "user", "content": "Ann buys 2 pens. How many?"}]
 
 
-@pytest.fixture(params=["stand-in", slow("trl"), "prime-rl"])
+@pytest.fixture(params=["stand-in", slow("trl"), pytest.param("trl on a GPU", marks=ON_GPU), "prime-rl"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     if request.param != "prime-rl":
-        return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)
+        gpus = "0" if request.param == "trl on a GPU" else None
+        return TrlEngine(
+            SMALL, ROOT, dict(os.environ), gpus, trainer=STAND_IN if request.param == "stand-in" else TRAINER
+        )
     rules = prime_rl_rules()
     monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
     monkeypatch.setattr(served, "ASK_SECONDS", NEVER)
@@ -76,6 +79,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         # train: ends with max_steps before the budget, tells steps on the way, writes one metrics line a step
         training = session.train(3600.0, readings.append)
         assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
+        assert training.peak_memory_gb is not None or engine.name == "prime-rl" or engine._trainer == STAND_IN
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == list(range(1, training.num_steps + 1))
         assert {"time", "reward_mean"} <= rows[0].keys()
@@ -154,18 +158,12 @@ def test_a_dry_run_names_the_command_and_writes_nothing(engine: Engine, run_dir:
     assert list(run_dir.iterdir()) == []
 
 
-def test_the_same_settings_whatever_the_spelling(engine: Engine) -> None:
-    one = engine.validate(parse(b"[trainer.optim]\nlr = 1e-6\n" + BATCH))
-    two = engine.validate(parse(b"trainer.optim.lr = 0.000001\n" + BATCH))
-    assert one.settings == two.settings != engine.validate(parse(b"[trainer.optim]\nlr = 2e-6\n" + BATCH)).settings
-    assert json.loads(json.dumps(one.settings)) == one.settings
-
-
 def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
     engine = trl_engine
     effective = engine.validate(parse(b"[orchestrator]\nmax_off_policy_steps = 4\n" + BATCH.split(b"\n", 1)[1]))
     assert effective.unused == ("orchestrator.max_off_policy_steps",)
-    assert effective.settings == settings(engine)
+    assert effective.settings == settings(engine) != settings(engine, b"[trainer.optim]\nlr = 2e-6\n")
+    assert json.loads(json.dumps(effective.settings)) == effective.settings
 
 
 def test_difficulty_pools_are_used_those_of_train_toml_or_prime_rls(trl_engine: Engine) -> None:

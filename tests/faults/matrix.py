@@ -1,20 +1,19 @@
 """The matrix of faults: which process or file x which moment x which failure, drawn by seed.
 
-A moment is a file operation of run.py (`settle 3`: the third one of that step) or of its worker (`worker train 2`),
-an event of the trainer (`step 2`), or `before` the start. Which file operations there are is not written here: it is
-recorded from experiments without a fault (scenario.py), so a new one in the product is a new moment to strike at.
+A moment is a file operation of run.py (`run.py 3`) or of its worker (`worker 2`), an event of the trainer (`step 2`),
+or `before` the start. How many file operations there are is counted in experiments without a fault (play.py), so a new
+one in the product is a new moment to strike at.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-Moments = Mapping[str, Sequence[tuple[str, int]]]  # scenario -> (step, how many file operations it has)
+Moments = Mapping[str, tuple[int, int]]  # how many file operations run.py and its worker have, by scenario
 Choice = TypeVar("Choice")
 
 BRANCH = "autoresearch/faults"
-OF_WORKER = "worker "  # how steps of the worker begin
 
 # What the checkout holds and what is tried in it: a baseline; a change that is kept, one that is
 # discarded, the incumbent again; a change that the agent committed by itself, good or bad.
@@ -45,13 +44,13 @@ class Fault:
 class Dice:
     """The chance of one fault, with a file operation and an event of its scenario drawn already."""
 
-    def __init__(self, rng: random.Random, steps: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, rng: random.Random, num_operations: tuple[int, int]) -> None:
         self.rng = rng
-        step, num_operations = rng.choice(steps)
-        self.operation = f"{step} {rng.randint(1, num_operations)}"
+        of_run, of_worker = num_operations
+        operation = rng.randint(1, of_run + of_worker)
+        self.operation = f"run.py {operation}" if operation <= of_run else f"worker {operation - of_run}"
         self.event = rng.choice(EVENTS)
-        step, num_operations = rng.choice([pair for pair in steps if pair[0].startswith(OF_WORKER)])
-        self.of_worker = f"{step} {rng.randint(1, num_operations)}"
+        self.of_worker = f"worker {rng.randint(1, of_worker)}"
 
     def one_of(self, *choices: Choice) -> Choice:
         return self.rng.choice(choices)

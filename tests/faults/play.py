@@ -1,61 +1,136 @@
-"""One fault played: struck in a fresh checkout, set right as a person would, and followed by the next experiment."""
+"""One fault played: struck in a fresh checkout in mid-campaign, set right as a person would, and followed by the next
+experiment, as an agent would start it."""
 
-import json
+import shutil
 import signal
-from dataclasses import asdict, replace
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tests import integrity
-from tests.faults import actions, head, scenario
-from tests.faults.matrix import EVENTS, Fault
-from tests.faults.plan import Plan
+import psutil
 
+from nightshift.campaign.ledger import Ledger
+from nightshift.evaluation import environment
+from tests import checkouts, integrity
+from tests.checkouts import git
+from tests.faults import git_states
+from tests.faults.matrix import BRANCH, SCENARIOS, Fault, Moments
+from tests.faults.process import Plan
+from tests.rules import ARITHMETIC_TRL
+from tests.stand_in_trainer import is_right, right_of
+from tests.stand_ins import small
+from tests.waiting import wait_for
+
+RULES = replace(small(ARITHMETIC_TRL, 100), startup_seconds=60.0)
+FLAGS = ("--engine", "trl", "--budget-seconds", "1")
+RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3}
+NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
+IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift")
 HANG_DEADLINE_SECONDS = 3.0
-
-Row = dict[str, Any]
-Codes = list[int | None]
+TAKES_SECONDS = 300.0  # an experiment; more is a hang
 
 
-def play(fault: Fault, slot: Path, templates: Path) -> Row:
-    """One fault, from a fresh checkout to the next experiment; its row."""
-    root = slot / "checkout"
-    scenario.set_up(fault.scenario, templates, root)
+def config_of(rate: float) -> bytes:
+    orchestrator = "[orchestrator]\nbatch_size = 256\ngroup_size = 4\n"
+    return f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {rate!r}\n".encode()
+
+
+def complete(root: Path, flags: tuple[str, ...], plan: Plan | None = None) -> int | None:
+    """Run an experiment. Return the exit code, negative for a signal; None if it hangs, and is killed. What was stopped
+    is continued. Its output goes to `stdout` and `stderr` beside the checkout."""
+    command = [sys.executable, *(plan or Plan()).command("run.py"), str(root), *flags]
+    with (root.parent / "stdout").open("w") as stdout, (root.parent / "stderr").open("w") as stderr:
+        process = subprocess.Popen(command, cwd=root, stdout=stdout, stderr=stderr, start_new_session=True)
+    deadline = time.monotonic() + TAKES_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(0.3)
+        if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+            process.send_signal(signal.SIGCONT)
+    process.kill()
+    process.wait()
+    return None
+
+
+def stderr_of(root: Path) -> str:
+    return (root.parent / "stderr").read_text()
+
+
+def make_templates(folder: Path) -> Moments:
+    """`folder`/baseline and `folder`/campaign, to be copied for each fault; and the moments of every scenario."""
+    baseline, campaign = folder / "baseline", folder / "campaign"
+    baseline.mkdir(parents=True)
+    for name in ("models", "environments", "nightshift"):  # copies: an edit during the hours is not a fault
+        shutil.copytree(checkouts.ROOT / name, folder / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (baseline / name).symlink_to(folder / "code" / name)
+    (baseline / "prepare.py").write_text("PREPARES = True\n")
+    (baseline / "rules.toml").write_text("environments = []\n")
+    (baseline / "program.md").write_text("Be tireless.\n")
+    (baseline / ".gitignore").write_text("\n".join(IGNORED) + "\n")
+    (baseline / "train.toml").write_bytes(config_of(RATES["baseline"]))
+    checkouts.commit_all(baseline, BRANCH)
+    shutil.copytree(baseline, campaign, symlinks=True)
+    if complete(campaign, FLAGS) != 0:
+        sys.exit(f"the baseline failed: {stderr_of(campaign)}")
+    moments = {}
+    for scenario in SCENARIOS:
+        root, counts = set_up(scenario, folder, folder / "moments" / "checkout"), folder / "counts" / scenario
+        counts.mkdir(parents=True)
+        if complete(root, flags_of(scenario), Plan(counts=str(counts))) != 0:
+            sys.exit(f"scenario {scenario!r} failed: {stderr_of(root)}")
+        moments[scenario] = ((counts / "run.py").stat().st_size, (counts / "worker").stat().st_size)
+    return moments
+
+
+def set_up(scenario: str, templates: Path, root: Path) -> Path:
+    """A fresh checkout at `root` in which the scenario can be played."""
+    shutil.rmtree(root.parent, ignore_errors=True)
+    kind = scenario.partition(",")[0]
+    shutil.copytree(templates / ("baseline" if kind == "baseline" else "campaign"), root, symlinks=True)
+    if kind in RATES:
+        (root / "train.toml").write_bytes(config_of(RATES[kind]))
+    if scenario.endswith("committed"):
+        git(root, "commit", "--quiet", "--all", "-m", "I commit first")
+    return root
+
+
+def flags_of(scenario: str) -> tuple[str, ...]:
+    return (*FLAGS, "--again") if scenario == "again" else FLAGS
+
+
+def play(fault: Fault, slot: Path, templates: Path) -> tuple[bool, list[str]]:
+    """Play one fault, from a fresh checkout to the next experiment. Return whether its moment came, and the problems
+    that it left."""
+    root = set_up(fault.scenario, templates, slot / "checkout")
     codes, is_struck = _strike(fault, root, slot / "struck")
-    all_gone = scenario.wait_until_gone(root)
-    said = (root.parent / "stderr").read_text()
+    all_gone = wait_until_gone(root)
+    said = stderr_of(root)
     found = [f"exit code {code}" for code in codes if code not in _expected(fault, is_struck)]
     found += ["a traceback"] if "\nTraceback" in f"\n{said}" else []  # not in the indented last lines of a log
     found += ["it hung"] if None in codes else []
     found += [f"processes were left: {fault.failure}"] if not all_gone else []
     if fault.family == "git state changed" and is_struck:
-        actions.restore_git(root, fault.failure)
+        git_states.restore(root, fault.failure)
     foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
-    found += scenario.next_experiment(root, fault.scenario) + integrity.problems(root, foreign=foreign)
-    found += scenario.wrong_scores(root)
-    return asdict(fault) | {"struck": is_struck, "problems": found + said.splitlines()[-1:] if found else []}
+    found += next_experiment(root, fault.scenario) + integrity.problems(root, foreign=foreign) + wrong_scores(root)
+    return is_struck, found + said.splitlines()[-1:] if found else []
 
 
-def _strike(fault: Fault, root: Path, struck: Path) -> tuple[Codes, bool]:
+def _strike(fault: Fault, root: Path, struck: Path) -> tuple[list[int | None], bool]:
     """Run the experiment with the fault in it: exit codes of the run.py, and whether the moment came."""
-    struck.unlink(missing_ok=True)
-    flags, plan = scenario.flags_of(fault.scenario), Plan()
+    flags, plan = flags_of(fault.scenario), Plan(fault, str(struck))
     if fault.moment == "before":
-        actions.change_git(root, fault.failure)
-        return [head.complete(root, flags)], True
+        git_states.change(root, fault.failure)
+        return [complete(root, flags)], True
     if "hangs" in fault.family:
         plan = replace(plan, deadline_seconds=HANG_DEADLINE_SECONDS)
-    if fault.moment in EVENTS:
-        order = {"event": fault.moment, "victim": fault.victim, "failure": fault.failure}
-        (root / "fault.json").write_text(json.dumps(order))
-        code = head.complete(root, flags, plan)
-        is_struck = not (root / "fault.json").exists()
-        (root / "fault.json").unlink(missing_ok=True)
-        return [code], is_struck
-    codes = [head.complete(root, flags, replace(plan, fault=fault, struck=str(struck)))]
+    codes = [complete(root, flags, plan)]
     if fault.family == "run.py killed twice":
-        scenario.wait_until_gone(root)
-        codes.append(head.complete(root, flags, Plan(last=int(fault.failure.split()[5]))))
+        wait_until_gone(root)
+        codes.append(complete(root, flags, Plan(last=int(fault.failure.split()[5]))))
     return codes, struck.exists()
 
 
@@ -69,3 +144,47 @@ def _expected(fault: Fault, is_struck: bool) -> set[int]:
     if name in ("SIGTERM", "SIGINT", "SIGHUP"):
         return {130, number}  # the signal itself where nothing is under way: in the last line of the summary
     return {0, 1, 2, number} if fault.family == "run.py killed twice" else {number}
+
+
+def wait_until_gone(root: Path) -> bool:
+    """Wait until no process of the checkout is left. False if some stay; they are killed."""
+    try:
+        return wait_for(lambda: not checkouts.leftovers(root.parent))
+    except AssertionError:
+        for process in checkouts.leftovers(root.parent):
+            process.kill()
+        return False
+
+
+def next_experiment(root: Path, scenario: str) -> list[str]:
+    """Run experiments as an agent would, who does as the messages say, until one is measured. Return problems."""
+    is_first = not any(record.is_keep for record in Ledger(root).records())
+    source = git(root, "show", "HEAD:train.toml").encode() if is_first else None
+    flags = flags_of("baseline" if scenario == "again" else scenario)
+    for rate in NEXT_RATES:
+        (root / "train.toml").write_bytes(source or config_of(rate))
+        code = complete(root, flags)
+        said = stderr_of(root)
+        if code == 0:
+            return ["Traceback"] if "Traceback" in said else []
+        if "Commit train.toml, or restore it" in said:
+            source = git(root, "show", "HEAD:train.toml").encode()
+        elif "already tried" in said:
+            flags = (*flags, "--again")
+        else:
+            why = [line for line in (root.parent / "stdout").read_text().splitlines() if line.startswith("why:")]
+            return [f"the next experiment ended with {code}: {why or said.splitlines()[-1:]}"]
+    return [f"no experiment was measured in {len(NEXT_RATES)} tries"]
+
+
+def wrong_scores(root: Path) -> list[str]:
+    """Runs whose scores are not those that the stand-in trainer gives to what their records say was trained."""
+    (arithmetic,) = environment.load(checkouts.ROOT, RULES.environments)
+    questions = [example.question for example in arithmetic.examples("validation")]
+    found = []
+    for record in (record for record in Ledger(root).records() if record.rules_name == RULES.name):
+        if record.result is not None and record.evaluation is not None:
+            right = right_of(record.effective["optimizer"]["lr"], record.result.seed)
+            if record.evaluation.example_scores != tuple(float(is_right(question, right)) for question in questions):
+                found.append(f"{record.number:04d} has a wrong score")
+    return found

@@ -49,6 +49,7 @@ def test_a_killed_run_py_leaves_no_process_and_the_same_command_resumes(root: Pa
     assert problems(root) == []
 
 
+@pytest.mark.slow
 def test_what_cannot_end_by_itself_is_ended(root: Path) -> None:
     """A worker and a trainer that are suspended when their controller is killed."""
     fault(root, "hold", once=False)

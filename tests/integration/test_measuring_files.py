@@ -2,16 +2,18 @@
 
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from nightshift.experiment.integrity import IntegrityError, require_unchanged
 
-from tests.checkouts import MEASURING, git, small_checkout
-from tests.conftest import CAMPAIGN, slow
-from tests.night_checkout import finish, furnish, good_end, leftovers, records, start, start_run
+from nightshift.campaign.git import Repo
+from tests.checkouts import MEASURING, git
+from tests.conftest import CAMPAIGN
+from tests.night_checkout import finish, leftovers, records, start, start_run
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -58,38 +60,16 @@ def replace_the_commit(root: Path) -> None:
     git(root, "replace", first, "HEAD")
 
 
-@pytest.fixture(scope="module")
-def with_baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = furnish(small_checkout(tmp_path_factory.mktemp("measured")))
-    code, _, stderr = finish(start_run(root, *BUDGET))
-    assert code == 0, stderr
-    return root
-
-
-@pytest.fixture
-def measured(root: Path, with_baseline: Path) -> Path:
-    """The checkout after the baseline of its campaign."""
-    shutil.rmtree(root)
-    return shutil.copytree(with_baseline, root, symlinks=True)
-
-
-CHANGES = (
-    edit,
-    commit_it,
-    *map(slow, (hide_it, link_its_folder, replace_the_commit, add_one)),
-)
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_run(measured, change):
-    commit = records(measured)[0].commit
-    change(measured)
-    code, stdout, stderr = finish(start_run(measured, *BUDGET))
-    assert (code, stdout, len(records(measured))) == (2, "", 1)
-    (line,) = stderr.splitlines()
+@pytest.mark.parametrize("change", [edit, commit_it, hide_it, link_its_folder, replace_the_commit, add_one])
+def test_a_changed_file_is_named_with_the_command_that_shows_it(checkout, change):
+    repo = Repo(checkout)
+    commit, agreed = repo.head().commit, ARITHMETIC_TRL.hash(checkout)
+    require_unchanged(repo, ARITHMETIC_TRL, agreed, commit, agreed)
+    change(checkout)
     name = ADDED if change is add_one else MEASURING
-    assert f"{name} differ from commit {commit[:7]}" in line
-    assert f"git diff {commit[:7]} -- {name}" in line
+    with pytest.raises(IntegrityError, match=f"{name} differ from commit {commit[:7]}") as raised:
+        require_unchanged(repo, ARITHMETIC_TRL, agreed, commit, ARITHMETIC_TRL.hash(checkout))
+    assert f"git diff {commit[:7]} -- {name}" in raised.value.fix
 
 
 def held(root: Path, begin: Callable[[], object]) -> object:
@@ -101,21 +81,23 @@ def held(root: Path, begin: Callable[[], object]) -> object:
     return process
 
 
-def test_what_changes_while_run_py_runs_is_named_and_nothing_is_decided(measured: Path) -> None:
-    log = git(measured, "log", "--format=%H")
-    rate = (measured / "train.toml").read_text().replace("6e-7", "3e-6")
-    (measured / "train.toml").write_text(rate)
-    process = held(measured, lambda: start_run(measured, *BUDGET))
-    edit(measured)
-    (measured / "stand-in.json").unlink()
-    code, stdout, stderr = finish(process)
-    assert (code, stdout) == (2, "")
-    assert f"{MEASURING} differ from commit" in stderr.splitlines()[-1]
-    _, last = records(measured)
+def test_what_changes_while_run_py_runs_is_named_and_nothing_is_decided_or_run_from_then_on(root: Path) -> None:
+    assert finish(start_run(root, *BUDGET))[0] == 0
+    log = git(root, "log", "--format=%H")
+    rate = (root / "train.toml").read_text().replace("6e-7", "3e-6")
+    (root / "train.toml").write_text(rate)
+    first = held(root, lambda: start_run(root, *BUDGET))
+    edit(root)
+    (root / "stand-in.json").unlink()
+    for finished in (finish(first), finish(start_run(root, *BUDGET))):
+        code, stdout, stderr = finished
+        assert (code, stdout) == (2, "")
+        assert f"{MEASURING} differ from commit" in stderr.splitlines()[-1]
+    _, last = records(root)
     assert (last.failure, last.result, last.decided) == ("interrupted", None, None)
-    assert git(measured, "log", "--format=%H", CAMPAIGN) == log
-    assert (measured / "train.toml").read_text() == rate
-    assert leftovers(measured) == []
+    assert git(root, "log", "--format=%H", CAMPAIGN) == log
+    assert (root / "train.toml").read_text() == rate
+    assert leftovers(root) == []
 
 
 @pytest.mark.slow
@@ -159,11 +141,12 @@ def work_beside(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_you_do_in_the_checkout_beside_a_night_has_no_effect(root: Path) -> None:
+def test_what_you_do_in_the_checkout_beside_a_night_has_no_effect_and_an_edit_of_train_toml_is_kept_aside(root):
     agent = shlex.join([sys.executable, "-c", AGENT])
     night = held(root, lambda: start(root, agent=agent, sandbox="auto", experiments=3, budget_seconds=1.0))
     work_beside(root)
     before = git(root, "status", "--porcelain")
+    (root / "train.toml").write_text("# my idea\n")
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(night)
     assert code == 0, stderr
@@ -171,14 +154,6 @@ def test_what_you_do_in_the_checkout_beside_a_night_has_no_effect(root: Path) ->
     notes = {note for record in records(root) for note in record.proposal.notes}
     assert {note for note in notes if "sandbox" not in note and "prediction" not in note} == set()
     assert git(root, "status", "--porcelain") == before
-    assert not [*root.glob("runs/edited-*")]
-
-
-def test_an_edit_of_train_toml_beside_a_night_is_kept_aside_and_said(measured: Path) -> None:
-    night = held(measured, lambda: start(measured, agent="lr", proposer="lr", experiments=1, budget_seconds=1.0))
-    (measured / "train.toml").write_text("# my idea\n")
-    (measured / "stand-in.json").unlink()
-    _, stderr = good_end(night, measured)
-    (aside,) = measured.glob("runs/edited-*.toml")
+    (aside,) = root.glob("runs/edited-*.toml")
     assert aside.read_text() == "# my idea\n"
     assert re.search(rf"train\.toml was edited .*{aside.name}", stderr)

@@ -47,7 +47,7 @@ from nightshift.report.page import render, view_of
 from nightshift.text import clean
 from tests.campaigns import BRANCH, a_record, a_result, context_after, replace, tell
 from tests.checkouts import CAMPAIGN
-from tests.conftest import git
+from tests.conftest import git, slow
 from tests.integration.test_report import NOW, Page
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_controller import during, keep, make_poor, write
@@ -278,7 +278,7 @@ OUT, EDITED = ([], 6e-7, "reverted"), (["commit"], 1e-6, "replaced")
     ("command", "answer"),
     [
         (("revert", "--no-edit", "HEAD"), OUT),
-        (("reset", "--quiet", "--hard", "HEAD~1"), OUT),
+        slow(("reset", "--quiet", "--hard", "HEAD~1"), OUT),
         (("commit", "--quiet", "--all", "-m", "mine"), EDITED),
     ],
 )

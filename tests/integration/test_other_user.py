@@ -218,6 +218,7 @@ def test_a_program_that_the_uid_cannot_read_is_named_with_the_remedy(user: User)
     assert f" cannot read {program}: put it where every user may read, such as in /usr/local" in refused
 
 
+@pytest.mark.slow
 def test_a_path_that_you_name_is_read_if_the_uid_can_and_not_written_to(user: User) -> None:
     docs = seen_folder(user)
     assert looked(user, "user", docs, SEEN.format(user.folder)) == "mine\nmine\nread-only\nnothing\nUTC mine\n00\n"
@@ -230,6 +231,7 @@ def test_a_path_that_you_name_is_read_if_the_uid_can_and_not_written_to(user: Us
             looked(user, "user", docs, "true")
 
 
+@pytest.mark.slow
 def test_a_key_that_a_variable_of_the_login_names_has_to_be_readable(user: User) -> None:
     key, prepared = user.write("home/key.json", "{}"), user.write("bin/claude", f"#!{PYTHON}\n")
     prepared.chmod(0o755)

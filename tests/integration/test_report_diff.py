@@ -1,23 +1,31 @@
-"""`nightshift diff` and `nightshift show`, as processes in a real checkout with a stand-in campaign."""
+"""`nightshift diff` and `nightshift show` in a real checkout with a stand-in campaign."""
 
 import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
+from nightshift.cli import run as command
+from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
 from tests.conftest import git
-from tests.night_checkout import nightshift
 from tests.stand_in_campaign import BRANCH, RULES_HASH, build
 
 
+def nightshift(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(commands, words)
+    return done.exit_code, done.stdout, done.stderr
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout on the stand-in's branch, with 12 experiments."""
     root = tmp_path
+    monkeypatch.setattr(command, "process_root", lambda: root)
     build(root, 12, num_examples=60, with_files=False, commit=None)
     git(root, "init", "--quiet", "--initial-branch", BRANCH)
     (root / "run.py").write_text("")
@@ -38,28 +46,27 @@ def edit(root: Path, old: str, new: str) -> None:
 
 
 def test_by_default_the_working_file_against_the_incumbent(root: Path) -> None:
-    code, stdout, _ = nightshift(root, "diff")
+    code, stdout, _ = nightshift("diff")
     assert (code, stdout.splitlines()[1]) == (0, "  the same bytes")
     edit(root, "seq_len = 2048 ", "# why not\nseq_len = 2_048 ")
-    assert nightshift(root, "diff")[1].splitlines()[1:] == ["  no key differs: both train the same"]
+    assert nightshift("diff")[1].splitlines()[1:] == ["  no key differs: both train the same"]
     edit(root, "seq_len = 2_048", "seq_len = 1536")
-    title, line = nightshift(root, "diff")[1].splitlines()
+    title, line = nightshift("diff")[1].splitlines()
     assert re.fullmatch(r"incumbent \(0001 with \d kept changes\) -> working file", title)
     assert line == "  seq_len 2048 -> 1536"
 
 
 def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) -> None:
-    wanted = nightshift(root, "diff", "baseline", "incumbent")[1].splitlines()[1:]
+    wanted = nightshift("diff", "baseline", "incumbent")[1].splitlines()[1:]
     assert len(wanted) >= 2
     for names in (("0001", "incumbent"), ("HEAD~1", "HEAD"), ("1", "HEAD"), ("1",)):
-        code, stdout, stderr = nightshift(root, "diff", *names)
+        code, stdout, stderr = nightshift("diff", *names)
         assert (code, stderr) == (0, "")
         assert stdout.splitlines()[1:] == wanted, names
     commit = git(root, "rev-parse", "HEAD~1").strip()
-    assert nightshift(root, "diff", commit[:10], "HEAD")[1].splitlines()[1:] == wanted
+    assert nightshift("diff", commit[:10], "HEAD")[1].splitlines()[1:] == wanted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -70,7 +77,7 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
 )
 def test_what_means_nothing_is_one_line(root: Path, arguments: tuple[str, ...], words: str) -> None:
     (root / "train.toml").write_text("lr = \n")
-    code, stdout, stderr = nightshift(root, *arguments)
+    code, stdout, stderr = nightshift(*arguments)
     assert (code, stdout) == (2, "")
     assert len(stderr.splitlines()) == 1
     assert words in stderr
@@ -79,6 +86,6 @@ def test_what_means_nothing_is_one_line(root: Path, arguments: tuple[str, ...], 
 
 def test_a_branch_without_experiments_is_told(root: Path) -> None:
     git(root, "switch", "--quiet", "--create", "autoresearch/fresh")
-    code, _, stderr = nightshift(root, "diff")
+    code, _, stderr = nightshift("diff")
     assert code == 2
     assert "no experiment ran on autoresearch/fresh" in stderr

@@ -16,7 +16,7 @@ from nightshift.engines.prime_rl.install import environment_files
 from nightshift.evaluation import environment as environments
 from tests.contract import environments as contract
 from tests.contract.environments import EnvironmentContract
-from tests.integration.test_tasksets import rewards, rollout, stand_in_of
+from tests.integration.test_tasksets import rollout, stand_in_of
 from tests.rules import ROOT
 
 # As verifiers' own reverse_text: a system prompt, a stop, a reward of the trace; the rows are in the package.
@@ -92,6 +92,10 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
     assert keys(open_(rows=21))["validation"] != found["train"][:5]
     with pytest.raises(ValueError, match="difficulty"):
         open_(difficulty="easy")
+    endless = keys(open_(above("    def load(self)", "INFINITE = True"), rows=10**12), num_train=7)
+    assert {name: len(each) for name, each in endless.items()} == {"validation": 5, "test": 5, "train": 7}
+    with pytest.raises(tasks.Refused, match="num_train = 11, and 10 tasks are left"):
+        tasks.split(open_(), 5, 11)
 
 
 @pytest.mark.slow
@@ -196,13 +200,6 @@ def test_what_no_single_turn_decides_is_refused_in_one_line(open_, change, more,
     assert "\n" not in str(raised.value)
 
 
-def test_an_endless_taskset_is_read_as_far_as_its_sizes_say(open_: Open) -> None:
-    endless = open_(above("    def load(self)", "INFINITE = True"), rows=10**12)
-    assert {name: len(each) for name, each in keys(endless, 5, 7).items()} == {"validation": 5, "test": 5, "train": 7}
-    with pytest.raises(tasks.Refused, match="num_train = 11, and 10 tasks are left"):
-        tasks.split(open_(), 5, 11)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "environments").symlink_to(ROOT / "environments")
@@ -234,9 +231,10 @@ def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(root, tmp_pat
     assert {tasks.identity(task) for task in found} == wanted
     wire = found[0].data.model_dump(mode="json")
     rebuilt = type(found[0])(type(found[0]).data_type().model_validate(wire), SimpleNamespace())
-    assert rewards([(rebuilt, wire["answer"]), (rebuilt, "")]) == [{"score": 1.0}, {"score": 0.5}]
-    stand_in = stand_in_of("no idea")
-    episode = rollout("nightshift_mine", stand_in, without=("split", "size"))
-    assert episode.ok
-    assert 0.5 < episode.traces[0].reward < 1
+    assert tasks.identity(rebuilt) == tasks.identity(found[0])
+    for reply, least, most in (("no idea", 0.51, 0.99), (lambda asked: asked[::-1], 1.0, 1.0)):
+        stand_in = stand_in_of(reply)
+        episode = rollout("nightshift_mine", stand_in, without=("split", "size"))
+        assert episode.ok
+        assert least <= episode.traces[0].reward <= most
     assert [message["role"] for message in stand_in.requests[0][1]["messages"]] == ["system", "user"]

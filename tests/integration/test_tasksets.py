@@ -1,4 +1,4 @@
-"""The tasksets with the real verifiers package: ids, wire format, the real reward path, and whole rollouts.
+"""The tasksets with the real verifiers package: ids, wire format, and whole rollouts.
 
 The only stand-in is the model.
 """
@@ -92,34 +92,6 @@ def taskset_id(request: pytest.FixtureRequest, trusted: None) -> str:
     return chosen
 
 
-def rewards(replies: list[tuple[vf.Task, str]]) -> list[dict[str, float]]:
-    """What verifiers' own scoring gives traces that end in these replies, by the name of the reward."""
-    import verifiers.v1 as vf
-    from verifiers.v1.trace import AgentInfo
-
-    async def reward(task: vf.Task, reply: str) -> dict[str, float]:
-        origin = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-        trace = vf.Trace(task=origin, agent=AgentInfo(config=vf.AgentConfig()))
-        trace.nodes.append(vf.MessageNode(message=vf.AssistantMessage(content=reply), sampled=True))
-        await task.score(trace)
-        return {name: found.value for name, found in trace.rewards.items()}
-
-    async def gather() -> list[dict[str, float]]:
-        return [await reward(task, reply) for task, reply in replies]
-
-    return asyncio.run(gather())
-
-
-def test_ids_resolve_to_one_taskset_and_its_own_harness(taskset_id: str) -> None:
-    assert loaders.default_harness_id(taskset_id) == taskset_id
-    harness = loaders.load_harness(vf.default_agent_harness(taskset_id))
-    assert type(harness).__name__ == "ChatHarness"
-    assert not harness.EXECUTES_CODE
-    assert not harness.NEEDS_CONTAINER
-    assert loaders.environment_class(taskset_id) is vf.SingleAgentEnv
-    assert len(tasks_of(taskset_id)) == SIZE
-
-
 @pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
 def test_tasks_survive_the_wire_and_those_of_the_test_split_cannot_be_loaded(taskset_id: str) -> None:
     for task in tasks_of(taskset_id):
@@ -136,14 +108,6 @@ def test_tasks_survive_the_wire_and_those_of_the_test_split_cannot_be_loaded(tas
         loaders.resolve_env_config({"taskset": {"id": taskset_id, "size": SIZE}})
 
 
-def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str) -> None:
-    for split in ("train", "validation"):
-        for task in tasks_of(taskset_id, split):
-            answer = task.data.answer
-            replies = [f"So it is.\n#### {answer}", f"#### {answer}9", ""]
-            assert rewards([(task, reply) for reply in replies]) == [{"correct": score} for score in (1.0, 0.0, 0.0)]
-
-
 @pytest.mark.parametrize("taskset_id", [IDS[0]], indirect=True)
 def test_a_policy_that_cannot_answer_is_an_error_of_the_trace_not_a_zero(taskset_id: str) -> None:
     """All tasksets share the harness."""
@@ -156,13 +120,18 @@ def test_a_policy_that_cannot_answer_is_an_error_of_the_trace_not_a_zero(taskset
     assert len(stand_in.requests) == 1
 
 
-def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, monkeypatch):
+def test_a_rollout_by_its_own_harness_ends_with_the_right_reward_and_starts_no_process(taskset_id, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError(f"a process was started: {args}")
 
-    task = tasks_of(taskset_id)[0]
+    assert loaders.default_harness_id(taskset_id) == taskset_id
+    harness = loaders.load_harness(vf.default_agent_harness(taskset_id))
+    assert (type(harness).__name__, harness.EXECUTES_CODE, harness.NEEDS_CONTAINER) == ("ChatHarness", False, False)
+    assert loaders.environment_class(taskset_id) is vf.SingleAgentEnv
+    task, _ = tasks_of(taskset_id)
     stand_in = stand_in_of(f"Thinking.\n#### {task.data.answer}")
-    rollout(taskset_id, stand_in_of("#### 0"))  # the first of a process asks git for the commit of verifiers itself
+    wrong = rollout(taskset_id, stand_in_of("#### 999999"))  # the first of a process asks git for verifiers' own commit
+    assert wrong.traces[0].reward == 0.0
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", refuse)
         patch.setattr(asyncio, "create_subprocess_exec", refuse)

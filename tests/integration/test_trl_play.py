@@ -71,15 +71,12 @@ def test_a_trace_is_what_the_seat_saw_and_said(module: ModuleType, tokenizer: An
             assert text.startswith(tokenizer.decode(ids))
     assert not any(trace.truncated for trace in traces)
 
-
-@pytest.mark.slow
-def test_a_seat_that_was_never_asked_teaches_nothing(module: ModuleType, tokenizer: Any) -> None:
     def wins(prompts: list[list[int]]) -> list[Any]:
         return [module.Sample([*tokenizer("d")["input_ids"], tokenizer.eos_token_id], False) for _ in prompts]
 
     lost = game.Match("XXcdOOXhi", "X", None, "self", random.Random(0))
     (trace,) = module.play([lost], tokenizer, wins, wins, 512)
-    assert (trace.is_own, lost.score()) == ([0], 0.0)  # O had the move, and won
+    assert (trace.is_own, lost.score()) == ([0], 0.0), "a seat that was never asked teaches nothing: O had the move"
 
 
 def test_that_is_found_before_training_begins(module: ModuleType, tokenizer: Any) -> None:

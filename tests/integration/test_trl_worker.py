@@ -29,6 +29,7 @@ RULES = replace(ARITHMETIC_TRL, environments=(replace(ARITHMETIC_TRL.environment
 CONFIG = b"max_steps = 3\n[orchestrator]\nbatch_size = 64\ngroup_size = 4\n[trainer.optim]\nlr = 3e-5\n"
 
 
+@pytest.mark.slow
 def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(tmp_path: Path) -> None:
     examples = data.load("validation", 120)
     prompts = [data.messages(example) for example in examples]

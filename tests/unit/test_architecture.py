@@ -100,20 +100,23 @@ def test_a_child_process_imports_nothing_else_of_the_harness(child: str) -> None
     }
 
 
-IMPORTED = [
-    *("nightshift", "nightshift.experiment.experiment", "nightshift.cli.main", "nightshift.experiment.experiment"),
-    *("nightshift.experiment.worker", "nightshift.engines.prime_rl.weights"),
-    *(f"nightshift_{name}.{part}" for name in ("gsm8k", "arithmetic", "countdown") for part in ("data", "scoring")),
-]
+IMPORTED = {
+    "nightshift, nightshift.experiment.experiment, nightshift.cli.main, nightshift.experiment.worker, "
+    "nightshift.engines.prime_rl.weights": HEAVY,
+    ", ".join(f"nightshift_{name}.{part}" for name in ("gsm8k", "arithmetic", "countdown")
+              for part in ("data", "scoring")): (*HEAVY, "httpx", "numpy"),
+    # One engine does not load the other.
+    "pathlib, nightshift.config.rules_toml as rules, nightshift.engines.base as base; "
+    "base.open_engine(rules.rules_here(pathlib.Path(), 'trl', 0), pathlib.Path(), {})": ("torch", "httpx"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("module", IMPORTED)
-def test_importing_loads_nothing_heavy(module: str) -> None:
-    heavy = HEAVY + ("httpx", "numpy") * module.startswith("nightshift_")
-    code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
+@pytest.mark.parametrize(("modules", "heavy"), IMPORTED.items(), ids=["package", "environments", "engine"])
+def test_importing_loads_nothing_heavy(modules: str, heavy: tuple[str, ...]) -> None:
+    code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": ENVIRONMENTS}
     command = [sys.executable, "-c", code]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run(command, cwd=PACKAGE.parent, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 

@@ -1,17 +1,23 @@
 """The benchmarks: their simulated nights, tables and figures, of data that is made up here."""
 
+import importlib
+
 import aa
 import decision_rules
-import proposers
 import pytest
+import recorded
 from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, kept_set, play
+from replay import compare, decision_lines, decisions_of, gain_of, replay
 
 from nightshift.agents.search import SearchProposer
-from nightshift.campaign.records import Change, Run
+from nightshift.campaign.commits import incumbent_values
+from nightshift.campaign.records import Action, Change, Run
 from nightshift.config.rules import RuleConstants
+from tests.campaigns import contradictions
+from tests.conftest import slow
 
 
-@pytest.mark.parametrize("num_slots", [1, 4])
+@pytest.mark.parametrize("num_slots", [1, slow(4)])
 def test_a_night_is_the_same_for_the_same_seed_and_ends_with_a_gain(num_slots: int) -> None:
     figures = play(WORLDS["half help"], (1, 1), Conditions(num_slots), kept_set)
     assert figures == play(WORLDS["half help"], (1, 1), Conditions(num_slots), kept_set)
@@ -49,6 +55,7 @@ def test_every_rule_meets_the_same_changes_noise_and_clock(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_night_in_the_emulator_is_the_same_for_the_same_seed() -> None:
+    proposers = importlib.import_module("proposers")  # it loads scikit-learn
     first, second = [proposers.Night(SearchProposer("tpe", 1), 1, has_rider=True, num_runs=20) for _ in range(2)]
     figures = first.play()
     assert figures == second.play()
@@ -61,3 +68,41 @@ def test_changes_that_do_nothing_are_decided_one_by_one() -> None:
     figures = aa.decide([0.50, 0.56, 0.44, 0.50], RuleConstants())
     assert figures["kept"] == 1
     assert figures["standing"] == figures["kept"] + figures["adopted"] - figures["reverted"]
+
+
+# Recorded nights, decided again by today's rule
+
+
+@pytest.mark.parametrize("night", recorded.NIGHTS)
+def test_a_recorded_config_is_the_baseline_with_the_changes_of_its_run(night: str) -> None:
+    configs = recorded.configs(night)
+    for record in recorded.records(night):
+        values = incumbent_values(configs[1], record.run.changes)
+        assert values == incumbent_values(configs[record.number]), record.number
+
+
+@pytest.mark.parametrize("night", recorded.NIGHTS)
+def test_the_records_are_those_of_the_rule(night: str) -> None:
+    records = recorded.records(night)
+    assert len(records) == 30
+    assert contradictions(records, lambda record: recorded.configs(night)[record.number]) == []
+
+
+@pytest.mark.parametrize("night", recorded.NIGHTS)
+def test_the_replayed_night_agrees_with_its_certificate(night: str) -> None:
+    figures = compare(night)
+    low, high = figures["certified_interval"]
+    assert low < figures["gain"] < high
+    assert low < figures["same_config"] < high
+
+
+def test_every_decision_that_moves_the_incumbent_has_a_line() -> None:
+    campaign = replay("random-0")
+    (line,) = decision_lines(campaign)
+    assert line.startswith("after 0018: keep 0018: ")
+    (decision,) = decisions_of(campaign)[18]
+    assert decision.action is Action.KEEP
+
+
+def test_a_config_without_changes_gains_nothing() -> None:
+    assert gain_of(replay("random-0"), ())[0] == 0.0

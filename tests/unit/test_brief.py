@@ -339,7 +339,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     lines = [json.dumps({name: getattr(sample, name) for name in Sample.__slots__}) for sample in samples]
     for record in context.campaign.decided:
         folder = context.ledger.run_dir(record.number)
-        write_steps(folder / METRICS_NAME, steps)
+        write_steps(folder / METRICS_NAME, steps if record.number == 61 else steps[:40])
         (folder / SAMPLES_NAME).write_text("\n".join([*lines, "torn", "{}"]))
         (folder / "trainer.log").write_text("a line\n" * 1_000)
         for name in ("evaluation.jsonl", "worker.log", "inference.log", "test.jsonl", "notes.txt"):

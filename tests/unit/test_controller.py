@@ -51,27 +51,23 @@ def replace_file(path: Path) -> None:
     path.with_name("new").rename(path)
 
 
-def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+def test_the_lock_dies_with_its_holder_and_the_refusal_names_it_if_its_file_does(tmp_path: Path) -> None:
     with another_controller(tmp_path) as first:
         assert Ledger(tmp_path).is_running()
         holder = f"process {first.pid} on {socket.gethostname()} (uv run nightshift night --agent tpe), since "
         assert f"works in this checkout: {holder}" in refusal(tmp_path)
-    assert not Ledger(tmp_path).is_running()
-    with Ledger(tmp_path).lock():
-        assert Ledger(tmp_path).is_running()
-        assert f"process {os.getpid()} on {socket.gethostname()} (" in refusal(tmp_path)
-    assert not Ledger(tmp_path).is_running()
-    assert not (tmp_path / "runs" / HOLDER_NAME).exists()
-
-
-def test_the_refusal_names_a_holder_on_another_host_and_needs_no_file_that_names_one(tmp_path: Path) -> None:
-    with another_controller(tmp_path) as first:
         path = tmp_path / "runs" / HOLDER_NAME
         path.write_text(path.read_text().replace(socket.gethostname(), "elsewhere"))
         assert f"process {first.pid} on elsewhere (uv run nightshift night" in refusal(tmp_path)
         for damage in (path.unlink, path.touch):
             damage()
             assert refusal(tmp_path).startswith("another controller works in this checkout. Wait")
+    assert not Ledger(tmp_path).is_running()
+    with Ledger(tmp_path).lock():
+        assert Ledger(tmp_path).is_running()
+        assert f"process {os.getpid()} on {socket.gethostname()} (" in refusal(tmp_path)
+    assert not Ledger(tmp_path).is_running()
+    assert not (tmp_path / "runs" / HOLDER_NAME).exists()
 
 
 def test_a_start_waits_while_status_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import ast
 import importlib.metadata
 import json
-import subprocess
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,18 @@ import pytest
 
 from nightshift.config.train_toml import load
 from nightshift.engines.base import ENGINES, PrepareFlags, open_engine
+from nightshift.engines.doctor import Doctor, checks
+from nightshift.engines.machine import Machine, read_machine
 from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl.engine import PrimeRlEngine
+from nightshift.engines.trl import engine as trl
 from nightshift.errors import UsageError
+from tests import stand_in_prime_rl
+from tests.checkouts import linked_checkout
 from tests.conftest import git
-from tests.prime_rl_plans import PAIR
+from tests.prime_rl_plans import PAIR, SHIPPED
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
+from tests.stand_ins import prime_rl_rules
 from tests.unit.test_gpus import CARDS, StandInNvml
 
 ROOT = Path(__file__).parents[2]
@@ -67,17 +74,6 @@ def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path
         assert started[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_one_engine_does_not_load_the_other() -> None:
-    code = (
-        "import sys; from pathlib import Path; from nightshift.config import rules_toml; "
-        "from nightshift.engines import base; "
-        "cheap = 'torch' not in sys.modules; rules = rules_toml.rules_here(Path(), 'trl', 0); "
-        "base.open_engine(rules, Path(), {}); print(cheap, 'httpx' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["True", "False"]
-
-
 def test_nothing_outside_asks_for_an_engine_by_its_name() -> None:
     for path in (ROOT / "nightshift").rglob("*.py"):
         if "engines" in path.parts:
@@ -103,3 +99,96 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
     assert engine.versions() == found
     monkeypatch.setattr(prime_rl, "list_gpus", lambda: list(PAIR))
     assert engine.versions() == found | {"driver": "570.86"}
+
+
+# machine.toml: what it may set, what it is refused for, and where its values go
+
+GOOD = """[environment]
+CC = "/usr/bin/gcc-12"
+NCCL_P2P_DISABLE = "1"
+VLLM_USE_FLASHINFER_SAMPLER = "1"
+[limits]
+startup_seconds = 700
+no_step_seconds = 900
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return linked_checkout(tmp_path / "checkout", SHIPPED)
+
+
+def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path, tmp_path: Path) -> None:
+    rules = replace(prime_rl_rules(), startup_seconds=300.0)
+    installation = stand_in_prime_rl.installation(tmp_path, rules)
+    engine = PrimeRlEngine(rules, root, dict(os.environ), "none", installation=installation)
+    plain = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
+    assert (engine._timing.startup_seconds, engine._timing.hang_seconds) == (300.0, 300.0)
+    (root / "machine.toml").write_text(GOOD)
+    engine = PrimeRlEngine(rules, root, dict(os.environ), "none", installation=installation)
+    launch = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
+    for before, command in zip(plain.commands, launch.commands, strict=True):
+        expected = {"CC": "/usr/bin/gcc-12", "NCCL_P2P_DISABLE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
+        assert command.env == {**before.env, **expected}, command.name
+    limits = engine._timing.startup_seconds, engine._timing.hang_seconds, engine._timing.still_seconds
+    assert limits == (700.0, 900.0, 900.0)
+    assert engine.startup_seconds == 700.0
+    assert engine.deadline_seconds == rules.deadline_seconds - rules.startup_seconds + 700.0
+    engine.rules = replace(rules, startup_seconds=1200.0)
+    assert engine.startup_seconds == 1200.0, "a longer limit stays"
+
+
+def test_the_trainer_of_trl_gets_them_too(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "machine.toml").write_text(GOOD)
+    started: list[tuple[dict[str, str], float]] = []
+
+    class Session:
+        def __init__(
+            self, trainer: object, run_dir: Path, environ: dict[str, str], deadline: float, seconds: float, *_
+        ):
+            started.append((environ, seconds))
+
+    monkeypatch.setattr(trl, "TrlSession", Session)
+    engine = open_engine(ARITHMETIC_TRL, root, {})
+    engine.open(engine.validate(load(root / "train.toml")).settings, 1, tmp_path, 60.0)
+    [(environment, seconds)] = started
+    assert environment["CC"] == "/usr/bin/gcc-12"
+    assert seconds == 700.0
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("[environment]\nPYTHONPATH = '/tmp'", r"machine.toml: \[environment\] may not set PYTHONPATH. Delete it"),
+        ("[environment]\nLD_PRELOAD = 'x.so'\nCUDA_VISIBLE_DEVICES = '1'", "may not set LD_PRELOAD, CUDA_VISIBLE_DEV"),
+        ("[environment]\nVLLM_LOGGING_LEVEL = 'DEBUG'", "may not set VLLM_LOGGING_LEVEL"),  # it logs prompts
+        ("[environment]\nCC = 12", "Expected `str`, got `int`"),
+        ("[limits]\nstartup_second = 5", "unknown field `startup_second`"),
+        ("[limits]\nno_step_seconds = nan", r"machine.toml: .*no_step_seconds"),
+        ("[limits", "machine.toml: "),
+        ('[environment]\nCC = "gcc\\nready: yes"', r"machine.toml: CC contains a control character"),
+        ('[environment]\nCC = "gcc\\u0000"', r"machine.toml: CC contains a control character"),
+        ("environment = " + 3000 * "[", "machine.toml: "),
+    ],
+)
+def test_anything_else_is_refused_in_one_line_before_anything_starts(root: Path, text: str, cause: str) -> None:
+    (root / "machine.toml").write_text(text)
+    with pytest.raises(UsageError, match=cause) as caught:
+        open_engine(ARITHMETIC_TRL, root, {})
+    assert "\n" not in str(caught.value)
+    found = checks(root, ARITHMETIC_TRL, {}, PrepareFlags())
+    assert not Doctor.of(found, ARITHMETIC_TRL).is_ready
+    assert [check.name for check in found if not check.ok] == ["machine.toml"]
+
+
+def test_its_text_is_what_a_record_and_doctor_show(root: Path) -> None:
+    assert read_machine(root) == Machine()
+    assert read_machine(root).text == ""
+    (root / "machine.toml").write_text(GOOD)
+    text = (
+        "CC = /usr/bin/gcc-12, NCCL_P2P_DISABLE = 1, VLLM_USE_FLASHINFER_SAMPLER = 1, "
+        "startup_seconds = 700.0, no_step_seconds = 900.0"
+    )
+    assert read_machine(root).text == text
+    [check] = [check for check in checks(root, ARITHMETIC_TRL, {}, PrepareFlags()) if check.name == "machine.toml"]
+    assert (check.ok, check.detail) == (True, text)

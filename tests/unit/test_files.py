@@ -45,6 +45,10 @@ def test_only_a_regular_file_is_opened(tmp_path: Path, outside: Path, what: str,
     with pytest.raises(OSError, match=r"worker\.log"):
         open_regular(path, mode)
     assert outside.read_bytes() == b"precious"
+    for text in (b"one", b"two"):
+        with open_regular(tmp_path / "log", "ab") as file:
+            file.write(text)
+    assert read_file(tmp_path / "log") == b"onetwo"
 
 
 def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
@@ -66,13 +70,6 @@ def test_text_that_is_nested_too_deeply_is_refused_as_any_other_that_cannot_be_r
     path.write_bytes(b'{"a":' * 200_000)
     with pytest.raises(UsageError, match=r"rows\.jsonl is damaged: it is nested too deeply\. Delete it"):
         read_json(path, dict, "Delete it.")
-
-
-def test_a_log_is_made_and_added_to(tmp_path: Path) -> None:
-    for text in (b"one", b"two"):
-        with open_regular(tmp_path / "log", "ab") as file:
-            file.write(text)
-    assert read_file(tmp_path / "log") == b"onetwo"
 
 
 def test_a_record_whose_text_is_no_unicode_is_written_with_its_scores(tmp_path: Path) -> None:

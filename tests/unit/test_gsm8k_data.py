@@ -58,7 +58,7 @@ def test_a_held_out_question_is_never_trained_on_however_it_is_spaced(tmp_path: 
         assert not keys["train"] & (keys["validation"] | keys["test"])
 
 
-def test_the_seed_orders_train_only_and_the_sets_together_hold_all(trusted: Path) -> None:
+def test_the_seed_orders_train_only_the_sets_together_hold_all_and_steps_are_counted(trusted: Path) -> None:
     orders = [[example.key for example in load("train", seed=seed)] for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
@@ -66,9 +66,6 @@ def test_the_seed_orders_train_only_and_the_sets_together_hold_all(trusted: Path
     for split in ("validation", "test"):
         assert load(split, seed=0) == load(split, seed=1)
     assert [len(load(split)) for split in SPLITS] == [10, 2, 4]
-
-
-def test_the_steps_of_a_worked_solution_are_counted(trusted: Path) -> None:
     steps = {e.question[:11]: data.slices(e) for e in [*load("train"), *load("validation")]}
     assert (steps["Rosa plants"], steps["A ferry car"]) == ({"steps": "2"}, {"steps": "1"})
 
@@ -87,26 +84,24 @@ def test_other_or_missing_bytes_are_refused_in_one_line_that_names_the_command(f
     assert "\n" not in str(refused.value)
 
 
-def test_prepare_copies_a_folder_and_repairs_a_damaged_one(cache: Path) -> None:
+def test_prepare_copies_and_repairs_and_writes_nothing_else_and_into_no_folder_that_the_environment_names(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "train.jsonl").write_text("mine")
+    with pytest.raises(ValueError, match=r"is not the official train.jsonl"):
+        prepare(mine)
+    assert not cache.exists()
     prepare(GSM8K)
     assert len(load("train")) == 10
     (cache / "test.jsonl").write_text("damaged")
     prepare(GSM8K)
     assert sorted(path.name for path in cache.iterdir()) == ["test.jsonl", "train.jsonl"]
     assert len(load("test")) == 4
-
-
-def test_prepare_never_writes_what_is_not_official_nor_into_a_folder_that_the_environment_names(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.jsonl").write_text("mine")
-    with pytest.raises(ValueError, match=r"is not the official train.jsonl"):
-        prepare(tmp_path)
-    assert not cache.exists()
-    monkeypatch.setenv(data.ENV_VAR, str(tmp_path))
+    monkeypatch.setenv(data.ENV_VAR, str(mine))
     with pytest.raises(ValueError, match=r"is not the official train.jsonl"):
         prepare()
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    assert [path.read_text() for path in mine.iterdir()] == ["mine"]
 
 
 def test_rows_from_the_hub_give_the_bytes_of_the_official_files(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +123,7 @@ def test_rows_from_the_hub_give_the_bytes_of_the_official_files(cache: Path, mon
         prepare()
 
 
+@pytest.mark.slow
 @needs_official
 def test_the_official_sets_have_their_sizes_and_share_no_problem() -> None:
     sets = {split: load(split) for split in SPLITS}

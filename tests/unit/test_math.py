@@ -125,10 +125,14 @@ def test_what_is_not_math_is_refused_in_one_line(copy: Path, text: str | None, c
     assert "\n" not in str(raised.value)
 
 
-def test_data_that_is_missing_or_changed_later_and_levels_that_hold_too_little(copy: Path) -> None:
+def test_data_or_a_scorer_that_is_missing_or_another_and_levels_that_hold_too_little(copy, monkeypatch) -> None:
     for act in (lambda: data.load("train"), data.prepare):
         with pytest.raises(ValueError, match=r"math.jsonl cannot be read: No such file.* --math DIR"):
             act()
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "MATH_VERIFY", "0.8.0")
+        with pytest.raises(ValueError, match=r"needs math-verify 0.8.0, here is 0.9.0. Run: uv sync --extra math"):
+            data.prepare(copy)
     data.prepare(copy)
     with pytest.raises(ValueError, match=r"levels = \[1\] have 4 problems of test that can be used, and 9 are needed"):
         data.load("train", levels=[1])
@@ -139,12 +143,6 @@ def test_data_that_is_missing_or_changed_later_and_levels_that_hold_too_little(c
     path.write_bytes(path.read_bytes().replace(b"loaves", b"LOAVES", 1))
     with pytest.raises(ValueError, match=r"is not what prepare.py wrote: another sha256"):
         data.load("train")
-
-
-def test_another_math_verify_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MATH_VERIFY", "0.8.0")
-    with pytest.raises(ValueError, match=r"needs math-verify 0.8.0, here is 0.9.0. Run: uv sync --extra math"):
-        data.prepare(copy)
 
 
 def test_what_math_verify_requires_is_part_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:

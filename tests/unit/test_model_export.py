@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,20 +83,6 @@ def test_the_card_says_how_it_was_made_and_what_was_certified(ledger: Ledger, tm
     )
 
 
-def test_beside_the_weights_is_nothing_that_names_code(ledger: Ledger, tmp_path: Path) -> None:
-    path = ledger.run_dir(2) / "model" / "config.json"
-    config = json.loads(path.read_text())
-    for change, said in (
-        ({"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}, "config.json has auto_map"),
-        ({"deep": [{"custom_generate": "x"}]}, "has custom_generate"),
-    ):
-        for text in (json.dumps(config | change), json.dumps(config | change).replace('"a', '"\\u0061')):
-            path.write_text(text)
-            with pytest.raises(EngineError, match=said):
-                exported(ledger, tmp_path / "out")
-            assert not (tmp_path / "out").exists()
-
-
 def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tmp_path, monkeypatch):
     target = tmp_path / "out"
     target.mkdir()
@@ -108,41 +94,54 @@ def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tm
     assert not (tmp_path / ".out.tmp").exists()
 
 
-def test_weights_that_are_gone_are_told(ledger: Ledger, tmp_path: Path) -> None:
-    shutil.rmtree(ledger.run_dir(2) / "model")
-    with pytest.raises(UsageError, match="the weights of experiment 0002 are gone"):
-        exported(ledger, tmp_path / "out")
+def test_an_experiment_that_does_not_exist_is_told(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="autoresearch/test has no experiment 0077"):
         exported(ledger, tmp_path / "out", 77)
-    assert not (tmp_path / "out").exists()
 
 
-def _swapped(folder: Path) -> None:
+def _swap(folder: Path) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:-4] + b"\0\0\0\0")
 
 
-def _elsewhere(folder: Path) -> None:
+def _link(folder: Path) -> None:
     folder.rename(folder.parent / "else")
     folder.symlink_to(folder.parent / "else")
 
 
-def _more(folder: Path) -> None:
+def _add(folder: Path) -> None:
     """Tensors that nobody scored, in a file of their own, which an index names beside those that were."""
     save_file({"lm_head.weight": np.zeros(1)}, folder / "more.safetensors")
-    files = {
-        name: safe_open(folder / name, framework="numpy").keys() for name in ("model.safetensors", "more.safetensors")
-    }
+    names = ("model.safetensors", "more.safetensors")
+    files = {name: safe_open(folder / name, framework="numpy").keys() for name in names}
     index = {"weight_map": {tensor: name for name, tensors in files.items() for tensor in tensors}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize("plant", [_swapped, _elsewhere, _more])
-def test_a_planted_model_is_refused_whole(ledger: Ledger, tmp_path: Path, plant: Callable[[Path], None]) -> None:
+def _name_code(folder: Path, escaped: str = '"a', **keys: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys).replace('"a', escaped))
+
+
+AUTO_MAP = {"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (_swap, "0002"),
+        (_link, "0002"),
+        (_add, "0002"),
+        (shutil.rmtree, "the weights of experiment 0002 are gone"),
+        (partial(_name_code, **AUTO_MAP), "config.json has auto_map"),
+        (partial(_name_code, escaped='"\\u0061', **AUTO_MAP), "config.json has auto_map"),
+        (partial(_name_code, deep=[{"custom_generate": "x"}]), "has custom_generate"),
+    ],
+)
+def test_a_planted_model_is_refused_whole(ledger, tmp_path, plant, said):
     plant(ledger.run_dir(2) / "model")
-    with pytest.raises((EngineError, UsageError)):
+    with pytest.raises((EngineError, UsageError), match=said):
         exported(ledger, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
 
 

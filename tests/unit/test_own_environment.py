@@ -46,7 +46,8 @@ def test_the_skeleton_passes_its_test_and_a_fault_breaks_a_rule(root: Path) -> N
     assert failed == [("faulty", "right_answers_score_1")], process.stdout + process.stderr
 
 
-def test_the_skeleton_is_an_environment(root: Path) -> None:
+def test_the_skeleton_is_an_environment_and_doctor_shows_a_task_and_what_it_pays(root, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
     lines = template.create(root, "boxes")
     assert "uv run nightshift doctor --environment boxes" in "\n".join(lines)
     rules = rules_here(root, None, 0)
@@ -58,17 +59,14 @@ def test_the_skeleton_is_an_environment(root: Path) -> None:
         command = [sys.executable, "-m", "ruff", *check, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
         process = subprocess.run([*command, str(folder)], capture_output=True, text=True, cwd=root)
         assert process.returncode == 0, process.stdout + process.stderr
-
-
-def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    template.create(root, "boxes")
-    lines = list(template.look(root, "boxes", clock=lambda: 0.0))
-    assert lines[0] == "boxes: 800 training examples, 400 for validation, 400 for test; loaded in 0.0 s"
-    assert lines[1].startswith("user: Mia has ")
-    assert lines[2] == "an empty text: score 0.000 over 20 tasks, 0.0 ms each"
-    assert lines[3].startswith("its answer ('")
-    assert lines[3].endswith("'): score 1.000 over 20 tasks, 0.0 ms each")
+    size, chat, empty, right = template.look(root, "boxes", clock=lambda: 0.0)
+    assert size == "boxes: 800 training examples, 400 for validation, 400 for test; loaded in 0.0 s"
+    assert chat.startswith("user: Mia has ")
+    assert empty == "an empty text: score 0.000 over 20 tasks, 0.0 ms each"
+    assert re.fullmatch(r"its answer \('.*'\): score 1\.000 over 20 tasks, 0\.0 ms each", right)
+    (root / "rules.toml").write_text('environments = ["boxes"]\n\n[environment.arithmetic]\nweight = 2.0\n')
+    with pytest.raises(UsageError, match=r"rules\.toml:4: a weight of arithmetic, which is not one of environments"):
+        list(template.look(root, "boxes"))
 
 
 @pytest.mark.parametrize(

@@ -76,17 +76,13 @@ def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, se
     assert (found.standing is None) == title.startswith("Nothing")
 
 
-def test_experiments_of_other_branches_and_rules_are_not_mixed_in(tmp_path: Path) -> None:
+def test_one_branch_is_shown_that_of_the_last_experiment_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     records = judged(STORY[:2])
-    records += [replace(crash(3), branch="main"), replace(crash(4), rules_hash="older")]
-    found = morning(tmp_path, records)
-    assert [e.number for e in found.experiments] == [1, 2]
+    ledger = stored(tmp_path, [replace(crash(3), branch="main"), replace(crash(4), rules_hash="older"), *records])
+    found = gather(ledger, None)
+    assert found.story.branch == BRANCH
+    assert [e.number for e in found.experiments] == [3, 4]
     assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.story.notes)
-
-
-def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
-    ledger = stored(tmp_path, judged(STORY[:2]))
-    assert gather(ledger, None).story.branch == BRANCH
     with pytest.raises(UsageError, match="autoresearch/test"):
         gather(ledger, "autoresearch/other")
 

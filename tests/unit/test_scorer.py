@@ -65,13 +65,15 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Scorer]]:
     assert living_children() == []
 
 
-def test_it_loads_and_scores_in_one_process_that_is_not_this_one(make: Callable[..., Scorer]) -> None:
+def test_it_loads_and_scores_in_one_process_that_is_not_this_one_and_has_no_secret(make, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
     scorer = make()
     assert scorer.load("train") == [TaskExample("key", "forty-two", [{"role": "user", "content": "?"}])]
     assert scorer.notes == ["2 of 3 tasks have the same prompt"]
     assert scorer.score("#one", "key") == 1.0
-    assert scorer.score("import os\nassert os.getppid() == " + str(os.getpid()), "key") == 0.5
-    assert (scorer.failures(), scorer.num_scored, scorer.cpu_seconds > 0) == ("", 2, True)
+    assert scorer.score(f"import os\nassert os.getppid() == {os.getpid()}", "key") == 0.5
+    assert scorer.score("assert 'secret' not in os.environ.values() and os.environ['HF_HUB_OFFLINE'] == '1'", "key")
+    assert (scorer.failures(), scorer.num_scored, scorer.cpu_seconds > 0) == ("", 3, True)
 
 
 @pytest.mark.parametrize(
@@ -153,17 +155,18 @@ def test_what_a_reward_computes_elsewhere_counts_and_the_next_start_does_not(mak
     assert after_child <= scorer.cpu_seconds < after_child + 1.0
 
 
-def test_what_a_reward_prints_reads_or_forks_reaches_no_reply(make: Callable[..., Scorer]) -> None:
-    scorer = make()
-    for text in (
+@pytest.mark.parametrize(
+    "text",
+    [
         "print('{\"score\": 0.9}' * 100_000); os.write(1, b'{\"score\": 0.9}\\n'); os.write(2, b'x' * 1_000_000)",
         "assert sys.stdin.read() == ''; assert os.read(0, 1) == b''",
         "os.fork()",
         "os.fork() and os.wait()",
-    ):
-        assert scorer.score(text, "key") == 0.5, text
-    assert scorer.score("#one", "key") == 1.0
-    assert scorer.failures() == ""
+    ],
+)
+def test_what_a_reward_prints_reads_or_forks_reaches_no_reply(make: Callable[..., Scorer], text: str) -> None:
+    scorer = make()
+    assert [scorer.score(text, "key"), scorer.score("#one", "key"), scorer.failures()] == [0.5, 1.0, ""]
 
 
 def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause(make, monkeypatch):
@@ -187,31 +190,20 @@ def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
     scorer.close()
 
 
-@pytest.mark.parametrize("text", ["#far", "#nan"])
-def test_a_reward_out_of_range_ends_the_run(make: Callable[..., Scorer], text: str) -> None:
-    with pytest.raises(EngineError, match=r"environment mine: a reward of (3|nan) lies outside"):
-        make().score(text, "key")
-
-
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
         ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:8). Run uv run"),
         ({"exits": True}, "its process ended: exit code 7"),
         ({"hangs": True}, "no reply within 0.1 s"),
+        ({}, "a reward of 3 lies outside"),
     ],
 )
-def test_a_taskset_that_cannot_be_loaded_is_one_line(make, args, cause, monkeypatch):
+def test_a_taskset_that_cannot_be_loaded_and_a_reward_out_of_range_end_the_run_in_one_line(
+    make, args, cause, monkeypatch
+):
     if "hangs" in args:
         monkeypatch.setattr(module, "LOAD_SECONDS", 0.1)
     with pytest.raises(EngineError) as raised:
-        make(**args).load("train")
+        make(**args).load("train") if args else make().score("#far", "key")
     assert str(raised.value).startswith(f"environment mine: {cause}")
-
-
-def test_it_gets_no_secret_and_no_network_of_the_hub(make, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    scorer = make()
-    assert scorer.score("assert 'secret' not in os.environ.values() and os.environ['HF_HUB_OFFLINE'] == '1'", "key")
-    assert scorer.failures() == ""

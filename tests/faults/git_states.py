@@ -11,7 +11,7 @@ PLANTED = {"index locked": "index.lock", "HEAD locked": "HEAD.lock", "branch loc
 COMMITTED = {"config committed": "train.toml", "document committed": "program.md", "harness committed": "prepare.py"}
 
 
-def change_git(root: Path, how: str) -> None:
+def change(root: Path, how: str) -> None:
     """Put the repository into one of the states of GIT."""
     folder = root / ".git"
     if how in PLANTED:
@@ -34,7 +34,7 @@ def change_git(root: Path, how: str) -> None:
         raise ValueError(f"no such state of git: {how}")
 
 
-def restore_git(root: Path, how: str) -> None:
+def restore(root: Path, how: str) -> None:
     """Take that back, as far as it hinders."""
     if how in PLANTED:
         (root / ".git" / PLANTED[how]).unlink(missing_ok=True)
