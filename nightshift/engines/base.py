@@ -166,6 +166,22 @@ class Session(Policy):
         """Stop every process of the run and check that none is left. Safe to call twice."""
 
 
+class Proof(ABC):
+    """A child process, for which no slot waits: were the weights in a run's folder those that were scored?"""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Return True once `result` does not wait any more."""
+
+    @abstractmethod
+    def result(self) -> str:
+        """Wait for the end of the child. Return one line. EngineError if other weights were scored."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the child. Safe to call twice."""
+
+
 class Engine(ABC):
     """A way to train. Made from the arguments of `open_engine` alone, so that a worker can make the same one."""
 
@@ -226,10 +242,15 @@ class Engine(ABC):
         """Return what `open` would start, for --dry-run; nothing is written or started. Without `verbose`: the GPUs and
         the model only."""
 
-    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
-        """Return a line on the proof that the weights in `run_dir` were evaluated; None: they cannot be others.
-        EngineError if they are others."""
+    def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> Proof | None:
+        """Start the proof that the weights in `run_dir` were scored; None: they cannot be others. EngineError if the
+        file is not the one that was scored."""
         return None
+
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
+        """Return the line of the proof, after its end. EngineError if other weights were scored."""
+        proof = self.start_proof(run_dir, weights, note)
+        return proof.result() if proof else None
 
     @abstractmethod
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:

@@ -13,10 +13,10 @@ from typing import Any
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import FIXED_VARIABLES, baseline_of
-from nightshift.campaign.records import LATE_SECONDS, Job, Record, Request
+from nightshift.campaign.records import LATE_SECONDS, Job, Record, Request, Result
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
-from nightshift.engines.base import Engine, on_cards, open_engine
+from nightshift.engines.base import Engine, Proof, on_cards, open_engine
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
@@ -37,6 +37,8 @@ class Bench:
     request: Request
     # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
     engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
+    # Proofs under way, each with the result of its run, by the run's folder: the slot is free for the next run.
+    proofs: dict[Path, tuple[Result, Proof]] = field(default_factory=dict)
 
     def require_ready(self, slots: Sequence[Slot] | None = None) -> None:
         """Raise EngineError with the first problem of these slots; None: of the slot of the next run."""
@@ -59,13 +61,19 @@ class Bench:
 
     @property
     def in_flight(self) -> list[int]:
-        """The numbers of the experiments whose runs are in flight; a certificate's runs have other names."""
-        return sorted(int(folder.name) for folder in self.executor.in_flight() if folder.name.isdigit())
+        """The numbers of the experiments whose runs or proofs are in flight; a certificate's runs have other names."""
+        folders = [*self.executor.in_flight(), *self.proofs]
+        return sorted(int(folder.name) for folder in folders if folder.name.isdigit())
+
+    def is_over(self, folder: Path) -> bool:
+        """Return whether the run in `folder` has ended, and its proof if one began."""
+        return self.proofs[folder][1].is_over() if folder in self.proofs else self.executor.is_over(folder)
 
     def next_seed(self, campaign: Campaign) -> int:
         """Return the first seed that no scored and no running run of the campaign has: a lost run keeps its seed."""
         results = [record.result for record in campaign.decided if record.evaluation]
         used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
+        used |= {result.seed for result, _ in self.proofs.values()}
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
     def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:

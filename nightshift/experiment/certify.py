@@ -14,6 +14,7 @@ import secrets
 import shlex
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -346,7 +347,7 @@ def _make_runs(questions: Sequence[Task]) -> None:
             runs = [run for task in open_tasks for run in task.runs() if not run.fresh and run.folder not in making]
             runs = sorted(runs, key=lambda run: num_tries[run.folder])
             runs = [run for run in runs if num_tries[run.folder] < _MAX_TRIES]
-            for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(making)]:
+            for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(executor.in_flight())]:
                 making[run.folder] = _make_run(run)
                 num_tries[run.folder] += 1
             if not making:
@@ -366,7 +367,7 @@ def _make_runs(questions: Sequence[Task]) -> None:
 
 
 def _make_run(run: _Run) -> Generator[None, None, None]:
-    """Make a run and store it unless the infrastructure failed. Yields while the run is in flight."""
+    """Make a run and store it unless the infrastructure failed. Yields while the run or its proof is in flight."""
     task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
     controller, bench, executor = task.controller, task.bench, task.bench.executor
     job = job_left(folder)
@@ -389,8 +390,13 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         result = executor.result(folder)
         if result.training.failure is Failure.INFRASTRUCTURE:
             raise EngineError(result.training.cause or "no cause known")
-        scored = result.evaluation
-        proof = bench.engine.prove(folder, scored.weights, controller.reporter.note) if scored else None
+        scored, line = result.evaluation, None
+        proof = bench.engine.start_proof(folder, scored.weights, controller.reporter.note) if scored else None
+        if proof is not None:
+            with closing(proof):
+                while not proof.is_over():
+                    yield
+                line = proof.result()
     except (Interrupted, IntegrityError, GeneratorExit, EngineError) as error:
         executor.cancel([folder])
         job_path.unlink(missing_ok=True)  # no later command waits for it
@@ -404,7 +410,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
                 remove_tree(path)
     name = job_path.relative_to(controller.ledger.runs_dir).as_posix()
     num_starts = sum(line.file == name for line in controller.ledger.journal.lines())
-    fresh = FreshRun(run.side, run.seed, result, proof, max(num_starts, 1))
+    fresh = FreshRun(run.side, run.seed, result, line, max(num_starts, 1))
     write_json(folder / RUN_NAME, fresh)
     score = f"crashed: {result.training.cause}" if fresh.score is None else f"{fresh.score:.4f}"
     run.note(f"{score}, {result.training.num_steps} steps")

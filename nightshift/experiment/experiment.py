@@ -204,33 +204,41 @@ class Controller:
         self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access=access))
 
     def collect(self, number: int) -> Record | None:
-        """Judge and close an experiment; None while its run is in flight. IntegrityError if measuring files changed."""
+        """Judge and close an experiment; None while its run or its proof is in flight: a keep has its proof first.
+
+        IntegrityError if measuring files changed.
+        """
         record, bench, run_dir = self.ledger.record(number), self.bench, self.ledger.run_dir(number)
         if record.status != STARTED:
             return record
-        if not bench.executor.is_over(run_dir):
+        if not bench.is_over(run_dir):
             return None
         require_branch(self.repo, record.branch)
         campaign = self.folded()
         commit = (campaign.baseline or record).commit
         require_unchanged(self.repo, bench.rules, record.rules_hash, commit, bench.rules_hash)
+        result, proof = bench.proofs.pop(run_dir, (None, None))
         try:
-            result = bench.executor.result(run_dir)
+            result = result or bench.executor.result(run_dir)
             record = replace(record, result=result, hardware=record.hardware or result.hardware)
             if result.hardware not in ("", record.hardware):
                 raise EngineError(f"the run was made on {result.hardware}, and the campaign's on {record.hardware}")
+            if proof is not None:
+                record = replace(record, health=proof.result())
         except (EngineError, UsageError, OSError) as error:
             return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         if result.evaluation is None:
             failure = result.training.failure or Failure.INFRASTRUCTURE
             return self.conclude(crash(record, failure, result.training.cause or "no cause known"))
         record = campaign.judge(record, validate=bench.engine.validate)
-        if record.is_keep or record.is_incumbent:
+        if proof is None and (record.is_keep or record.is_incumbent):
             try:  # the engine proves that the weights that stay are those that were scored
-                proof = bench.engine.prove(run_dir, result.evaluation.weights, self.reporter.note)
+                proof = bench.engine.start_proof(run_dir, result.evaluation.weights, self.reporter.note)
             except EngineError as error:
                 return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
-            record = replace(record, health=proof)
+            if proof is not None:
+                bench.proofs[run_dir] = result, proof
+                return None
         return self.conclude(record, campaign.remarks(record))
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
@@ -254,7 +262,7 @@ class Controller:
 
     @property
     def in_flight(self) -> tuple[Record, ...]:
-        """The experiments whose runs are in flight."""
+        """The experiments whose runs or proofs are in flight."""
         return tuple(map(self.ledger.record, self.bench.in_flight))
 
     def wait(self) -> None:
@@ -265,9 +273,13 @@ class Controller:
         self.reporter.show({f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in folders})
 
     def cancel(self, number: int | None = None) -> None:
-        """Cancel the runs that were not collected; with `number` only the run of that experiment."""
-        executor = self.bench.executor
-        executor.cancel([*executor.in_flight()] if number is None else [self.ledger.run_dir(number)])
+        """Cancel the runs that were not collected, and the proofs; with `number` only the run of that experiment."""
+        executor, proofs = self.bench.executor, self.bench.proofs
+        folders = [*executor.in_flight(), *proofs] if number is None else [self.ledger.run_dir(number)]
+        executor.cancel(folders)
+        for folder in folders:
+            if folder in proofs:
+                proofs.pop(folder)[1].close()
 
     def interrupt(self, cause: str) -> None:
         """End the runs in flight and close their records: as interrupted, unless a record has its verdict already."""

@@ -34,7 +34,7 @@ from nightshift.engines.prime_rl.install import (
 )
 from nightshift.engines.prime_rl.launch import Launch, describe, free_ports
 from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
-from nightshift.engines.prime_rl.served import READER, prove
+from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.evaluation.environment import load as load_environments
@@ -219,10 +219,10 @@ class PrimeRlEngine(Engine):
                 path.rename(aside / path.name)
             kept.add(aside)
 
-    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str:
+    def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> ServedProof:
         """Compare the served log-probabilities with those of the weights' file (served.py)."""
         note("comparing what was served with the file of its weights, on the CPU: under a minute if it is free")
-        return prove(run_dir, weights, self._base, self._reader, self._environ)
+        return ServedProof(run_dir, weights, self._base, self._reader, self._environ)
 
     @property
     def _base(self) -> Path:
