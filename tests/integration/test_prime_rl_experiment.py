@@ -15,6 +15,7 @@ from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Outcome, Record, Request
 from nightshift.cli.output import summary
+from nightshift.config.train_toml import load
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
@@ -99,6 +100,31 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
         git(controller.bench.root, "rev-parse", "HEAD"),
     ) == before
     assert list(controller.ledger.run_dir(1).glob("**/*.safetensors")) == []
+
+
+@pytest.mark.slow
+def test_the_next_run_starts_while_the_reader_works(controller: Controller) -> None:
+    run_with(controller, None)
+    assert isinstance(controller.bench.engine, PrimeRlEngine)
+    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, "reader_waits")
+    request, config = Request(baseline=True), load(controller.bench.root / "train.toml")
+    first = controller.start(request, config, controller.campaign())
+    while not controller.bench.proofs:
+        assert controller.collect(first.number) is None
+        controller.wait()
+    second = controller.start(request, config, controller.campaign())
+    while len(controller.bench.proofs) < 2:
+        assert (controller.collect(first.number), controller.collect(second.number)) == (None, None)
+        controller.wait()
+    assert [record.number for record in controller.in_flight] == [first.number, second.number]
+    for number in (second.number, first.number):
+        (controller.ledger.run_dir(number) / "go").touch()
+        wait_for(lambda number=number: controller.collect(number) is not None)
+    ours = controller.ledger.records()
+    assert [record.decided for record in ours] == [1, 3, 2], "decided in the order in which their proofs ended"
+    assert all((record.health or "").startswith("served = file: 0.0000 nats") for record in ours)
+    assert len({record.result.seed for record in ours if record.result}) == 3
+    assert living_children() == []
 
 
 @pytest.mark.parametrize(

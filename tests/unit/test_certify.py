@@ -430,7 +430,7 @@ def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_ag
     class StandInProof(Proof):
         """A proof that ends after two looks; the first one fails."""
 
-        def __init__(self, engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> None:
+        def __init__(self, run_dir: Path, weights: Weights, note: object) -> None:
             assert (run_dir / "weights" / "model.safetensors").is_file()
             seen.append(run_dir.name)
             self.is_first, self.num_looks = len(seen) == 1, 0
@@ -450,7 +450,7 @@ def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_ag
 
     waves: list[Path] = []
     monkeypatch.setattr(kept.bench.executor, "during", waves.append)
-    monkeypatch.setattr(TrlEngine, "start_proof", lambda *arguments: StandInProof(*arguments))
+    monkeypatch.setattr(TrlEngine, "start_proof", StandInProof)
     made = certified(kept, num_seeds=1)
     assert len(seen) == 3
     assert seen[0] == seen[2]

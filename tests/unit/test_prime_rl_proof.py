@@ -47,7 +47,7 @@ NOISE = rows(random.Random(2).gauss)
 
 
 def compared(said: Rows, file: Rows, start: Rows = START, server_s_start: Rows | None = None) -> tuple[bool, str]:
-    served = Served(start=answers(server_s_start) if server_s_start else None)
+    served = Served(answers(server_s_start) if server_s_start else None, answers(said))
     return compare(served, Read(start, file))
 
 
