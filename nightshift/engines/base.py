@@ -24,6 +24,7 @@ from nightshift.config.train_toml import Config
 from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import Policy
+from nightshift.executors import network
 from nightshift.executors.capacity import Capacity
 from nightshift.executors.gpus import SIZES_GB, choose_gpus, list_gpus, parse_gpus
 
@@ -57,6 +58,19 @@ def open_engine(
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
     engine.machine  # noqa: B018  a mistake in machine.toml is refused before anything starts
     return engine
+
+
+def isolate(rules: Rules, root: Path) -> None:
+    """Move this process, which must have one thread, into a network namespace if its engine's server has no password
+    and the namespace works here."""
+    with suppress(UsageError):  # of machine.toml: `open_engine` raises it again
+        if rules.engine == "prime-rl" and not network_problem(root):
+            network.enter()
+
+
+def network_problem(root: Path) -> str:
+    """Return why runs share the network of this machine; "" if they get a namespace of their own."""
+    return "machine.toml has share_network = true" if read_machine(root).share_network else network.problem()
 
 
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:

@@ -1,8 +1,10 @@
 """Whole experiments on the prime-rl engine with stand-in programs: always a record, never a process left."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.errors import Failure
+from nightshift.executors import network
 from nightshift.experiment.experiment import Controller
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
@@ -188,6 +191,27 @@ def test_a_killed_controller_leaves_no_process_and_no_verdict(checkout, tmp_path
     assert (git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()) == before
     assert list((checkout / "runs").glob("**/*.safetensors")) == []
     assert process.returncode == (130 if number == signal.SIGTERM else -9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_only_a_run_that_shares_the_network_can_be_reached_from_outside(checkout, tmp_path, is_shared):
+    if problem := network.problem():
+        pytest.skip(problem)
+    furnish(checkout, b"max_steps = 100\n" + SOURCE)
+    (checkout / "machine.toml").write_text(f"share_network = {str(is_shared).lower()}\n")
+    stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
+    process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
+    wait_for(lambda: trains(checkout, process))
+    port = json.loads((checkout / "runs/0001/rl.json").read_text())["inference"]["server"]["port"]
+    with socket.socket() as outside:
+        assert (outside.connect_ex(("127.0.0.1", port)) == 0) == is_shared
+    code, _, stderr = finish(process)
+    assert code == 0, stderr
+    (record,) = Ledger(checkout).records()
+    assert record.result.versions["network"] == ("shared" if is_shared else "namespace of its own")
+    assert ("SECURITY.md): machine.toml has share_network = true" in stderr) == is_shared
+    assert leftovers(checkout) == []
 
 
 def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
