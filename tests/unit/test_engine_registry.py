@@ -99,7 +99,13 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "prime-rl")
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
-    found = {"torch": "2.11.0+cu128", "vllm": "0.26.0", "transformers": "5.9.0", "prime-rl": commit, "network": "shared"}
+    found = {
+        "torch": "2.11.0+cu128",
+        "vllm": "0.26.0",
+        "transformers": "5.9.0",
+        "prime-rl": commit,
+        "network": "shared",
+    }
     assert engine.versions() == found
     monkeypatch.setattr(prime_rl, "list_gpus", lambda: list(PAIR))
     assert engine.versions() == found | {"driver": "570.86"}
