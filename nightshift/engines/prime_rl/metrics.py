@@ -39,30 +39,25 @@ def num_rollouts(rollouts_dir: Path) -> int:
 
 
 def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
-    """Write a few of them to `path`, a line each, if there are any."""
-    if rollouts := sample_rollouts(rollouts_dir, NUM_ROLLOUTS):
-        write_atomically(path, "".join(json.dumps(rollout) + "\n" for rollout in rollouts).encode(), sync=False)
+    """Write up to NUM_ROLLOUTS rollouts, of the last steps first, to `path`: a line each, if there are any.
 
-
-def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
-    """Up to `num` rollouts as {step, problem, completion, reward, truncated}, of the last steps first.
-
-    Evenly spaced over a step, so that they are not all of one problem. Text is cut to MAX_TEXT characters and
-    holds no control characters but newline and tab; `reward` is None where scoring failed. Lines that are torn
-    or no episode are left out.
+    A line is {step, problem, completion, reward, truncated}. Rollouts are evenly spaced over a step, so that they are
+    not all of one problem. Text is cut to MAX_TEXT characters and contains no control characters but newline and tab;
+    `reward` is None where scoring failed. Lines that are torn or no episode are left out.
     """
-    samples: list[dict[str, Any]] = []
+    rollouts: list[dict[str, Any]] = []
     files = rollout_files(rollouts_dir)
     steps = {int(name[1]): path for path in files if (name := re.fullmatch(r"step_(\d+)", path.parents[2].name))}
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()
-        wanted = min(num - len(samples), len(lines))
+        wanted = min(NUM_ROLLOUTS - len(rollouts), len(lines))
         found = (_rollout(lines[index * len(lines) // wanted]) for index in range(wanted))
-        samples += ({"step": step, **rollout} for rollout in found if rollout is not None)
-        if len(samples) >= num:
+        rollouts += ({"step": step, **rollout} for rollout in found if rollout is not None)
+        if len(rollouts) == NUM_ROLLOUTS:
             break
-    return samples
+    if rollouts:
+        write_atomically(path, "".join(json.dumps(rollout) + "\n" for rollout in rollouts).encode(), sync=False)
 
 
 def _rollout(line: bytes) -> dict[str, Any] | None:
@@ -72,25 +67,19 @@ def _rollout(line: bytes) -> dict[str, Any] | None:
         messages = [node["message"] for node in trace["nodes"]]
         problem = next(m for m in messages if m["role"] == "user")
         completion: dict[str, Any] = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
+        rewards = [
+            float(r["score"]) * float(r["weight"]) for r in (trace.get("rewards") or {}).values() if r is not None
+        ]
+        calls = [call for call in trace.get("calls") or [] if call.get("error") is None]
+        is_cut = bool(calls and calls[-1].get("finish_reason") == "length")
         return {
             "problem": _text(problem.get("content")),
             "completion": _text(completion.get("content")),
-            "reward": _reward(trace.get("rewards") or {}),
-            "truncated": _truncated(trace),
+            "reward": sum(rewards) if rewards else None,
+            "truncated": trace.get("stop_condition") in _LIMITS or is_cut,
         }
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
         return None
-
-
-def _reward(rewards: dict[str, Any]) -> float | None:
-    """Sum of score times weight; None where nothing was scored."""
-    values = [float(r["score"]) * float(r["weight"]) for r in rewards.values() if r is not None]
-    return sum(values) if values else None
-
-
-def _truncated(trace: dict[str, Any]) -> bool:
-    calls = [call for call in trace.get("calls") or [] if call.get("error") is None]
-    return trace.get("stop_condition") in _LIMITS or bool(calls and calls[-1].get("finish_reason") == "length")
 
 
 def _text(content: Any) -> str:
