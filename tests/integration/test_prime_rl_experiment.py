@@ -27,7 +27,7 @@ from nightshift.executors import network
 from nightshift.experiment.experiment import Controller
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
-from tests.conftest import git, living_children, slow
+from tests.conftest import git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run
 from tests.stand_in_controller import make_controller
 from tests.stand_ins import prime_rl_rules
@@ -133,7 +133,6 @@ def test_the_next_run_starts_while_the_reader_works(controller: Controller) -> N
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        slow("trainer_out_of_memory", Failure.CONFIG, "trainer: out of GPU memory"),
         ("config_refused", Failure.CONFIG, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.INFRASTRUCTURE, "500"),
         (
