@@ -2,8 +2,8 @@
 
 Keys and their meaning: prime_rl/trainer/rl/train.py and prime_rl/orchestrator/{metrics,orchestrator}.py at the
 pinned commit. The trainer writes five rows a step (perf, optim, tensor statistics, time, disk), the orchestrator
-one; a row of the trainer may come before the orchestrator's of the same step. Rows of both in one file are told
-apart by their keys.
+one; a row of the trainer may come before the orchestrator's of the same step. No key that is read here is in rows of
+both.
 """
 
 import json
@@ -91,7 +91,7 @@ def _text(content: Any) -> str:
 
 # Raw key -> field of Step, or a name of our own, with _. reward_std has no raw key: prime-rl writes mean, extremes and
 # percentiles only. A value that is no finite number has no key either.
-_TRAINER = {
+_FIELDS = {
     "optim/lr": "lr",  # of the next step
     "optim/grad_norm": "grad_norm",
     "loss/mean": "loss",
@@ -101,9 +101,7 @@ _TRAINER = {
     "time/forward_backward": "train_seconds",  # optimizer step included
     "time/broadcast_weights": "broadcast_seconds",
     "time/wait_for_batch": "wait_for_rollouts_seconds",
-}
-# `all` holds every rollout of the step; `effective` only what was left after the zero-advantage filter.
-_ORCHESTRATOR = {
+    # The orchestrator's. `all` holds every rollout of the step; `effective` only what the zero-advantage filter left.
     "train/agg/all/agent/reward/mean": "reward_mean",
     "train/agg/all/agent/reward/min": "_reward_min",
     "train/agg/all/agent/solved_all": "all_right_share",
@@ -194,8 +192,7 @@ class MetricsTail:
         step = _number(row.get("step"))
         if step is None or step != int(step):
             return
-        names = _ORCHESTRATOR if "progress/rollouts" in row else _TRAINER
-        values = {name: _number(row[key]) for key, name in names.items() if key in row}
+        values = {name: _number(row[key]) for key, name in _FIELDS.items() if key in row}
         if "train_seconds" in values:
             values["time"] = _number(row.get("time"))
         self._rows.setdefault(int(step), {}).update(values)
