@@ -380,6 +380,8 @@ def reader(base: str, folder: str, fault: str | None) -> None:
 
     if fault == "reader_hangs":
         time.sleep(600)
+    while fault == "reader_waits" and not Path("go").exists():
+        time.sleep(0.1)
     if fault == "reader_fails":
         raise ValueError(f"{folder} lacks model.norm.weight")
     prompts, steps = json.load(sys.stdin), {"start": step_of(base), "file": step_of(folder)}

@@ -24,6 +24,7 @@ from nightshift.config.train_toml import Config
 from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import Policy
+from nightshift.executors import network
 from nightshift.executors.gpus import SIZES_GB, choose_gpus, list_gpus, parse_gpus
 from nightshift.executors.local import Capacity
 
@@ -57,6 +58,19 @@ def open_engine(
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
     engine.machine  # noqa: B018  a mistake in machine.toml is refused before anything starts
     return engine
+
+
+def isolate(rules: Rules, root: Path) -> None:
+    """Move this process, which must have one thread, into a network namespace if its engine's server has no password
+    and the namespace works here."""
+    with suppress(UsageError):  # of machine.toml: `open_engine` raises it again
+        if rules.engine == "prime-rl" and not network_problem(root):
+            network.enter()
+
+
+def network_problem(root: Path) -> str:
+    """Return why runs share the network of this machine; "" if they get a namespace of their own."""
+    return "machine.toml has share_network = true" if read_machine(root).share_network else network.problem()
 
 
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
@@ -166,6 +180,22 @@ class Session(Policy):
         """Stop every process of the run and check that none is left. Safe to call twice."""
 
 
+class Proof(ABC):
+    """A child process, for which no slot waits: were the weights in a run's folder those that were scored?"""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Return True once `result` does not wait any more."""
+
+    @abstractmethod
+    def result(self) -> str:
+        """Wait for the end of the child. Return one line. EngineError if other weights were scored."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the child. Safe to call twice."""
+
+
 class Engine(ABC):
     """A way to train. Made from the arguments of `open_engine` alone, so that a worker can make the same one."""
 
@@ -236,10 +266,15 @@ class Engine(ABC):
         """Return what `open` would start, for --dry-run; nothing is written or started. Without `verbose`: the GPUs and
         the model only."""
 
-    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
-        """Return a line on the proof that the weights in `run_dir` were evaluated; None: they cannot be others.
-        EngineError if they are others."""
+    def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> Proof | None:
+        """Start the proof that the weights in `run_dir` were scored; None: they cannot be others. EngineError if the
+        file is not the one that was scored."""
         return None
+
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
+        """Return the line of the proof, after its end. EngineError if other weights were scored."""
+        proof = self.start_proof(run_dir, weights, note)
+        return proof.result() if proof else None
 
     @abstractmethod
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:

@@ -1,5 +1,6 @@
 """machine.toml: what the owner of a machine says about it. Not in git, not in the rules hash, recorded with each run.
 
+share_network = true              # prime-rl: no network namespace of its own for a run
 [environment]                     # variables for the engine's processes
 CC = "/usr/bin/gcc-12"
 NCCL_P2P_DISABLE = "1"
@@ -39,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The tables of machine.toml."""
 
+    share_network: bool = False
     environment: dict[str, str] = {}
     limits: Limits = Limits()
 
@@ -46,7 +48,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def text(self) -> str:
         """Everything that the file sets, in one line for records and doctor; "" without a file."""
         limits = {name: value for name, value in msgspec.structs.asdict(self.limits).items() if value is not None}
-        return ", ".join(f"{name} = {value}" for name, value in {**self.environment, **limits}.items())
+        network = {"share_network": "true"} if self.share_network else {}
+        return ", ".join(f"{name} = {value}" for name, value in {**network, **self.environment, **limits}.items())
 
 
 def read_machine(root: Path) -> Machine:
@@ -57,7 +60,7 @@ def read_machine(root: Path) -> Machine:
     except FileNotFoundError:
         return Machine()
     except (OSError, ValueError) as error:
-        fix = "The file has [environment] with texts, and [limits] with startup_seconds and no_step_seconds."
+        fix = "It has share_network = true, [environment] with texts, [limits] with startup_seconds, no_step_seconds."
         raise UsageError(f"{MACHINE_NAME}: {error}", fix) from None
     if others := [name for name in machine.environment if not _NAMES.fullmatch(name)]:
         fix = "Delete it. docs/gpus.md lists the variables of compilers, cards and their libraries that may be set."

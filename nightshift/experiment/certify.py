@@ -27,6 +27,7 @@ import secrets
 import shlex
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -364,7 +365,7 @@ def _make_runs(questions: Sequence[Task]) -> None:
             runs = [run for task in open_tasks for run in task.runs() if not run.fresh and run.folder not in making]
             runs = sorted(runs, key=lambda run: num_tries[run.folder])
             runs = [run for run in runs if num_tries[run.folder] < _MAX_TRIES]
-            for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(making)]:
+            for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(executor.in_flight())]:
                 making[run.folder] = _make_run(run)
                 num_tries[run.folder] += 1
             if not making:
@@ -384,7 +385,7 @@ def _make_runs(questions: Sequence[Task]) -> None:
 
 
 def _make_run(run: _Run) -> Generator[None, None, None]:
-    """Make a run and store it unless the infrastructure failed. Yields while the run is in flight."""
+    """Make a run and store it unless the infrastructure failed. Yields while the run or its proof is in flight."""
     task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
     controller, bench, executor = task.controller, task.bench, task.bench.executor
     job = job_left(folder)
@@ -405,8 +406,13 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         result = executor.result(folder)
         if result.training.failure is Failure.INFRASTRUCTURE:
             raise EngineError(result.training.cause or "no cause known")
-        scored = result.evaluation
-        proof = bench.engine.prove(folder, scored.weights, controller.reporter.note) if scored else None
+        scored, line = result.evaluation, None
+        proof = bench.engine.start_proof(folder, scored.weights, controller.reporter.note) if scored else None
+        if proof is not None:
+            with closing(proof):
+                while not proof.is_over():
+                    yield
+                line = proof.result()
     except (Interrupted, IntegrityError, GeneratorExit, EngineError) as error:
         executor.cancel([folder])
         job_path.unlink(missing_ok=True)  # no later command waits for it
@@ -419,7 +425,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
     score, num_steps = scored.eval_score if scored else None, result.training.num_steps
-    write_json(folder / RUN_NAME, FreshRun(run.side, run.seed, num_steps, score, result, proof))
+    write_json(folder / RUN_NAME, FreshRun(run.side, run.seed, num_steps, score, result, line))
     run.note(f"{f'crashed: {result.training.cause}' if score is None else f'{score:.4f}'}, {num_steps} steps")
 
 

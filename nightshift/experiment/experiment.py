@@ -23,13 +23,13 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
 from nightshift.campaign.ledger import STARTED, Event, Ledger, baseline_of, read_progress
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request, Run
+from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request, Result, Run
 from nightshift.config.allowlist import shorten
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import require_within
 from nightshift.config.train_toml import Config, diff, load
-from nightshift.engines.base import Engine, on_cards, open_engine, used_keys
+from nightshift.engines.base import Engine, Proof, on_cards, open_engine, used_keys
 from nightshift.errors import EngineError, Failure, Interrupted, UsageError
 from nightshift.evaluation import environment
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
@@ -54,6 +54,8 @@ class Bench:
     request: Request
     # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
     engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
+    # Proofs under way, each with the result of its run, by the run's folder: the slot is free for the next run.
+    proofs: dict[Path, tuple[Result, Proof]] = field(default_factory=dict)
 
     def require_ready(self, slots: Sequence[Slot] | None = None) -> None:
         """Raise EngineError with the first problem of these slots; None: of the slot of the next run."""
@@ -76,13 +78,19 @@ class Bench:
 
     @property
     def in_flight(self) -> list[int]:
-        """The numbers of the experiments whose runs are in flight; a certificate's runs have other names."""
-        return sorted(int(folder.name) for folder in self.executor.in_flight() if folder.name.isdigit())
+        """The numbers of the experiments whose runs or proofs are in flight; a certificate's runs have other names."""
+        folders = [*self.executor.in_flight(), *self.proofs]
+        return sorted(int(folder.name) for folder in folders if folder.name.isdigit())
+
+    def is_over(self, folder: Path) -> bool:
+        """Return whether the run in `folder` has ended, and its proof if one began."""
+        return self.proofs[folder][1].is_over() if folder in self.proofs else self.executor.is_over(folder)
 
     def next_seed(self, campaign: Campaign) -> int:
         """Return the first seed that no scored and no running run of the campaign has: a lost run keeps its seed."""
         results = [record.result for record in campaign.decided if record.evaluation]
         used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
+        used |= {result.seed for result, _ in self.proofs.values()}
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
     def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:
@@ -271,11 +279,14 @@ class Controller:
         self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, **access))
 
     def collect(self, number: int) -> Record | None:
-        """Judge and close an experiment; None while its run is in flight. IntegrityError if measuring files changed."""
+        """Judge and close an experiment; None while its run or its proof is in flight: a keep has its proof first.
+
+        IntegrityError if measuring files changed.
+        """
         record, bench, run_dir = self.ledger.record(number), self.bench, self.ledger.run_dir(number)
         if record.status != STARTED:
             return record
-        if not bench.executor.is_over(run_dir):
+        if not bench.is_over(run_dir):
             return None
         if (now := self.repo.head().branch) != record.branch:
             cause = f"the checkout moved from {record.branch} to {now or 'a detached HEAD'}"
@@ -284,21 +295,26 @@ class Controller:
         first = campaign.baseline
         baseline = self.ledger.stored_config(first) if first else None
         require_unchanged(self.repo, bench.rules, record.rules_hash, (first or record).commit, bench.rules_hash)
+        result, proof = bench.proofs.pop(run_dir, (None, None))
         try:
-            result = bench.executor.result(run_dir)
+            result = result or bench.executor.result(run_dir)
             record = replace(record, result=result, hardware=record.hardware or result.hardware)
+            if proof is not None:
+                record = replace(record, health=proof.result())
         except (EngineError, UsageError, OSError) as error:
             return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         if result.evaluation is None:
             failure = result.training.failure or Failure.INFRASTRUCTURE
             return self.conclude(crash(record, failure, result.training.cause or "no cause known"))
         record = campaign.judge(record, baseline, bench.engine.validate)
-        if record.is_keep or record.is_incumbent:
+        if proof is None and (record.is_keep or record.is_incumbent):
             try:  # the engine proves that the weights that stay are those that were scored
-                proof = bench.engine.prove(run_dir, result.evaluation.weights, self.reporter.note)
+                proof = bench.engine.start_proof(run_dir, result.evaluation.weights, self.reporter.note)
             except EngineError as error:
                 return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
-            record = replace(record, health=proof)
+            if proof is not None:
+                bench.proofs[run_dir] = result, proof
+                return None
         return self.conclude(record, campaign.remarks(record))
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
@@ -322,7 +338,7 @@ class Controller:
 
     @property
     def in_flight(self) -> tuple[Record, ...]:
-        """The experiments whose runs are in flight."""
+        """The experiments whose runs or proofs are in flight."""
         return tuple(map(self.ledger.record, self.bench.in_flight))
 
     def wait(self) -> None:
@@ -333,9 +349,13 @@ class Controller:
         self.reporter.show({f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in folders})
 
     def cancel(self, number: int | None = None) -> None:
-        """Cancel the runs that were not collected; with `number` only the run of that experiment."""
-        executor = self.bench.executor
-        executor.cancel([*executor.in_flight()] if number is None else [self.ledger.run_dir(number)])
+        """Cancel the runs that were not collected, and the proofs; with `number` only the run of that experiment."""
+        executor, proofs = self.bench.executor, self.bench.proofs
+        folders = [*executor.in_flight(), *proofs] if number is None else [self.ledger.run_dir(number)]
+        executor.cancel(folders)
+        for folder in folders:
+            if folder in proofs:
+                proofs.pop(folder)[1].close()
 
     def interrupt(self, cause: str) -> None:
         """End the runs in flight and close their records: as interrupted, unless a record has its verdict already."""

@@ -29,7 +29,7 @@ from nightshift.campaign.records import (
     Result,
     Training,
 )
-from nightshift.engines.base import Engine, NoGradient, open_engine
+from nightshift.engines.base import Engine, NoGradient, isolate, open_engine
 from nightshift.engines.machine import MACHINE_NAME
 from nightshift.errors import EngineError, ExitCode, Failure, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import evaluate, examples_of_test_split, examples_of_validation_split
@@ -52,6 +52,7 @@ def main(root: Path, folder: Path) -> int:
     try:
         with interruptible():
             job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
+            isolate(job.rules, root)
             if not job.name:
                 threading.Thread(target=_end_with_the_controller, daemon=True).start()
             result = make_run(job, root, folder)

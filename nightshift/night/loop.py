@@ -78,7 +78,7 @@ class Night:
                     self._proposals.begin_wait(self._unavailable)
                 while (stop := self._step()) is None:
                     pass
-                cut_off = stop.cause if self._executor.in_flight() else None
+                cut_off = stop.cause if self.desk.bench.in_flight else None
                 is_asked = self.state.request.certify is not None and self.state.certificate is None
                 if is_asked and stop.is_planned and not stop.by_user:
                     self.desk.update(certificate=self._certify())
@@ -145,7 +145,7 @@ class Night:
                 stop = self._act()
                 desk.end_wait("machine")
                 return stop
-            if (stop := self._why_stop()) and not self._executor.in_flight():
+            if (stop := self._why_stop()) and not desk.bench.in_flight:
                 return stop
             self._hold(CHECK_SECONDS)
         except IntegrityError:
@@ -154,7 +154,7 @@ class Night:
             if repo.head().branch == self.state.branch or self.state.branch not in repo.branches():
                 raise
         except (EngineError, OSError) as error:
-            if any(self._signs) and not self._executor.in_flight():
+            if any(self._signs) and not desk.bench.in_flight:
                 return self._why_stop()
             if problem := desk.disk_problem():
                 desk.begin_wait("disk", problem, "runs/ can be written", None)
@@ -193,13 +193,13 @@ class Night:
 
     def _act(self) -> Stop | None:
         """Decide a run that has ended, start one that waits, or propose; else wait. Returns why the night is over."""
-        controller, executor, before = self._controller, self._executor, self._signs
+        controller, before = self._controller, self._signs
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
         if self._slots.collect():
             return None
         if stop := self._why_stop():
             self._proposals.stop()
-            if not executor.in_flight():
+            if not self.desk.bench.in_flight:
                 return stop
             self._slots.take_back(stop.cause)
         elif self.desk.is_due("run") and (self.desk.num_free() or self._proposals.has_something_to_do()):
@@ -220,7 +220,7 @@ class Night:
         while self._signs == before and (desk.over is None or due):
             controller.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
-            is_over = controller.clock() >= ends_at or any(map(executor.is_over, due))
+            is_over = controller.clock() >= ends_at or any(map(desk.bench.is_over, due))
             is_waiting = due or self._proposals.is_under_way or any(wait.ended is None for wait in desk.state.waits)
             if self._proposals.advance() or is_queued or is_over or not is_waiting:
                 return

@@ -34,7 +34,7 @@ class Slots:
         """Decide the first run that has ended. Returns False if all runs are under way."""
         desk = self._desk
         for number in desk.bench.in_flight:
-            if desk.executor.is_over(desk.ledger.run_dir(number)) and (problem := desk.disk_problem()):
+            if desk.bench.is_over(desk.ledger.run_dir(number)) and (problem := desk.disk_problem()):
                 raise EngineError(problem)  # a result that waits in its folder is not lost
             if (record := self._controller.collect(number)) is not None:
                 self.conclude(record)
@@ -69,7 +69,7 @@ class Slots:
         """Start the campaign's first run, at most MAX_TRIES times if infrastructure loses it."""
         failed = [record for record in self._desk.own() if record.failure is not Failure.INTERRUPTED]
         num_lost = sum(record.failure is Failure.INFRASTRUCTURE for record in failed)
-        if self._desk.executor.in_flight():
+        if self._desk.bench.in_flight:
             return False
         if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
             cause = "; ".join([f"the baseline crashed: {failed[-1].why}", *self._desk.bench.warnings()])
@@ -122,7 +122,8 @@ class Slots:
     def take_back(self, cause: str) -> None:
         """Cancel the jobs that still wait on a cluster: they would begin when the night is over."""
         for record in self._controller.in_flight:
-            if not self._desk.executor.has_begun(self._desk.ledger.run_dir(record.number)):
+            folder = self._desk.ledger.run_dir(record.number)
+            if folder not in self._desk.bench.proofs and not self._desk.executor.has_begun(folder):
                 self._controller.cancel(record.number)
                 text = f"its job still waited when the night ended: {cause}"
                 self._controller.conclude(crash(record, Failure.INTERRUPTED, text))

@@ -1,8 +1,10 @@
 """Whole experiments on the prime-rl engine with stand-in programs: always a record, never a process left."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +17,17 @@ from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Outcome, Record, Request
 from nightshift.cli.output import summary
+from nightshift.config.train_toml import load
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.errors import Failure
+from nightshift.executors import network
 from nightshift.experiment.experiment import Controller
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
-from tests.conftest import git, living_children, slow
+from tests.conftest import git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run
 from tests.stand_in_controller import make_controller
 from tests.stand_ins import prime_rl_rules
@@ -101,10 +105,34 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
     assert list(controller.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
+@pytest.mark.slow
+def test_the_next_run_starts_while_the_reader_works(controller: Controller) -> None:
+    run_with(controller, None)
+    assert isinstance(controller.bench.engine, PrimeRlEngine)
+    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, "reader_waits")
+    request, config = Request(baseline=True), load(controller.bench.root / "train.toml")
+    first = controller.start(request, config, controller.campaign())
+    while not controller.bench.proofs:
+        assert controller.collect(first.number) is None
+        controller.wait()
+    second = controller.start(request, config, controller.campaign())
+    while len(controller.bench.proofs) < 2:
+        assert (controller.collect(first.number), controller.collect(second.number)) == (None, None)
+        controller.wait()
+    assert [record.number for record in controller.in_flight] == [first.number, second.number]
+    for number in (second.number, first.number):
+        (controller.ledger.run_dir(number) / "go").touch()
+        wait_for(lambda number=number: controller.collect(number) is not None)
+    ours = controller.ledger.records()
+    assert [record.decided for record in ours] == [1, 3, 2], "decided in the order in which their proofs ended"
+    assert all((record.health or "").startswith("served = file: 0.0000 nats") for record in ours)
+    assert len({record.result.seed for record in ours if record.result}) == 3
+    assert living_children() == []
+
+
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        slow("trainer_out_of_memory", Failure.CONFIG, "trainer: out of GPU memory"),
         ("config_refused", Failure.CONFIG, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.INFRASTRUCTURE, "500"),
         (
@@ -162,6 +190,27 @@ def test_a_killed_controller_leaves_no_process_and_no_verdict(checkout, tmp_path
     assert (git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()) == before
     assert list((checkout / "runs").glob("**/*.safetensors")) == []
     assert process.returncode == (130 if number == signal.SIGTERM else -9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_only_a_run_that_shares_the_network_can_be_reached_from_outside(checkout, tmp_path, is_shared):
+    if problem := network.problem():
+        pytest.skip(problem)
+    furnish(checkout, b"max_steps = 100\n" + SOURCE)
+    (checkout / "machine.toml").write_text(f"share_network = {str(is_shared).lower()}\n")
+    stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
+    process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
+    wait_for(lambda: trains(checkout, process))
+    port = json.loads((checkout / "runs/0001/rl.json").read_text())["inference"]["server"]["port"]
+    with socket.socket() as outside:
+        assert (outside.connect_ex(("127.0.0.1", port)) == 0) == is_shared
+    code, _, stderr = finish(process)
+    assert code == 0, stderr
+    (record,) = Ledger(checkout).records()
+    assert record.result.versions["network"] == ("shared" if is_shared else "namespace of its own")
+    assert ("SECURITY.md): machine.toml has share_network = true" in stderr) == is_shared
+    assert leftovers(checkout) == []
 
 
 def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -12,15 +13,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nightshift.campaign.records import Weights
-from nightshift.engines.prime_rl.served import CHATS, READER, Answers, Read, Served, prove, read_logprobs
+from nightshift.engines.prime_rl.served import CHATS, READER, Answers, Read, Served, ServedProof
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.errors import EngineError
+from nightshift.executors.process import python_command
 from tests.conftest import living_children
 
-BASE = Path(__file__).parents[2] / "models" / "arithmetic-base"
+ROOT = Path(__file__).parents[2]
+BASE = ROOT / "models" / "arithmetic-base"
 DRAW = random.Random(0)
 TOKENS = [[DRAW.randrange(516) for _ in range(40)] for _ in CHATS]
-ENVIRON = dict(os.environ)
 MODULE, RANK, ALPHA = "model.layers.1.mlp.down_proj", 4, 8
 A, B = (numpy.random.default_rng(n).normal(0, 0.2, shape) for n, shape in enumerate(((RANK, 336), (128, RANK))))
 
@@ -47,10 +49,9 @@ def adapter(folder: Path) -> Path:
 Rows = list[list[float]]
 
 
-def read(base: Path, folder: Path, run_dir: Path) -> Read:
-    found = read_logprobs(READER, base, folder, TOKENS, run_dir, ENVIRON)
-    assert living_children() == []
-    return found
+def read(base: Path, folder: Path) -> subprocess.CompletedProcess[bytes]:
+    command = python_command(*READER, str(base), str(folder))
+    return subprocess.run(command, input=msgspec.json.encode(TOKENS), capture_output=True, cwd=ROOT, check=False)
 
 
 def distance(one: Rows, other: Rows) -> float:
@@ -61,7 +62,7 @@ def distance(one: Rows, other: Rows) -> float:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Read]:
     """A run's folder with its weights, and what the child says of them."""
     run_dir = tmp_path_factory.mktemp("run")
-    return run_dir, read(BASE, trained(run_dir / "weights"), run_dir)
+    return run_dir, msgspec.json.decode(read(BASE, trained(run_dir / "weights")).stdout, type=Read)
 
 
 @pytest.mark.slow
@@ -83,7 +84,9 @@ def proven(run_dir: Path, known: Read, said: Rows, base: Path = BASE) -> str:
     data = msgspec.json.encode(Served(Answers(TOKENS, known.start), Answers(TOKENS, said)))
     (run_dir / "served.json").write_bytes(data)
     weights = Weights(3, check_weights(run_dir / "weights"), hashlib.sha256(data).hexdigest())
-    return prove(run_dir, weights, base, READER, ENVIRON)
+    line = ServedProof(run_dir, weights, base, READER, dict(os.environ)).result()
+    assert living_children() == []
+    return line
 
 
 @pytest.mark.slow
@@ -104,9 +107,7 @@ def test_weights_that_are_not_all_there_are_told(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "weights" / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, tmp_path / "weights" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(EngineError, match=r"exit code 1: ValueError: .* model\.norm\.weight"):
-        read(BASE, tmp_path / "weights", tmp_path)
+    assert b"base model: model.norm.weight" in read(BASE, tmp_path / "weights").stderr.splitlines()[-1]
     adapter(tmp_path / "lora")
     save_file({"lm_head.weight": A}, tmp_path / "lora" / "adapter_model.safetensors", {"format": "pt"})
-    with pytest.raises(EngineError, match="exit code 1: KeyError"):
-        read(BASE, tmp_path / "lora", tmp_path)
+    assert read(BASE, tmp_path / "lora").stderr.splitlines()[-1].startswith(b"KeyError")

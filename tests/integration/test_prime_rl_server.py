@@ -239,17 +239,6 @@ def test_the_deadline_of_the_run_ends_everything(stand_in: StandInServer, weight
     server.close()
 
 
-def test_what_progress_raises_ends_the_call(stand_in: StandInServer, server: Server) -> None:
-    """How the session ends an evaluation whose server process has died."""
-    stand_in.fault = "chat_hang"
-
-    def progress(num_done: int) -> None:
-        raise EngineError("the server is gone")
-
-    with pytest.raises(EngineError, match="the server is gone"):
-        server.complete([prompt("q")], GREEDY, MODEL, "s", progress)
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation_at_once(stand_in: StandInServer, server: Server) -> None:
     def press() -> None:

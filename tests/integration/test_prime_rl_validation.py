@@ -220,7 +220,7 @@ def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path
         launch = written(parse(SHIPPED), tmp_path / str(number))
         tree = copy.deepcopy(dict(launch.tree))
         change(tree)
-        launch.tree_path.write_text(json.dumps(tree))
+        (launch.run_dir / "rl.json").write_text(json.dumps(tree))
         folders[name] = launch.run_dir
     found = dict(zip(folders, verdicts(list(folders.values())), strict=True))
     assert [name for name, answer in found.items() if answer["ok"]] == []

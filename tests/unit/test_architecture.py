@@ -26,6 +26,7 @@ CHILDREN = {
     "engines/prime_rl/validate.py": (),
     "engines/trl/grpo.py": ("engines.trl", "evaluation.environment"),
     "engines/trl/sampler.py": (),
+    "executors/network.py": (),
     "executors/watchdog.py": (),
 }
 PRINTING = {"cli/output.py"}

@@ -10,6 +10,7 @@ from nightshift_arithmetic import data
 
 from nightshift.campaign.records import SIDES, Comparison, Proposal, Request, Weights
 from nightshift.cli.main import commands
+from nightshift.engines.base import Proof
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.certify import (
@@ -422,14 +423,30 @@ def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(kept, monk
 def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, monkeypatch):
     seen: list[str] = []
 
-    def prove(engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> str:
-        assert (run_dir / "weights" / "model.safetensors").is_file()
-        seen.append(run_dir.name)
-        if len(seen) == 1:
-            raise EngineError("the server did not serve the file: 0.1 from it, 0.0 from the start weights")
-        return "served = file: 0.0010 from it, 0.1000 from the start weights"
+    class StandInProof(Proof):
+        """A proof that ends after two looks; the first one fails."""
 
-    monkeypatch.setattr(TrlEngine, "prove", prove)
+        def __init__(self, run_dir: Path, weights: Weights, note: object) -> None:
+            assert (run_dir / "weights" / "model.safetensors").is_file()
+            seen.append(run_dir.name)
+            self.is_first, self.num_looks = len(seen) == 1, 0
+
+        def is_over(self) -> bool:
+            self.num_looks += 1
+            return self.num_looks > 2
+
+        def result(self) -> str:
+            if self.is_first:
+                assert len(waves) == 2, "the next run began before the proof of the first ended"
+                raise EngineError("the server did not serve the file: 0.1 from it, 0.0 from the start weights")
+            return "served = file: 0.0010 from it, 0.1000 from the start weights"
+
+        def close(self) -> None:
+            """There is no child."""
+
+    waves: list[Path] = []
+    monkeypatch.setattr(kept.bench.executor, "during", waves.append)
+    monkeypatch.setattr(TrlEngine, "start_proof", StandInProof)
     made = certified(kept, num_seeds=1)
     assert len(seen) == 3
     assert seen[0] == seen[2]

@@ -87,7 +87,7 @@ def test_nothing_outside_asks_for_an_engine_by_its_name() -> None:
 def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_engine(ARITHMETIC_TRL, ROOT, {}).versions()["trl"] == importlib.metadata.version("trl")
     engine = open_engine(GSM8K_PRIME_RL, ROOT, {"NIGHTSHIFT_PRIME_RL": str(tmp_path)})
-    assert engine.versions() == {}
+    assert engine.versions() == {"network": "shared"}
     packages = tmp_path / ".venv" / "lib" / "python3.12" / "site-packages"
     for name in ("torch-2.11.0+cu128", "vllm-0.26.0", "transformers-5.9.0", "torchao-0.15.0"):
         (packages / f"{name}.dist-info").mkdir(parents=True)
@@ -95,7 +95,13 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "prime-rl")
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
-    found = {"torch": "2.11.0+cu128", "vllm": "0.26.0", "transformers": "5.9.0", "prime-rl": commit}
+    found = {
+        "torch": "2.11.0+cu128",
+        "vllm": "0.26.0",
+        "transformers": "5.9.0",
+        "prime-rl": commit,
+        "network": "shared",
+    }
     assert engine.versions() == found
     monkeypatch.setattr(prime_rl, "list_gpus", lambda: list(PAIR))
     assert engine.versions() == found | {"driver": "570.86"}

@@ -23,8 +23,11 @@ from nightshift.campaign.records import (
     Request,
     Result,
     Training,
+    Weights,
 )
 from nightshift.config.train_toml import parse, set_values
+from nightshift.engines.base import Proof
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors.local import Slot, divide
 from nightshift.experiment.experiment import Controller
@@ -220,6 +223,54 @@ def test_whatever_ends_first_it_is_one_campaign(controller: Controller, seed: in
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     assert contradictions(ours, controller.ledger.stored_config) == []
     assert {r.failure for r in ours if not r.decided} <= {Failure.INFRASTRUCTURE}
+
+
+def test_a_slot_is_free_while_a_proof_runs_and_nothing_is_kept_without_its_proof(controller, monkeypatch):
+    under_way = list[Path]()
+    submitted = list[int]()  # proofs under way at each start of a run
+    failed = list[str]()
+
+    class LongProof(Proof):
+        """A stand-in for a proof that ends after twenty looks, by when the next run has ended. The second one fails."""
+
+        def __init__(self, run_dir: Path, weights: Weights, note: object) -> None:
+            self.folder, self.num_looks = run_dir, 0
+            self.is_bad = run_dir.name != "0001" and not failed
+            failed.extend([run_dir.name] * self.is_bad)
+            under_way.append(run_dir)
+
+        def is_over(self) -> bool:
+            self.num_looks += 1
+            return self.num_looks > 20
+
+        def result(self) -> str:
+            assert self.num_looks > 20
+            under_way.remove(self.folder)
+            if self.is_bad:
+                raise EngineError("the server did not serve the file")
+            return "served = file: proven"
+
+        def close(self) -> None:
+            raise AssertionError("a proof was cut off")
+
+    class Noting(AnyOrder):
+        def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+            submitted.append(len(under_way))
+            super().submit(folder, job, enter)
+
+    monkeypatch.setattr(TrlEngine, "start_proof", LongProof)
+    executor = Noting(num_slots=1, seed=0)
+    ours, _ = night(controller, executor, num_experiments=8)
+    assert under_way == []
+    assert max(submitted) >= 1, "the next run waited for a proof"
+    assert len(executor.seen) - len(set(executor.seen)) == len(failed) == 1, "only a lost run has its seed again"
+    for record in ours:
+        lost = [Failure.INFRASTRUCTURE, "the server did not serve the file"]
+        assert ([record.failure, record.why] == lost) == (f"{record.number:04d}" in failed)
+        assert "served = file: proven" in (record.health or "") or not record.is_keep
+    subjects = git(controller.bench.root, "log", "--format=%s", "main..").splitlines()
+    commits = {subject.split(":")[0] for subject in subjects if subject.startswith("keep")}
+    assert commits == {f"keep {record.number:04d}" for record in ours[1:] if record.is_keep} != set()
 
 
 class Killed(BaseException):

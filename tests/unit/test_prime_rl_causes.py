@@ -77,9 +77,16 @@ def test_whose_fault_an_end_is_and_in_which_words(end):
         assert wrapper not in cause.cause
 
 
-def test_a_killed_program_does_not_quote_its_last_news() -> None:
-    """Met: a killed orchestrator was explained by its last INFO line."""
-    cause = end_of("orchestrator", "17:41:57    INFO Step 3 | 2.0s | Reward 0.5", "killed by SIGKILL")
+@pytest.mark.parametrize(
+    "log",
+    [
+        "17:41:57    INFO Step 3 | 2.0s | Reward 0.5",
+        "[W1129 07:54:40.184 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+    ],
+)
+def test_a_killed_program_does_not_quote_its_last_news(log: str) -> None:
+    """Met: a killed orchestrator was explained by its last INFO line. The other line is torch's without a network."""
+    cause = end_of("orchestrator", log, "killed by SIGKILL")
     assert str(cause).startswith("orchestrator ended: killed by SIGKILL; its log does not say why. See the kernel log")
     assert cause.failure is INFRASTRUCTURE
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from nightshift.campaign.records import Weights
 from nightshift.engines.prime_rl import served as proof
-from nightshift.engines.prime_rl.served import CHATS, Answers, Read, Served, Witness, compare, prove
+from nightshift.engines.prime_rl.served import CHATS, Answers, Read, Served, ServedProof, Witness, compare
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.errors import EngineError
@@ -47,8 +47,8 @@ NOISE = rows(random.Random(2).gauss)
 
 
 def compared(said: Rows, file: Rows, start: Rows = START, server_s_start: Rows | None = None) -> tuple[bool, str]:
-    served = Served(start=answers(server_s_start) if server_s_start else None)
-    return compare(served, answers(said), Read(start, file))
+    served = Served(answers(server_s_start) if server_s_start else None, answers(said))
+    return compare(served, Read(start, file))
 
 
 def shifted(size: float, seed: int = 3) -> Rows:
@@ -244,7 +244,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
         (folder / "served.json").write_bytes(data)
         weights = Weights(7, check_weights(folder / "weights"), proof.hashlib.sha256(data).hexdigest())
         spoil(folder)
-        return prove(folder, weights, base, reader, dict(os.environ))
+        return ServedProof(folder, weights, base, reader, dict(os.environ)).result()
 
     yield proven
     assert living_children() == []
@@ -308,5 +308,5 @@ def test_numbers_out_of_bounds_are_refused_though_they_are_signed() -> None:
 def test_a_run_without_a_witness_tells_nothing(run: Callable[..., str], tmp_path: Path) -> None:
     folder = tmp_path / "attempt-0"
     weights = Weights(7, check_weights(folder / "weights"))
-    line = prove(folder, weights, tmp_path / "base", tmp_path / "none.py", {})
+    line = ServedProof(folder, weights, tmp_path / "base", ["none.py"], {}).result()
     assert line == "served = file: cannot tell: the run has no log-probabilities of its server"

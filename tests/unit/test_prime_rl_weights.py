@@ -8,14 +8,16 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job
+from nightshift.engines.prime_rl import metrics
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.metrics import MAX_TEXT, sample_rollouts
+from nightshift.engines.prime_rl.metrics import MAX_TEXT, keep_rollouts
 from nightshift.engines.prime_rl.remains import clean, sweep
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
@@ -245,11 +247,18 @@ def test_one_whole_step_of_each_fifth_but_the_first_is_kept(tmp_path: Path) -> N
         assert (load_file(folder / "model.safetensors")["model.norm.weight"] == step).all()
 
 
-# --- sample_rollouts -------------------------------------------------------------------------------------
+# --- keep_rollouts ---------------------------------------------------------------------------------------
 
 
-def test_recorded_rollouts_are_sampled_from_the_last_steps(tmp_path: Path) -> None:
-    samples = sample_rollouts(RECORDED / "rollouts", 4)
+def kept(rollouts_dir: Path, path: Path) -> list[dict[str, Any]]:
+    keep_rollouts(rollouts_dir, path)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_recorded_rollouts_are_sampled_from_the_last_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(kept(RECORDED / "rollouts", tmp_path / "all.jsonl")) == 10
+    monkeypatch.setattr(metrics, "NUM_ROLLOUTS", 4)
+    samples = kept(RECORDED / "rollouts", tmp_path / "few.jsonl")
     assert [sample["step"] for sample in samples] == [6, 1, 1, 1]
     first = json.loads((RECORDED / "rollouts/step_1/train/all/traces.jsonl").read_text().splitlines()[0])
     (trace,) = first["traces"]
@@ -261,8 +270,7 @@ def test_recorded_rollouts_are_sampled_from_the_last_steps(tmp_path: Path) -> No
         "truncated": trace["calls"][-1]["finish_reason"] == "length",
     }
     assert len({json.dumps(sample) for sample in samples}) == 4
-    assert len(sample_rollouts(RECORDED / "rollouts", 100)) == 10
-    assert sample_rollouts(tmp_path, 3) == []
+    assert kept(tmp_path, tmp_path / "none.jsonl") == []
 
 
 def episode(content: object, **changes: object) -> bytes:
@@ -278,7 +286,8 @@ def episode(content: object, **changes: object) -> bytes:
     return json.dumps({"traces": [trace]}).encode() + b"\n"
 
 
-def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
+def test_hostile_rollouts_are_small_and_printable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "NUM_ROLLOUTS", 100)
     path = tmp_path / "step_3/train/all/traces.jsonl"
     path.parent.mkdir(parents=True)
     path.write_bytes(
@@ -289,12 +298,11 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
         + episode(None, rewards=None, calls=None)
         + episode([{"type": "text", "text": "part"}], rewards={"a": None}, stop_condition="max_turns", calls=[])
     )  # fmt: skip
-    samples = sample_rollouts(tmp_path, 100)
+    samples = kept(tmp_path, tmp_path / "kept.jsonl")
     assert [(s["reward"], s["truncated"]) for s in samples] == [(1.0, True), (None, False), (None, True)]
     assert len(samples[0]["completion"]) == MAX_TEXT
     assert samples[0]["completion"].startswith(" [31m ? #### 7\n x")
     assert [s["completion"] for s in samples[1:]] == ["", "part"]
-    json.dumps(samples).encode()
 
 
 # --- what a dead run left ------------------------------------------------------------------------------------

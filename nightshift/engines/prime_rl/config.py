@@ -62,7 +62,10 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     Raises:
         ConfigError: a value that these rules do not allow.
     """
-    _check_length(config, rules)
+    length, cap = config.get(_LENGTH), rules.max_completion_tokens
+    if length is not None and length > cap:  # the server's context could not contain it: it would refuse each request
+        cause = f"{where(config, _LENGTH)}: these rules serve completions of up to {cap} tokens"
+        raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")
     values: dict[str, Any] = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
     if values[_INFLIGHT] is None:
         values[_INFLIGHT] = most_inflight(values)
@@ -182,11 +185,3 @@ def _source(environment: EnvironmentRules) -> dict[str, Any]:
         },
         "serve": {"pool": {"type": "static", "num_workers": NUM_ENV_WORKERS}},
     }
-
-
-def _check_length(config: Config, rules: Rules) -> None:
-    """A rollout that the server's context cannot hold would be refused there, one request at a time."""
-    length, cap = config.get(_LENGTH), rules.max_completion_tokens
-    if length is not None and length > cap:
-        cause = f"{where(config, _LENGTH)}: these rules serve completions of up to {cap} tokens"
-        raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")

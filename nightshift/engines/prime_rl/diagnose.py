@@ -167,7 +167,7 @@ _WRAPPER = re.compile(r"ChildFailedError|EngineDeadError|(?i:see (?:root cause|s
 _FROM = r"(?:\[\w+\]:\s*|\(\w[^()]* pid=\d+\)\s*|[\d:]{8}\s+)*"
 _PREFIX = re.compile(rf"^{_FROM}(?:(?:ERROR|CRITICAL)\s(?:[\d-]+ [\d:]+ \[[^\]]*\])?\s*)?")
 # Every healthy start has some: of loguru, of Python, of torch; prime-rl's while it waits for the server, for one.
-_WARNING = re.compile(r"^WARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{4} [\d:.]+ ")
+_WARNING = re.compile(r"^WARNING\b|\b\w*Warning:|(?:^|[\[\]:\s])W\d{4} [\d:.]+ ")
 _NEWS = re.compile(r"^(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
 _SILENT = re.compile(rf'{_NEWS.pattern}|^File "')  # tells nothing of a death: news, a frame of a stack
 _NEAR = 100  # lines above: an exception further up did not end it

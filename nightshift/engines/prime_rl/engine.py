@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from nightshift.campaign.records import Weights
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
-from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags, scaled_rate
+from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags, network_problem, scaled_rate
 from nightshift.engines.downloads import changes, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import LEARNING_RATES, effective
@@ -34,10 +34,11 @@ from nightshift.engines.prime_rl.install import (
 )
 from nightshift.engines.prime_rl.launch import Launch, describe, free_ports
 from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
-from nightshift.engines.prime_rl.served import READER, prove
+from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.evaluation.environment import load as load_environments
+from nightshift.executors import network
 from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
 from nightshift.files import disk_error
 
@@ -122,8 +123,10 @@ class PrimeRlEngine(Engine):
             note(f"for run.py: export {ENV_VAR}={installation.root}")
 
     def prepare_at_start(self, note: Note) -> None:
-        """Delete the weights and rollouts that killed workers left."""
+        """Delete the weights and rollouts that killed workers left, and note that runs share the machine's network."""
         remains.sweep(self.root / "runs")
+        for check in self._network():
+            note(f"{check.name}: {check.problem}")
 
     def doctor(self) -> list[Check]:
         """Check the GPUs and their state, then each part of the installation."""
@@ -144,7 +147,14 @@ class PrimeRlEngine(Engine):
         """Return guesses about the GPUs and about the rest of this machine."""
         gpus = self._gpus_here()
         unfit = [Check(ENGINE, "GPUs", warning, is_warning=True) for warning in gpu_warnings(gpus, MIN_DRIVER)]
-        return unfit + guesses(self.installation, self.rules, self.root, gpus)
+        return unfit + self._network() + guesses(self.installation, self.rules, self.root, gpus)
+
+    def _network(self) -> list[Check]:
+        """Return a warning if other processes of this machine can reach the server of a run."""
+        if not (why := network_problem(self.root)):
+            return []
+        cause = f"any process of this machine can load weights into the server of a run (SECURITY.md): {why}"
+        return [Check(ENGINE, "network", cause, is_warning=True)]
 
     def check(self) -> list[str]:
         """Return the problems of GPUs, installation, model and data. Takes the GPUs for this process."""
@@ -170,8 +180,9 @@ class PrimeRlEngine(Engine):
         return tuple(gpu.index for gpu in self.pair())
 
     def versions(self) -> dict[str, str]:
-        """Return prime-rl's commit, the packages of its own environment, the driver."""
+        """Return prime-rl's commit, the packages of its own environment, the driver, and whose network it uses."""
         versions = self.installation.versions()
+        versions["network"] = "namespace of its own" if network.is_own else "shared"
         for gpu in self._gpus_here()[:1]:
             versions["driver"] = gpu.driver
         return versions
@@ -220,10 +231,10 @@ class PrimeRlEngine(Engine):
                 path.rename(aside / path.name)
             kept.add(aside)
 
-    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str:
+    def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> ServedProof:
         """Compare the served log-probabilities with those of the weights' file (served.py)."""
         note("comparing what was served with the file of its weights, on the CPU: under a minute if it is free")
-        return prove(run_dir, weights, self._base, self._reader, self._environ)
+        return ServedProof(run_dir, weights, self._base, self._reader, self._environ)
 
     @property
     def _base(self) -> Path:

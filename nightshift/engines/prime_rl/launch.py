@@ -173,11 +173,6 @@ class Launch:
         return self.run_dir / "configs"
 
     @property
-    def tree_path(self) -> Path:
-        """The whole of them."""
-        return self.run_dir / "rl.json"
-
-    @property
     def verdict(self) -> Path:
         """The validator's JSON: {"ok": true, ...} or {"ok": false, "errors": [...]}."""
         return self.run_dir / "validator.json"
@@ -186,7 +181,7 @@ class Launch:
         """Create the folders and the file that the validator reads."""
         self.configs_dir.mkdir(exist_ok=True)
         self.prime_dir.mkdir(exist_ok=True)
-        write_json(self.tree_path, self.tree)
+        write_json(self.run_dir / "rl.json", self.tree)
 
     @property
     def env_servers(self) -> list[str]:
@@ -227,7 +222,7 @@ class Launch:
         inference_gpu, trainer_gpu = map(str, self.gpu_ids) if self.gpu_ids else ("", "")
         inference, orchestrator = ([name, "@", configs_dir / f"{name}.json"] for name in ("inference", "orchestrator"))
         # -P: nothing from beside the validator is importable, which is Nightshift.
-        validator = ["python", "-P", VALIDATOR, self.tree_path, configs_dir, self.verdict]
+        validator = ["python", "-P", VALIDATOR, self.run_dir / "rl.json", configs_dir, self.verdict]
         names = [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
         env_servers = {
             "env-server" if len(names) == 1 else f"env-server-{name}": configs_dir / "envs" / "train" / f"{name}.json"

@@ -2,8 +2,8 @@
 
 Keys and their meaning: prime_rl/trainer/rl/train.py and prime_rl/orchestrator/{metrics,orchestrator}.py at the
 pinned commit. The trainer writes five rows a step (perf, optim, tensor statistics, time, disk), the orchestrator
-one; a row of the trainer may come before the orchestrator's of the same step. Rows of both in one file are told
-apart by their keys.
+one; a row of the trainer may come before the orchestrator's of the same step. No key that is read here is in rows of
+both.
 """
 
 import json
@@ -39,30 +39,25 @@ def num_rollouts(rollouts_dir: Path) -> int:
 
 
 def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
-    """Write a few of them to `path`, a line each, if there are any."""
-    if rollouts := sample_rollouts(rollouts_dir, NUM_ROLLOUTS):
-        write_atomically(path, "".join(json.dumps(rollout) + "\n" for rollout in rollouts).encode(), sync=False)
+    """Write up to NUM_ROLLOUTS rollouts, of the last steps first, to `path`: a line each, if there are any.
 
-
-def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
-    """Up to `num` rollouts as {step, problem, completion, reward, truncated}, of the last steps first.
-
-    Evenly spaced over a step, so that they are not all of one problem. Text is cut to MAX_TEXT characters and
-    holds no control characters but newline and tab; `reward` is None where scoring failed. Lines that are torn
-    or no episode are left out.
+    A line is {step, problem, completion, reward, truncated}. Rollouts are evenly spaced over a step, so that they are
+    not all of one problem. Text is cut to MAX_TEXT characters and contains no control characters but newline and tab;
+    `reward` is None where scoring failed. Lines that are torn or no episode are left out.
     """
-    samples: list[dict[str, Any]] = []
+    rollouts: list[dict[str, Any]] = []
     files = rollout_files(rollouts_dir)
     steps = {int(name[1]): path for path in files if (name := re.fullmatch(r"step_(\d+)", path.parents[2].name))}
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()
-        wanted = min(num - len(samples), len(lines))
+        wanted = min(NUM_ROLLOUTS - len(rollouts), len(lines))
         found = (_rollout(lines[index * len(lines) // wanted]) for index in range(wanted))
-        samples += ({"step": step, **rollout} for rollout in found if rollout is not None)
-        if len(samples) >= num:
+        rollouts += ({"step": step, **rollout} for rollout in found if rollout is not None)
+        if len(rollouts) == NUM_ROLLOUTS:
             break
-    return samples
+    if rollouts:
+        write_atomically(path, "".join(json.dumps(rollout) + "\n" for rollout in rollouts).encode(), sync=False)
 
 
 def _rollout(line: bytes) -> dict[str, Any] | None:
@@ -72,25 +67,19 @@ def _rollout(line: bytes) -> dict[str, Any] | None:
         messages = [node["message"] for node in trace["nodes"]]
         problem = next(m for m in messages if m["role"] == "user")
         completion: dict[str, Any] = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
+        rewards = [
+            float(r["score"]) * float(r["weight"]) for r in (trace.get("rewards") or {}).values() if r is not None
+        ]
+        calls = [call for call in trace.get("calls") or [] if call.get("error") is None]
+        is_cut = bool(calls and calls[-1].get("finish_reason") == "length")
         return {
             "problem": _text(problem.get("content")),
             "completion": _text(completion.get("content")),
-            "reward": _reward(trace.get("rewards") or {}),
-            "truncated": _truncated(trace),
+            "reward": sum(rewards) if rewards else None,
+            "truncated": trace.get("stop_condition") in _LIMITS or is_cut,
         }
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
         return None
-
-
-def _reward(rewards: dict[str, Any]) -> float | None:
-    """Sum of score times weight; None where nothing was scored."""
-    values = [float(r["score"]) * float(r["weight"]) for r in rewards.values() if r is not None]
-    return sum(values) if values else None
-
-
-def _truncated(trace: dict[str, Any]) -> bool:
-    calls = [call for call in trace.get("calls") or [] if call.get("error") is None]
-    return trace.get("stop_condition") in _LIMITS or bool(calls and calls[-1].get("finish_reason") == "length")
 
 
 def _text(content: Any) -> str:
@@ -102,7 +91,7 @@ def _text(content: Any) -> str:
 
 # Raw key -> field of Step, or a name of our own, with _. reward_std has no raw key: prime-rl writes mean, extremes and
 # percentiles only. A value that is no finite number has no key either.
-_TRAINER = {
+_FIELDS = {
     "optim/lr": "lr",  # of the next step
     "optim/grad_norm": "grad_norm",
     "loss/mean": "loss",
@@ -112,9 +101,7 @@ _TRAINER = {
     "time/forward_backward": "train_seconds",  # optimizer step included
     "time/broadcast_weights": "broadcast_seconds",
     "time/wait_for_batch": "wait_for_rollouts_seconds",
-}
-# `all` holds every rollout of the step; `effective` only what was left after the zero-advantage filter.
-_ORCHESTRATOR = {
+    # The orchestrator's. `all` holds every rollout of the step; `effective` only what the zero-advantage filter left.
     "train/agg/all/agent/reward/mean": "reward_mean",
     "train/agg/all/agent/reward/min": "_reward_min",
     "train/agg/all/agent/solved_all": "all_right_share",
@@ -205,8 +192,7 @@ class MetricsTail:
         step = _number(row.get("step"))
         if step is None or step != int(step):
             return
-        names = _ORCHESTRATOR if "progress/rollouts" in row else _TRAINER
-        values = {name: _number(row[key]) for key, name in names.items() if key in row}
+        values = {name: _number(row[key]) for key, name in _FIELDS.items() if key in row}
         if "train_seconds" in values:
             values["time"] = _number(row.get("time"))
         self._rows.setdefault(int(step), {}).update(values)

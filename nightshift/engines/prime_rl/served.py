@@ -3,7 +3,7 @@
 A hash shows what the server was asked to load, not what it computes with. So a run asks the server for the
 log-probabilities of eight fixed chats: of the start weights, after the final load and after the scoring (`Witness`). A
 score counts only if the last two agree. Of what is kept or certified, a child computes the same by transformers from
-the start weights and from the file (reader.py, `prove`). The served numbers must
+the start weights and from the file (reader.py, `ServedProof`). The served numbers must
 be nearer to the file. The test is relative because the two programs round differently: nobody knows yet by how much on
 a GPU, and both files are rounded alike.
 """
@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
-from subprocess import PIPE, TimeoutExpired
+from subprocess import TimeoutExpired
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import msgspec
 
 from nightshift.campaign.records import WEIGHTS_NAME, Weights
+from nightshift.engines.base import Proof
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.server import ADMIN_SECONDS, Server
 from nightshift.engines.prime_rl.weights import check_weights, latest_stable
@@ -149,12 +152,14 @@ class Witness:
             return None, clean(f"{when}: {error}", 300)
 
 
-def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
+def compare(served: Served, read: Read) -> tuple[bool, str]:
     """Return whether the server had the start weights, and a line with its distances from the file and from the start.
 
     Distances are mean |differences| of log-probabilities a token, in nats. ValueError if the child answers other tokens
     than the server.
     """
+    final = served.final
+    assert final is not None
     server, file, start = _flat(final), [*chain(*read.file)], [*chain(*read.start)]
     nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(server, file, start, strict=True)]
     margin = SURE * stdev(nearer) / math.sqrt(len(nearer))
@@ -173,31 +178,83 @@ def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
     return False, line if to_file <= BOUND else f"{line}; above {BOUND:g}, a bound not yet measured on a GPU"
 
 
-def prove(run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return one line on whether the weights that were evaluated are those of the file in `run_dir`.
+class ServedProof(Proof):
+    """The comparison of what the server showed with what a child computes from the file (reader.py).
 
-    Any failure of the comparison itself is "cannot tell", and why.
-
-    Args:
-        base: the folder of the start weights.
-
-    Raises:
-        EngineError: the server had the start weights, or the file is not the one that was evaluated.
+    A failure of the comparison itself is "cannot tell", and why.
     """
-    folder = run_dir / WEIGHTS_NAME
-    served = _read_served(run_dir / SERVED_NAME, weights)
-    if (sha256 := check_weights(folder)) != weights.sha256:
-        raise EngineError(f"{folder} was changed after its evaluation: sha256 {sha256}, recorded is {weights.sha256}")
-    try:
-        if served.final is None:
-            raise EngineError(served.problem or "the server was not asked")
-        read = read_logprobs(reader, base, folder, served.final.tokens, run_dir, environ)
-        is_swapped, line = compare(served, served.final, read)
-    except (EngineError, ValueError) as error:
-        return f"served = file: cannot tell: {clean(str(error), 300)}"
-    if is_swapped:
-        raise EngineError(line, "Run it again; if it repeats, see inference.log in the run's folder.")
-    return line
+
+    def __init__(
+        self, run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        """`base`: the folder of the start weights. EngineError if a file in `run_dir` is not what the worker left."""
+        folder = run_dir / WEIGHTS_NAME
+        self._served = _read_served(run_dir / SERVED_NAME, weights)
+        if (sha256 := check_weights(folder)) != weights.sha256:
+            cause = f"{folder} was changed after its evaluation: sha256 {sha256}, recorded is {weights.sha256}"
+            raise EngineError(cause)
+        self._group, self._child = ProcessGroup("reader", GRACE_SECONDS), None
+        self._ends, self._answer = time.monotonic() + READ_SECONDS, run_dir / "reader.json"
+        self._problem = self._served.problem or "the server was not asked"
+        if self._served.final is None:
+            return
+        # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
+        variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
+        try:
+            with TemporaryFile() as tokens, self._answer.open("wb") as answer:
+                tokens.write(msgspec.json.encode(self._served.final.tokens))
+                tokens.seek(0)
+                self._child = self._group.start(
+                    "reader",
+                    python_command(*reader, str(base.absolute()), str(folder.absolute())),
+                    log_path=run_dir / "reader.log",
+                    env=python_environment(environ, variables),
+                    cwd=run_dir,
+                    stdin=tokens,
+                    stdout=answer,
+                )
+        except (EngineError, OSError) as error:
+            self._problem = str(error)
+        except BaseException:
+            self.close()
+            raise
+
+    def is_over(self) -> bool:
+        """Return True once the child has ended, or its time has."""
+        return self._child is None or self._child.poll() is not None or time.monotonic() >= self._ends
+
+    def result(self) -> str:
+        """Return one line. EngineError if the server had the start weights."""
+        try:
+            is_swapped, line = compare(self._served, self._read())
+        except (EngineError, OSError, ValueError) as error:
+            return f"served = file: cannot tell: {clean(str(error), 300)}"
+        finally:
+            self.close()
+        if is_swapped:
+            raise EngineError(line, "Run it again; if it repeats, see inference.log in the run's folder.")
+        return line
+
+    def close(self) -> None:
+        """End the child."""
+        self._group.stop()
+        self._answer.unlink(missing_ok=True)
+
+    def _read(self) -> Read:
+        """Return the child's answer. EngineError if it died or hangs, ValueError if it answers something else."""
+        if self._child is None:
+            raise EngineError(self._problem)
+        try:
+            self._child.wait(max(0.0, self._ends - time.monotonic()))
+        except TimeoutExpired:
+            raise EngineError(f"the reader gave no answer within {READ_SECONDS:g} s") from None
+        finally:
+            if left := self._group.stop():
+                name = self._answer.parent.name
+                raise EngineError(f"processes of {name} could not be killed: {', '.join(left)}")
+        if self._child.returncode:
+            raise EngineError(": ".join([f"the reader ended: {self._child.exit_cause()}", *self._child.tail(1)]))
+        return parse_json(read_file(self._answer, MAX_BYTES), Read)
 
 
 def _read_served(path: Path, weights: Weights) -> Served:
@@ -212,37 +269,6 @@ def _read_served(path: Path, weights: Weights) -> Served:
     except (OSError, ValueError) as error:
         reason = str(error)
     raise EngineError(f"{path} is not what the worker left: {reason}")
-
-
-def read_logprobs(
-    reader: Sequence[str], base: Path, folder: Path, tokens: Sequence[Tokens], run_dir: Path, environ: Mapping[str, str]
-) -> Read:
-    """Have a child compute the log-probabilities of `tokens` under both sets of weights; its log is in `run_dir`.
-
-    EngineError if the child dies or hangs, ValueError if it answers something else.
-    """
-    # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
-    variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
-    group = ProcessGroup("reader", GRACE_SECONDS)
-    try:
-        child = group.start(
-            "reader",
-            python_command(*reader, str(base.absolute()), str(folder.absolute())),
-            log_path=run_dir / "reader.log",
-            env=python_environment(environ, variables),
-            cwd=run_dir,
-            stdin=PIPE,
-            stdout=PIPE,
-        )
-        answer, _ = child.communicate(msgspec.json.encode(tokens), timeout=READ_SECONDS)
-        if child.returncode:
-            raise EngineError(": ".join([f"the reader ended: {child.exit_cause()}", *child.tail(1)]))
-        return msgspec.json.decode(answer[:MAX_BYTES], type=Read)
-    except TimeoutExpired:
-        raise EngineError(f"the reader gave no answer within {READ_SECONDS:g} s") from None
-    finally:
-        if left := group.stop():
-            raise EngineError(f"processes of {run_dir.name} could not be killed: {', '.join(left)}")
 
 
 def _flat(answers: Answers) -> list[float]:

@@ -10,7 +10,7 @@ import math
 import ssl
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -177,20 +177,26 @@ class Server:
         bodies = [{**sampling, "messages": [dict(message) for message in prompt]} for prompt in prompts]
         answers: dict[int, Completion] = {}
         num_done, last_change = 0, self.clock()
-
-        def tick() -> None:
-            nonlocal num_done, last_change
-            done, now = len(answers), self.clock()
-            if done > num_done:
-                num_done, last_change = done, now
-            answered = f"the server answered {done} of {len(bodies)} prompts"
-            if now >= self._deadline:
-                raise EngineError(f"{answered} before the deadline of the run")
-            if now >= last_change + STALL_SECONDS:
-                raise EngineError(f"{answered} and none for {STALL_SECONDS:g} s", log=LOG_NAME)
-            progress(done)
-
-        _run_beside(self._ask_all(bodies, answers), tick)
+        # The event loop has a thread of its own: signal handlers raise in this one (Ctrl-C), and inside a loop's
+        # callback that would be swallowed.
+        with asyncio.Runner() as runner, ThreadPoolExecutor(1) as pool:
+            loop = runner.get_loop()
+            task = loop.create_task(self._ask_all(bodies, answers))
+            future = pool.submit(loop.run_until_complete, task)
+            try:
+                while not wait([future], timeout=_TICK_SECONDS).done:
+                    now, answered = self.clock(), f"the server answered {len(answers)} of {len(bodies)} prompts"
+                    if len(answers) > num_done:
+                        num_done, last_change = len(answers), now
+                    if now >= self._deadline:
+                        raise EngineError(f"{answered} before the deadline of the run")
+                    if now >= last_change + STALL_SECONDS:
+                        raise EngineError(f"{answered} and none for {STALL_SECONDS:g} s", log=LOG_NAME)
+                    progress(num_done)
+            finally:
+                if not future.done():
+                    loop.call_soon_threadsafe(task.cancel)
+            future.result()
         progress(len(answers))
         return [answers[index] for index in range(len(bodies))]
 
@@ -244,21 +250,3 @@ async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
 def _require_model(name: str, asked: str) -> None:
     if name != asked:
         raise ValueError(f"answered by model {clean(name, 200)} instead of {asked}")
-
-
-def _run_beside(work: Coroutine[Any, Any, None], tick: Callable[[], None]) -> None:
-    """Run `work` in a thread of its own and call `tick` every second in this one, until it ends or tick raises.
-
-    In this thread signal handlers raise (Ctrl-C): inside an event loop's callback that would be swallowed.
-    """
-    with asyncio.Runner() as runner, ThreadPoolExecutor(1) as pool:
-        loop = runner.get_loop()
-        task = loop.create_task(work)
-        future = pool.submit(loop.run_until_complete, task)
-        try:
-            while not wait([future], timeout=_TICK_SECONDS).done:
-                tick()
-        finally:
-            if not future.done():
-                loop.call_soon_threadsafe(task.cancel)
-        future.result()

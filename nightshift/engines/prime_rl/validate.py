@@ -60,15 +60,11 @@ def errors_of(error: Exception) -> list[dict[str, Any]]:
 
     if not isinstance(error, ValidationError):
         return [{"loc": [], "message": str(error), "input": None, "type": type(error).__name__}]
-    return [
-        {"loc": list(entry["loc"]), "message": entry["msg"], "input": _plain(entry["input"]), "type": entry["type"]}
-        for entry in error.errors(include_url=False, include_context=False)
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """A single value; None for tables and lists, which TREE contains."""
-    return value if isinstance(value, bool | int | float | str) else None
+    errors = []
+    for entry in error.errors(include_url=False, include_context=False):
+        value = entry["input"] if isinstance(entry["input"], bool | int | float | str) else None  # no table, no list
+        errors.append({"loc": list(entry["loc"]), "message": entry["msg"], "input": value, "type": entry["type"]})
+    return errors
 
 
 if __name__ == "__main__":
