@@ -309,9 +309,8 @@ def lock(path: tuple[str, ...]) -> Lock | None:
 
 def lock_of_word(path: tuple[str, ...]) -> Lock | None:
     """Return the lock of a path that another version of prime-rl or another framework has."""
-    by_path = (_LOCKED_FORMER.get(name) for name in (".".join(path), *tables_around(path)))
-    by_word = (_LOCKED_OTHERS.get(segment) for segment in reversed(path))
-    return next((entry for entry in (*by_path, *by_word) if entry is not None), None)
+    by_path = [_LOCKED_FORMER.get(name) for name in (".".join(path), *tables_around(path))]
+    return next(filter(None, [*by_path, *map(_LOCKED_OTHERS.get, reversed(path))]), None)
 
 
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:

@@ -66,6 +66,7 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     """rules.toml. Empty or 0: the best that the machine can do.
 
     `revision`: the commit of `model` on the hub. `learning_rate_scale`: factor of train.toml's learning rates.
+    `memory_gb`: of the GPU that chooses the defaults; 0: of the smallest GPU in use.
     """
 
     environments: list[str] = []
@@ -148,11 +149,6 @@ def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRul
     """Return the rules of these environments."""
     tables = {name: chosen_in(root).table(name) for name in names}
     return tuple(_environment(root, name, table, _declared(root, name, table)) for name, table in tables.items())
-
-
-def memory_gb(root: Path) -> int:
-    """Return the memory in GB of the GPU that chooses the defaults; 0: of the smallest GPU in use."""
-    return chosen_in(root).memory_gb
 
 
 def is_own_model(rules: Rules) -> bool:

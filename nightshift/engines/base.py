@@ -19,7 +19,7 @@ from typing import Any
 from nightshift.campaign.records import ProgressCallback, Training, Weights
 from nightshift.config.allowlist import KEYS, number_text
 from nightshift.config.rules import NO_CARD, Rules
-from nightshift.config.rules_toml import memory_gb
+from nightshift.config.rules_toml import chosen_in
 from nightshift.config.train_toml import Config
 from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, UsageError
@@ -82,7 +82,8 @@ def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | N
     ids = None if gpus is None else parse_gpus(gpus, rules.num_gpus)
     if ids == ():
         return rules
-    size, num_cards = memory_gb(root), len({*(ids or range(rules.num_gpus))})
+    size: int = chosen_in(root).memory_gb
+    num_cards = len({*(ids or range(rules.num_gpus))})
     with suppress(EngineError):
         least = min(gpu.memory_gb or 0.0 for gpu in choose_gpus(list_gpus(), ids, rules.num_gpus, environ))
         size = size or max((preset for preset in SIZES_GB if preset <= least), default=min(SIZES_GB))

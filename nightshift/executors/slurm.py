@@ -134,8 +134,8 @@ class SlurmExecutor:
         job = replace(job, layout=self.config.layout, name=name)
         write_json(folder / JOB_NAME, job)
         enter()
-        options = (f"--job-name={name}", f"--output={folder / LOG_NAME}", f"--chdir={self.root}")
-        fixed = ("--parsable", "--no-requeue", "--export=NONE", "--open-mode=append")
+        options = ["--parsable", "--no-requeue", "--export=NONE", "--open-mode=append", *self.config.options]
+        options += [f"--job-name={name}", f"--output={folder / LOG_NAME}", f"--chdir={self.root}"]
         variables = engine_environment(self.environ, {}).items()
         exports = [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
         command = command or f"exec {shlex.join(python_command(*PROGRAM, str(self.root), str(folder)))}"
@@ -144,7 +144,7 @@ class SlurmExecutor:
         script = "\n".join(["#!/bin/bash", *lines]) + "\n"
         self.take_over(folder, job)
         try:
-            _ask(["sbatch", *fixed, *options, *self.config.options], script.encode())
+            _ask(["sbatch", *options], script.encode())
         except BaseException as error:
             self.cancel([folder])
             if name in self._unwanted and isinstance(error, EngineError):
