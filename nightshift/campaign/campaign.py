@@ -94,11 +94,12 @@ class Campaign:
     def with_user_commits(self, ledger: Ledger, repo: Repo) -> Campaign:
         """Return the campaign with its `config` and with the decisions of `decisions_since`. UsageError if the
         baseline's train.toml was changed; also raises as `decisions_since`."""
-        campaign, baseline = self._copy(), self.baseline
-        if campaign.posterior is None or baseline is None:
+        if (baseline := self.baseline) is None:
             return self
-        campaign.config = ledger.stored_config(baseline)
-        for decision in decisions_since(ledger, repo, self.records, baseline.branch, campaign.config, self.kept):
+        self.config = ledger.stored_config(baseline)
+        campaign = self._copy()
+        assert campaign.posterior is not None
+        for decision in decisions_since(ledger, repo, self.records, baseline.branch, self.config, self.kept):
             change = campaign.posterior.known(decision.change)
             campaign.user_decisions += (replace(decision, change=change),)
             campaign.posterior.decide_for_user(change, decision.action is Action.KEEP)
