@@ -140,9 +140,9 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
     shown, program = dict(places), shutil.which(words[0], path=search)
     if program and Path(program).is_absolute():  # any other lies in the clone
         for path in (Path(program), *_interpreter(Path(program), search)):
-            for folder in map(_package, _steps(path)):
+            for folder in (folder for step in _steps(path) for folder in _package(step)):
                 # Not the checkout's .venv; nor a HOME in which somebody made an environment.
-                if folder and not _is_below(folder, hidden) and folder / ".cache" not in hidden:
+                if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
                     expose(folder, shown, hidden)
             expose(path, shown, hidden)
     for word in filter(_is_file, words[1:]):
@@ -198,16 +198,16 @@ def _steps(path: Path) -> list[Path]:
     return [*links, real]
 
 
-def _package(path: Path) -> Path | None:
-    """Return the folder that a program needs beside its own file; None if the file is enough."""
+def _package(path: Path) -> list[Path]:
+    """Return the folders that a program needs beside its own file."""
     if modules := _MODULES.match(os.fspath(path)):
-        return Path(modules[0])
+        return [Path(modules[0])]
     top = path.parent.parent
     if (top / "pyvenv.cfg").is_file():
-        return top
+        return [top]
     if path.parts[1] == "opt" and len(path.parts) > 3:
-        return Path(*path.parts[:3])
-    return top / "lib" if path.name.startswith("python") and any(top.glob("lib/python3*")) else None
+        return [Path(*path.parts[:3])]
+    return [*top.glob("lib/python3*"), *top.glob("lib/libpython*")] if path.name.startswith("python") else []
 
 
 def _interpreter(program: Path, search: str) -> list[Path]:

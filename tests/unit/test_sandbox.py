@@ -100,7 +100,7 @@ def test_a_tool_of_uv_is_shown_with_its_environment_and_the_python_that_it_was_m
     (tmp_path / "bin/aider").symlink_to(tool / "bin/aider")
     places = shown("aider --yes", tmp_path / "bin")
     link: Places = {tmp_path / "bin/aider": ("--symlink", str(tool / "bin/aider"))}
-    assert places == {**link, **bound(tool, python, tmp_path / "python/3.12/lib")}
+    assert places == {**link, **bound(tool, python, tmp_path / "python/3.12/lib/python3.12")}
 
 
 def test_of_a_users_script_the_file_is_shown_and_of_the_checkouts_python_no_library(tmp_path):
