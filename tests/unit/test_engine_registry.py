@@ -24,7 +24,7 @@ from tests.conftest import git
 from tests.prime_rl_plans import PAIR, SHIPPED
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.stand_ins import prime_rl_rules
-from tests.unit.test_gpus import CARDS, StandInNvml
+from tests.unit.test_gpus import Card, StandInNvml
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
     ],
 )
 def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", StandInNvml([replace(CARDS["H100"]), replace(CARDS["RTX 4090"])]))
+    monkeypatch.setitem(sys.modules, "pynvml", StandInNvml([Card(), Card()]))
     started: list[dict[str, str]] = []
 
     class Session:

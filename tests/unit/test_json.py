@@ -81,7 +81,7 @@ def checked(text: str) -> dict[str, Any]:
     if found["kind"] in ("experiment", "status"):
         validator(path).validate(found)
     assert [*found][:2] == ["kind", "version"]
-    assert found["version"] == 3
+    assert found["version"] == 4
     return found
 
 

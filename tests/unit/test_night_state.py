@@ -93,7 +93,7 @@ def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
     lost = [crash(records[-1], Failure.CONFIG)] * 5
     assert stop_rule(state_of(), [*records, *lost[1:]], NOW, 75) is None
     stop = stop_rule(state_of(), [*records, *lost], NOW, 75)
-    assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: training it was", False)
+    assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: config it was", False)
 
 
 def test_what_was_interrupted_or_broke_counts_as_nothing_decided(records: list[Record]) -> None:
