@@ -1,23 +1,36 @@
 """What the parts of a night share: its state on disk, the table of its waits, and the observers of its events."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from nightshift.agents.base import Answer
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.posterior import next_stage
-from nightshift.campaign.records import Cost, Record, Stage
+from nightshift.campaign.records import Z95, Record, Stage
 from nightshift.campaign.waits import FILL, Wait, WaitKind, parse_time
 from nightshift.errors import EngineError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
-from nightshift.night.state import NightState, Stop, decided, night_cost, run_seconds, runs_left, save
+from nightshift.night.state import (
+    MAX_CRASHES,
+    NightState,
+    Stop,
+    by_end,
+    decided,
+    night_cost,
+    num_crashes,
+    num_since_keep,
+    save,
+)
 
 FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # from one try in vain to the next: each wait is twice as long
+LOOK_SECONDS = 30.0  # between two looks at what a night has to do, and at a machine that is not ready
 PROBE_NAME = ".disk-probe"
 _PROBE_BYTES = 1_000_000  # a record and a page need less
 
@@ -30,7 +43,7 @@ class Kind(StrEnum):
     WAITING = "waiting"  # a wait began, was in vain again, or ended
     IDLE = "idle"  # nothing is left to do at this moment
     STOPPED = "stopped"  # no run is in flight any more, and the state is on disk
-    OVER = "over"  # the night: the same command begins another
+    OVER = "over"  # the night, for the reason `why`: the same command begins another
 
 
 class Event(NamedTuple):
@@ -56,49 +69,48 @@ class Desk:
         self.state = replace(self.state, **changes)
         save(self.ledger, self.state)
 
-    def emit(self, kind: Kind, why: str = "", record: Record | None = None, answer: Answer | None = None) -> None:
+    def emit(self, kind: Kind, **fields: Any) -> None:
         for observer in self.observers:
-            observer(self, Event(kind, why, record, answer))
+            observer(self, Event(kind, **fields))
 
-    def wait_for_kind(self, kind: str) -> Wait | None:
+    def open_wait(self, kind: str) -> Wait | None:
         """Return the wait of this kind that has not ended."""
         return next((wait for wait in self.state.waits if wait.kind == kind and wait.ended is None), None)
 
     def begin_wait(
-        self, kind: WaitKind, cause: str, ends_when: str, seconds: float | None, meaning: str = "", meanwhile: str = ""
+        self, kind: WaitKind, cause: str, ends_when: str, *, meaning: str = "", meanwhile: str = "", at_once: int = 0
     ) -> None:
-        """Begin a wait, or note that it was in vain once more. `seconds`: until the next try; None: its condition is
-        looked at every few seconds."""
-        now, before = self.controller.now(), self.wait_for_kind(kind)
-        if before is not None and seconds is None:
+        """Begin a wait, or note that it was in vain once more. `at_once`: so many first tries follow without a pause.
+
+        A branch and a disk are looked at every few seconds, a machine every LOOK_SECONDS. An agent, and a run after
+        one that was lost, are tried after a pause that doubles with each try in vain.
+        """
+        now, before = self.controller.now(), self.open_wait(kind)
+        if before is not None and before.checks_at is None:
             return
-        since = before.since if before else now.isoformat(timespec="seconds")
-        checks_at = None if seconds is None else (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
-        wait = Wait(kind, cause, ends_when, since, checks_at, self._num_tries(kind), meaning, meanwhile)
-        self._set_waits([*(other for other in self.state.waits if other is not before), wait])
+        since, num_tries = now.isoformat(timespec="seconds"), 1
+        if before is not None:  # several runs that are lost at once count as one try
+            since, num_tries = before.since, before.num_checks + self.is_due(kind)
+        seconds = LOOK_SECONDS
+        if kind in ("agent", "run"):
+            num = num_tries - at_once
+            seconds = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
+        checks_at = (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, meaning, meanwhile)
+        if kind in ("branch", "disk"):
+            wait = replace(wait, checks_at=None)
+        self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
-
-    def pause_seconds(self, kind: str, at_once: bool = False) -> float:
-        """Return the seconds until the next try: after each try in vain twice as many. `at_once`: 0 for the first."""
-        num = self._num_tries(kind) - at_once
-        return min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
-
-    def _num_tries(self, kind: str) -> int:
-        """Return how many tries were in vain, this one included. Several runs that are lost at once count as one."""
-        before = self.wait_for_kind(kind)
-        return before.num_checks + self.is_due(kind) if before else 1
 
     def end_wait(self, *kinds: str) -> None:
         """End the waits of these kinds that have not ended."""
-        waits = [wait for wait in map(self.wait_for_kind, kinds) if wait is not None]
-        if waits:
-            now = self.controller.now().isoformat(timespec="seconds")
-            self._set_waits([replace(wait, ended=now) if wait in waits else wait for wait in self.state.waits])
+        if any(map(self.open_wait, kinds)):
+            now, waits = self.controller.now().isoformat(timespec="seconds"), self.state.waits
+            self._set_waits(*(replace(w, ended=w.ended or now) if w.kind in kinds else w for w in waits))
 
-    def _set_waits(self, waits: Sequence[Wait]) -> None:
-        self.state = replace(self.state, waits=tuple(waits))
+    def _set_waits(self, *waits: Wait) -> None:
         with suppress(EngineError):  # the disk may be what is waited for: the table is written with the next change
-            save(self.ledger, self.state)
+            self.update(waits=waits)
         self.emit(Kind.WAITING)
 
     def is_due(self, kind: str) -> bool:
@@ -107,7 +119,7 @@ class Desk:
 
     def seconds_until(self, kind: str) -> float:
         """Return the seconds until the next try; 0 without a wait of this kind."""
-        wait, now = self.wait_for_kind(kind), self.controller.now()
+        wait, now = self.open_wait(kind), self.controller.now()
         return (parse_time(wait.checks_at) - now).total_seconds() if wait and wait.checks_at else 0.0
 
     def disk_problem(self) -> str | None:
@@ -128,22 +140,68 @@ class Desk:
         """Return the night's experiments that are decided or in flight."""
         return [*decided(self.own()), *self.controller.in_flight]
 
+    def runs_left(self) -> float:
+        """Return how many runs the night can still start; infinite without --experiments and --hours."""
+        most, usable = self.state.request.experiments, self.usable_seconds()
+        in_time = math.inf
+        if not math.isinf(usable):
+            in_time = max(usable // max(self.run_seconds(), 1.0), 0.0) * self.executor.num_slots
+        return in_time if most is None else min(most - len(self.runs()), in_time)
+
+    def usable_seconds(self) -> float:
+        """Return the seconds until the deadline, less those of the runs of --certify in all slots; infinite without
+        --hours."""
+        deadline, num_runs = self.state.deadline, 2 * (self.state.request.certify or 0)
+        if deadline is None:
+            return math.inf
+        certificate_seconds = math.ceil(num_runs / self.executor.num_slots) * self.run_seconds()
+        return (deadline - self.controller.now()).total_seconds() - certificate_seconds
+
     def run_seconds(self) -> float:
-        """Return how long the next run is expected to take."""
-        return run_seconds(self.own(), self.bench.rules.budget_seconds)
+        """Return the expected time of the next run: the median of the last three, the budget before there is one."""
+        seconds = [r.result.total_seconds for r in self.own() if r.result and r.result.evaluation]
+        # One slow run alone does not begin the night's last runs.
+        return median_low(seconds[-3:]) if seconds else self.bench.rules.budget_seconds
 
     def stage(self, num_queued: int = 0) -> Stage:
         """Return the stage of the night's next run, after `num_queued` others."""
         runs = self.runs()
         num_last = sum(record.run.stage is not Stage.SEARCH for record in runs)
-        num_left = runs_left(self.state, self.own(), len(runs), self.controller) - num_queued
-        return next_stage(len(runs) + num_queued, num_last, num_left, self.executor.num_slots)
+        return next_stage(len(runs) + num_queued, num_last, self.runs_left() - num_queued, self.executor.num_slots)
 
     def num_free(self) -> int:
         return max(self.executor.num_slots - len(self.executor.in_flight()), 0)
 
-    def cost(self) -> Cost:
-        return night_cost(self.state, self.ledger)
+    def is_spent(self) -> bool:
+        """Return True if the night's proposals have cost --max-cost, by their agents' own figures."""
+        most, dollars = self.state.request.max_cost, night_cost(self.state, self.ledger).dollars
+        return most is not None and dollars is not None and dollars >= most
+
+    def stop_rule(self) -> Stop | None:
+        """Return the first rule by which nothing new begins; None to go on."""
+        request, own, seconds = self.state.request, self.own(), self.run_seconds()
+        num_without, num_crashed = num_since_keep(own), num_crashes(own)
+        if request.experiments is not None and len(decided(own)) >= request.experiments:
+            return Stop(f"{request.experiments} experiments are done")
+        if self.usable_seconds() < seconds:
+            certificate = " and the certificate" if request.certify else ""
+            cause = f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s{certificate}"
+            return Stop(cause)
+        if request.plateau is not None and num_without > request.plateau:
+            return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
+        standing = next((r.judgement.standing for r in reversed(own) if r.judgement and r.judgement.standing), None)
+        if request.until is not None and standing is not None:
+            bound = standing.incumbent - Z95 * standing.incumbent_sd
+            if bound >= request.until:
+                cause = f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)"
+                return Stop(cause)
+        if self.is_spent() and not self.state.pending:  # what is paid for is run
+            cost = night_cost(self.state, self.ledger).text("dollars")
+            return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost}")
+        if num_crashed >= MAX_CRASHES:
+            cause = f"{num_crashed} crashes in a row, the last one: {by_end(own)[-1].why}"
+            return Stop(cause, is_planned=False)
+        return None
 
 
 class Price:
@@ -159,8 +217,8 @@ class Price:
         if cost is not None:
             log_proposal(desk.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
         is_priced = cost is not None and cost.is_whole("dollars")
-        if state.request.max_cost is None or is_priced or self._is_noted or event.answer.unavailable is not None:
-            return  # an agent that is unavailable may have spent nothing
+        if state.request.max_cost is None or is_priced or self._is_noted or event.answer.source is None:
+            return  # an agent that was stopped, or is unavailable, may report nothing
         self._is_noted = True
         num = "no" if cost is None or cost.dollars is None else "not all"
         rule = f"--max-cost {state.request.max_cost:g}"

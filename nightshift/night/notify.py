@@ -10,22 +10,28 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from subprocess import TimeoutExpired
 from typing import Any
+
+from msgspec.structs import asdict
 
 from nightshift.agents.availability import AWAY
 from nightshift.agents.presets import program_words
-from nightshift.campaign.records import Record, Verdict
-from nightshift.campaign.waits import LONG_SECONDS, Wait
-from nightshift.errors import Interrupted
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.records import PAGE_NAME, Record, Verdict
+from nightshift.campaign.results import Counts, verdict_of
+from nightshift.campaign.waits import LONG_SECONDS
+from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.process import mark
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
 from nightshift.night.desk import Desk, Event, Kind
 from nightshift.night.state import by_end
-from nightshift.night.summary import message
+from nightshift.text import clean
 from nightshift.waiting import waiting
 
 KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
+MESSAGE_VERSION = 2  # of what the command gets
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
@@ -69,9 +75,9 @@ class Notifier:
         finally:
             try:
                 ends_at = time.monotonic() + seconds
-                with waiting("waiting for the last notification of the night", seconds):
-                    while time.monotonic() < ends_at and any(process.poll() is None for _, process in self._processes):
-                        time.sleep(0.1)
+                with waiting("waiting for the last notification of the night", seconds), suppress(TimeoutExpired):
+                    for _, process in self._processes:
+                        process.wait(max(ends_at - time.monotonic(), 0.0))
             finally:
                 tree = ProcessTree(None, lambda process: False)
                 tree.markers.add(self._marker)
@@ -91,42 +97,56 @@ class Notifications:
     """An observer that tells the user of keeps, repeated crashes, waits and the end of a night."""
 
     def __init__(self, notifier: Notifier) -> None:
-        self._notifier, self._is_end_sent = notifier, False
+        self._notifier = notifier
         self._waits = set[tuple[str, str]]()  # of which the user was notified
 
     def __call__(self, desk: Desk, event: Event) -> None:
-        name = END if event.kind is Kind.OVER and not self._is_end_sent else None
-        if event.record is not None:
-            name = event_of(event.record, desk.own())
-        if name is not None:
-            self._send(desk, name, event.why, event.record)
-            self._is_end_sent |= name == END
+        if event.kind is Kind.OVER:
+            self._notifier.send(END, message(END, desk, event.why))
+        record, now = event.record, desk.controller.now()
+        if record is not None and (name := event_of(record, desk.own())) is not None:
+            self._notifier.send(name, message(name, desk, record.why, record))
         waits = {(wait.kind, wait.meaning): wait for wait in desk.state.waits if wait.ended is None}
         self._waits &= waits.keys()
-        for key in [key for key, wait in waits.items() if key not in self._waits and _is_news(wait, desk)]:
-            self._waits.add(key)
-            self._send(desk, AGENT if key[0] == "agent" else PAUSED, waits[key].describe())
-
-    def _send(self, desk: Desk, name: str, why: str, record: Record | None = None) -> None:
-        self._notifier.send(name, message(name, desk.state, desk.controller, why, record))
-
-
-def _is_news(wait: Wait, desk: Desk) -> bool:
-    """Return True if the user can end the wait, or if the wait is long."""
-    is_users = wait.kind == "disk" or wait.meaning in AWAY or (wait.kind == "machine" and wait.num_checks > 1)
-    return is_users or wait.seconds(desk.controller.now()) >= LONG_SECONDS
+        for key, wait in waits.items():
+            name = AGENT if wait.kind == "agent" else PAUSED
+            # The user can end the wait, or it is long.
+            is_users = wait.kind == "disk" or wait.meaning in AWAY or (wait.kind == "machine" and wait.num_checks > 1)
+            if key not in self._waits and (is_users or wait.seconds(now) >= LONG_SECONDS):
+                self._waits.add(key)
+                self._notifier.send(name, message(name, desk, wait.describe()))
 
 
 def event_of(record: Record, own: Sequence[Record]) -> str | None:
-    """Return KEEP, REPEATED_CRASH, or None for a closed experiment. `own`: the night's closed experiments."""
+    """Return KEEP, REPEATED_CRASH, or None for a closed experiment. `own`: the night's closed experiments.
+
+    A crash is repeated if it is the second in a row with one cause, numbers aside.
+    """
     if record.is_keep:
         return KEEP if record.parent is not None else None
     ended = by_end(own)[-3:]
-    causes = [r.why if r.status == Verdict.CRASH else None for r in ended]
-    return REPEATED_CRASH if is_second(causes) and ended[-1].number == record.number else None
+    causes = [re.sub(r"\d+", "#", r.why) if r.status == Verdict.CRASH else "" for r in ended]
+    is_second = causes[-1:] != [""] and causes[-2:-1] == causes[-1:] != causes[-3:-2]
+    return REPEATED_CRASH if is_second and ended[-1].number == record.number else None
 
 
-def is_second(causes: Sequence[str | None]) -> bool:
-    """Return True if the last cause is the second in a row that is the same, numbers aside. None: no crash."""
-    plain = [None if cause is None else re.sub(r"\d+", "#", cause) for cause in causes[-3:]]
-    return len(plain) > 1 and plain[-1] == plain[-2] is not None and plain[-3:-2] != plain[-1:]
+def message(event: str, desk: Desk, why: str, record: Record | None = None) -> dict[str, Any]:
+    """Return what the command gets. `counts` is None if records cannot be read, which is noted."""
+    counts, state, ledger = None, desk.state, desk.ledger
+    try:
+        records = ledger.records()
+        counts = Counts.of(Campaign.read(ledger, records, state.branch, state.rules_hash).rows(state.own(records)))
+    except (UsageError, EngineError, OSError, ValueError) as error:
+        desk.note(f"a notification without counts: {error}")
+    effect = record.decision.estimate if record and record.decision else None
+    return {
+        "version": MESSAGE_VERSION,
+        "event": event,
+        "campaign": state.branch,
+        "experiment": record.number if record else None,
+        "verdict": verdict_of(record) if record else None,
+        "effect_at_decision": effect.mean if effect else None,
+        "why": clean(why),
+        "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
+        "page": str((ledger.runs_dir / PAGE_NAME).absolute()),
+    }

@@ -5,13 +5,11 @@ All that the records can tell is counted from them each time, so a killed night 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from statistics import median_low
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -20,10 +18,9 @@ from nightshift.agents.base import Answer
 from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import NIGHT_NAME, NOTHING, Z95, Cost, Failure, Record, Request
+from nightshift.campaign.records import NIGHT_NAME, Cost, Failure, Record, Request
 from nightshift.campaign.waits import FILL, NightStatus, parse_time
 from nightshift.config.scope import scope_of
-from nightshift.experiment.experiment import Controller
 from nightshift.files import read_json, write_json
 
 STOP_NAME = "STOP"  # a file in the checkout's root
@@ -144,41 +141,6 @@ def decided(records: Sequence[Record]) -> list[Record]:
     return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
 
 
-def runs_left(state: NightState, own: Sequence[Record], num_started: int, controller: Controller) -> float:
-    """Return how many runs the night can still start after `num_started`; infinite without --experiments and --hours.
-
-    `own`: the night's closed experiments, whose last runs say how long a run takes.
-    """
-    left = math.inf
-    if state.request.experiments is not None:
-        left = state.request.experiments - num_started
-    if state.deadline is not None:
-        seconds = run_seconds(own, controller.bench.rules.budget_seconds)
-        num_slots = controller.bench.executor.num_slots
-        seconds_left = (state.deadline - controller.now()).total_seconds()
-        seconds_left -= certificate_seconds(state, seconds, num_slots)
-        rounds = math.floor(max(seconds_left, 0.0) / max(seconds, 1.0))
-        left = min(left, rounds * num_slots)
-    return left
-
-
-def is_spent(state: NightState, cost: Cost) -> bool:
-    """Return True if the night's proposals have cost --max-cost, by their agents' own figures."""
-    most = state.request.max_cost
-    return most is not None and cost.dollars is not None and cost.dollars >= most
-
-
-def certificate_seconds(state: NightState, run_seconds: float, num_slots: int) -> float:
-    """Return the time that the runs of --certify take in all slots."""
-    return math.ceil(2 * (state.request.certify or 0) / num_slots) * run_seconds
-
-
-def run_seconds(own: Sequence[Record], at_first: float) -> float:
-    """Return the expected time of the next run: the median of the last three, `at_first` before there is one."""
-    seconds = [record.result.total_seconds for record in own if record.result and record.result.evaluation]
-    return median_low(seconds[-3:]) if seconds else at_first  # one slow run alone does not begin the night's last runs
-
-
 def num_since_keep(records: Sequence[Record]) -> int:
     """Count the experiments since the last keep. One that filled a slot while the agent could not be asked counts only
     if it was kept."""
@@ -195,36 +157,3 @@ def by_end(records: Sequence[Record]) -> list[Record]:
     """Return the records that were not interrupted, in the order in which their runs ended."""
     ended = [record for record in records if record.failure is not Failure.INTERRUPTED]
     return sorted(ended, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
-
-
-def stop_rule(
-    state: NightState,
-    own: Sequence[Record],
-    now: datetime,
-    run_seconds: float,
-    cost: Cost = NOTHING,
-    num_slots: int = 1,
-) -> Stop | None:
-    """Return the first rule by which nothing new begins; None to go on. `own`: the night's closed experiments;
-    `run_seconds`: expected of the next run; `cost`: of all proposals of the night."""
-    request, num_without = state.request, num_since_keep(own)
-    if request.experiments is not None and len(decided(own)) >= request.experiments:
-        return Stop(f"{request.experiments} experiments are done")
-    needed = run_seconds + certificate_seconds(state, run_seconds, num_slots)
-    if state.deadline is not None and now + timedelta(seconds=needed) > state.deadline:
-        certificate = " and the certificate" if request.certify else ""
-        return Stop(
-            f"{request.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s{certificate}"
-        )
-    if request.plateau is not None and num_without > request.plateau:
-        return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
-    standing = next((r.judgement.standing for r in reversed(own) if r.judgement and r.judgement.standing), None)
-    if request.until is not None and standing is not None:
-        bound = standing.incumbent - Z95 * standing.incumbent_sd
-        if bound >= request.until:
-            return Stop(f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)")
-    if is_spent(state, cost) and not state.pending:  # what is paid for is run
-        return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost.text('dollars')}")
-    if num_crashes(own) >= MAX_CRASHES:
-        return Stop(f"{num_crashes(own)} crashes in a row, the last one: {own[-1].why}", is_planned=False)
-    return None

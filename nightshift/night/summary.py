@@ -2,9 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
-
-import msgspec
 
 from nightshift.agents.notebook import notebook
 from nightshift.campaign.campaign import Campaign
@@ -17,15 +14,14 @@ from nightshift.campaign.records import (
     NOT_ISOLATED,
     NOTEBOOK_NAME,
     NOTHING,
-    PAGE_NAME,
     SIDES,
     Comparison,
     Cost,
     Record,
     Stage,
 )
-from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
-from nightshift.errors import EngineError, Interrupted, NightshiftError
+from nightshift.campaign.results import Counts, Row, last_scores, standing_text
+from nightshift.errors import EngineError, Interrupted
 from nightshift.experiment.estimate import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
@@ -33,7 +29,6 @@ from nightshift.night.desk import Desk, Event, Kind
 from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
 from nightshift.text import clean, local
 
-MESSAGE_VERSION = 2  # of what --notify gets
 _NUM_SHOWN = 5
 _MAX_DESCRIPTION = 160
 
@@ -145,30 +140,3 @@ def certified_line(comparison: Comparison) -> str:
     crashes = f"; {comparison.crashes}" if comparison.crashes else ""
     where = f"{where}, p = {p_value(result):.2g}"
     return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}){crashes}"
-
-
-def message(
-    event: str, state: NightState, controller: Controller, why: str, record: Record | None = None
-) -> dict[str, Any]:
-    """Return what a notification says (`--notify`). `counts` is None if records cannot be read, which is noted."""
-    counts = None
-    try:
-        records = controller.ledger.records()
-        campaign = Campaign.read(controller.ledger, records, state.branch, state.rules_hash)
-        counts = Counts.of(campaign.rows(state.own(records)))
-    except Interrupted:
-        raise
-    except (NightshiftError, OSError, ValueError) as error:
-        controller.reporter.note(f"a notification without counts: {error}")
-    effect = record.decision.estimate if record and record.decision else None
-    return {
-        "version": MESSAGE_VERSION,
-        "event": event,
-        "campaign": state.branch,
-        "experiment": record.number if record else None,
-        "verdict": verdict_of(record) if record else None,
-        "effect_at_decision": effect.mean if effect else None,
-        "why": clean(why),
-        "counts": None if counts is None else {"line": str(counts), **msgspec.structs.asdict(counts)},
-        "page": str((controller.ledger.runs_dir / PAGE_NAME).absolute()),
-    }

@@ -180,10 +180,11 @@ def test_a_machine_that_is_not_ready_is_waited_for_and_told_once(controller, mon
     clock, causes = Clock(), ["busy", "port 2048", "port 2049", "port 2050"]
     made, told, _ = night(clocked(controller, Clocked(1, clock, lambda: None), clock), lambda: None)
 
-    def fail() -> Stop | None:
-        if not causes:
-            return Stop("enough")
-        raise EngineError(causes.pop(0))
+    def fail(stop: Stop | None) -> bool:
+        if causes:
+            raise EngineError(causes.pop(0))
+        made.desk.over = Stop("enough")
+        return stop is None
 
     monkeypatch.setattr(made, "_act", fail)
     stop = made.run()

@@ -14,11 +14,13 @@ import pytest
 from nightshift.agents.agent import AgentProposer
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Context, Proposing
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
-from nightshift.campaign.records import Cost, Record
+from nightshift.campaign.records import Cost, Failure, Job, Outcome, Record, Result, Training
 from nightshift.campaign.waits import FILL
 from nightshift.cli.status import Status
 from nightshift.experiment.experiment import Controller
+from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.state import Stop, load
 from nightshift.report.data import gather
@@ -277,3 +279,107 @@ def test_words_that_cost_tokens_count_for_max_cost(controller: Controller, clock
     assert len(proposer.asked_at) == 3
     assert "Which file do you mean?" in proposer.contexts[1].refusals[0], "nobody told the agent that nobody answers"
     assert night.state.refusals == ()
+
+
+def test_no_wait_for_an_agent_outlasts_the_last_question(controller: Controller, clock: Clock) -> None:
+    stages = list[tuple[int, bool]]()
+
+    class Looking(Timed):
+        def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+            super().submit(folder, job, enter)
+            record = controller.ledger.record(int(folder.name))
+            is_waiting = any(wait.ended is None for wait in load(controller.ledger).waits)
+            stages.append((record.run.stage, is_waiting))
+
+    proposer = Thinker(clock, 15.0, lambda now: QUESTION if now > 4_000 else None)
+    night, stop, _ = a_night(controller, Looking(1, clock, RUN_SECONDS), proposer, experiments=20)
+    assert stop.cause == "20 experiments are done"
+    assert (0, True) in stages
+    assert [is_waiting for stage, is_waiting in stages if stage] == [False] * 4
+    [wait] = night.state.waits
+    assert wait.seconds(controller.now()) < 3 * RUN_SECONDS
+
+
+def test_a_branch_that_changes_between_two_looks_ends_no_night(
+    controller: Controller, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, read = controller.bench.root, Controller.campaign
+
+    def campaign(self: Controller) -> Campaign:
+        if clock.now >= BEGINS and "switched" not in self.reporter.notes:
+            self.reporter.note("switched")
+            git(root, "switch", "--quiet", "--force", "main")
+        return read(self)
+
+    monkeypatch.setattr(Controller, "campaign", campaign)
+    executor = Watched(clock, controller, {1_300.0: lambda: git(root, "switch", "--quiet", CAMPAIGN)})
+    _, stop, _ = a_night(controller, executor, Thinker(clock, 15.0), experiments=6)
+    assert stop.cause == "6 experiments are done"
+
+
+def test_a_switch_to_another_branch_and_back_within_a_moment_ends_no_night(
+    controller: Controller, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = controller.bench.root
+    looks, acts = list[Path](), [("switch", "--quiet", CAMPAIGN), ("switch", "--quiet", "--force", "main")]
+
+    class Switching(Timed):
+        def is_over(self, folder: Path) -> bool:
+            is_over = super().is_over(folder)
+            looks.extend([folder] if is_over and folder.name == "0003" else [])
+            if len(looks) == 2 and len(acts) == 2:  # the night has looked at its branch, and collects the result
+                git(root, *acts.pop())
+            return is_over
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=lambda seconds: git(root, *acts.pop())))
+    _, stop, _ = a_night(controller, Switching(1, clock), Thinker(clock, 15.0), experiments=5)
+    assert stop.cause == "5 experiments are done"
+    assert [record.failure for record in controller.ledger.records()] == [None] * 5
+
+
+def test_hours_end_a_night_on_a_machine_that_does_not_get_ready(controller: Controller, clock: Clock) -> None:
+    path = controller.ledger.runs_dir.parent / "results.tsv"
+
+    def block() -> None:
+        path.unlink()
+        path.mkdir()
+
+    executor = Watched(clock, controller, {BEGINS: block})
+    _, stop, _ = a_night(controller, executor, Thinker(clock, 15.0), hours=1.0)
+    assert stop.cause.startswith("1 hours are over")
+    assert clock.now < 3_600 + 60
+
+
+def test_an_answer_that_comes_while_runs_are_lost_is_on_disk(controller: Controller, clock: Clock) -> None:
+    class Lost(Timed):
+        def result(self, folder: Path) -> Result:
+            made = super().result(folder)
+            if folder.name != "0003":
+                return made
+            training = Training(Outcome.CRASHED, 0, failure=Failure.MACHINERY, cause="the worker was killed")
+            return Result(seed=made.seed, training=training, total_seconds=100.0)
+
+        def wait(self, timeout_seconds: float) -> None:
+            self.clock.now += 5.0
+            if desk_waits("run"):
+                pending.append(len(load(controller.ledger).pending))
+
+    def desk_waits(kind: str) -> bool:
+        return any(wait.kind == kind and wait.ended is None for wait in load(controller.ledger).waits)
+
+    pending, proposer = list[int](), Thinker(clock, 310.0)  # the answer comes in the pause
+    _, stop, _ = a_night(controller, Lost(1, clock, 300.0), proposer, experiments=5)
+    assert stop.is_planned, stop
+    assert pending[:6] == [1, 1, 2, 2, 2, 2]
+
+
+def test_an_agent_that_is_stopped_with_the_night_did_not_hide_its_cost(controller: Controller, clock: Clock) -> None:
+    class Priced(Thinker):
+        def propose(self, context: Context) -> Proposing:
+            answers = yield from super().propose(context)
+            dollars = None if answers[0].cause else 0.5
+            return tuple(answer.with_proposal(cost=Cost(1, 1, dollars)) for answer in answers)
+
+    proposer = Priced(clock, 250.0)
+    a_night(controller, Timed(1, clock, 300.0), proposer, fills=False, hours=0.5, max_cost=9.0)
+    assert [note for note in controller.reporter.notes if "dollars" in note] == []
