@@ -1,7 +1,7 @@
 """The overnight loop: propose, run, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk. Proposals are made by proposals.py, runs are started and
-decided by slots.py. What the night waits for is in the table of waits (desk.py). The page, the notifications and the
+decided by slots.py. What the night waits for is in the table of waits (state.py). The page, the notifications and the
 price are observers of the night's events. train.toml is the incumbent's all the time.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import get_args
 
 from nightshift.agents.availability import Availability
@@ -27,12 +26,10 @@ from nightshift.experiment import certify
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError
 from nightshift.files import write_atomically
-from nightshift.night.desk import LOOK_SECONDS, Desk, Kind, Price
-from nightshift.night.notify import Notifications, Notifier
+from nightshift.night.observers import Notifications, Notifier, Page, Price, certified_line
 from nightshift.night.proposals import Proposals, undecided
 from nightshift.night.slots import Slots
-from nightshift.night.state import STOP_NAME, NightState, Stop
-from nightshift.night.summary import Page, certified_line
+from nightshift.night.state import LOOK_SECONDS, STOP_NAME, Desk, Kind, NightState, Stop
 
 _SWITCH_SECONDS = 2.0  # git switch writes the files first and HEAD last
 
@@ -200,8 +197,8 @@ class Night:
         with `seconds` for so long. Return at once when the user wants to stop: `before` are the signs of that when
         this step began."""
         controller, executor, desk = self._controller, self._executor, self.desk
-        tries = [desk.seconds_until(kind) for kind in ("agent", "run")]
-        ends_at = controller.clock() + (seconds or min([LOOK_SECONDS, *(each for each in tries if each > 0.0)]))
+        tries = filter(None, map(desk.seconds_until, ("agent", "run")))
+        ends_at = controller.clock() + (seconds or min([LOOK_SECONDS, *tries]))
         desk.emit(Kind.IDLE)
         due = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
         while self._signs == before and (seconds or desk.over is None or due):
@@ -256,12 +253,15 @@ class Night:
                 self._controller.interrupt(cut_off)
         finally:
             desk, cause = self.desk, None if stop is None else stop.cause
-            end_waits = partial(desk.end_wait, *get_args(WaitKind))
-            write_state = partial(desk.update, cause=cause, is_planned=stop is None or stop.is_planned)
-            write_page = partial(desk.emit, Kind.STOPPED)
-            for write in (end_waits, write_state, self._tidy, write_page):
+            steps: list[Callable[[], None]] = [
+                lambda: desk.end_wait(*get_args(WaitKind)),
+                lambda: desk.update(cause=cause, is_planned=stop is None or stop.is_planned),
+                self._tidy,
+                lambda: desk.emit(Kind.STOPPED),
+            ]
+            for step in steps:
                 try:
-                    write()
+                    step()
                 except (NightshiftError, OSError) as error:
                     if str(error) != cause:  # which the summary says
                         self._note(f"the night's last traces are not whole: {error}")

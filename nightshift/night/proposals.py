@@ -6,7 +6,7 @@ The agent works while runs train. While it is unavailable, TPE proposes for the 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from nightshift.agents.agent import STOPPED, AgentProposer, complete
@@ -22,8 +22,7 @@ from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, UsageError
-from nightshift.night.desk import Desk, Kind
-from nightshift.night.state import NightState, Stop, decided, num_since_keep
+from nightshift.night.state import Desk, Kind, NightState, Stop, decided, num_since_keep
 from nightshift.report.slices import weakest
 
 MAX_REFUSALS = 8  # of proposals in a row that were made and rejected
@@ -75,25 +74,19 @@ class Proposals:
 
     def has_something_to_do(self) -> bool:
         """Return True if answers wait to be taken, or proposals are missing."""
-        return self.num_wanted() > 0 or (self._work is not None and self._work.answers is not None)
+        return self._num_wanted(self._num_ahead()) > 0 or (self._work is not None and self._work.answers is not None)
 
     def queue(self) -> list[Answer]:
         """Return the accepted proposals that no run tests yet."""
-        running, queue = list(self._controller.in_flight), list[Answer]()
-        for answer in self._desk.state.pending:
-            record = next((record for record in running if is_of(record, answer)), None)
-            if record is None:
-                queue.append(answer)
-            else:
-                running.remove(record)
-        return queue
+        running = self._controller.in_flight
+        return [answer for answer in self._desk.state.pending if not any(is_of(record, answer) for record in running)]
 
     def act(self, campaign: Campaign) -> bool:
         """Ask for the next proposals, or take those that are ready. Returns True if some were taken."""
         if campaign.baseline is None:
             return False
-        is_due = self._desk.is_due("agent") or self._login_times() != self._logins
-        if self._work is None and is_due and (num := self.num_wanted()):
+        is_pause = self._desk.seconds_until("agent") and self._login_times() == self._logins
+        if self._work is None and not is_pause and (num := self._num_wanted(self._num_ahead())):
             self._work = self._open(self._proposer, campaign, num)
             self._desk.note(f"{self._proposer.name} proposes experiment {self._work.context.number:04d}")
             self.advance()
@@ -175,14 +168,12 @@ class Proposals:
         now, num_slots = self._controller.now(), self._desk.executor.num_slots
         if self._proposer.is_instant:
             return 0 if num_slots == 1 else (num_slots + 1) // 2
-        seconds = self._desk.run_seconds()
-        ages = [(now - datetime.fromisoformat(record.started)).total_seconds() for record in self._controller.in_flight]
-        return max(sum(seconds - age < 2 * self._answer_seconds for age in ages), 1)
+        latest = now - timedelta(seconds=self._desk.run_seconds() - 2 * self._answer_seconds)
+        running = self._controller.in_flight
+        return max(sum(datetime.fromisoformat(record.started) < latest for record in running), 1)
 
-    def num_wanted(self, num_ahead: int | None = None) -> int:
-        """Return how many proposals are missing for the free slots, and for the `num_ahead` that are free next (None:
-        as many as to ask an agent for)."""
-        num_ahead = self._num_ahead() if num_ahead is None else num_ahead
+    def _num_wanted(self, num_ahead: int) -> int:
+        """Return how many proposals are missing for the free slots, and for the `num_ahead` that are free next."""
         desk, num_queued, most = self._desk, len(self.queue()), self._desk.state.request.experiments
         num = min(desk.num_free() + num_ahead - num_queued, desk.executor.num_slots)
         if most is not None:
@@ -194,7 +185,7 @@ class Proposals:
     def _fill(self, campaign: Campaign) -> bool:
         """Have TPE propose for a free slot while the agent is unavailable. Returns True if it was asked."""
         is_unavailable, is_pause = self._desk.open_wait("agent"), self._controller.clock() < self._fills_at
-        if self._filler is None or not self._fills or not is_unavailable or is_pause or not self.num_wanted(0):
+        if self._filler is None or not self._fills or not is_unavailable or is_pause or not self._num_wanted(0):
             return False
         work = self._open(self._filler, campaign, 1)
         work.answers = complete(work.proposing)

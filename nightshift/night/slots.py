@@ -17,9 +17,8 @@ from nightshift.campaign.records import Failure, Record, Request, Run, Stage
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import EngineError, UsageError
-from nightshift.night.desk import Desk, Kind
 from nightshift.night.proposals import Proposals, attempts, undecided
-from nightshift.night.state import Stop
+from nightshift.night.state import Desk, Kind, Stop
 
 MAX_TRIES = 3  # of one config whose runs infrastructure ends
 _BASELINE_HOLDS = timedelta(hours=1)  # a night begins with a run of the baseline unless the last one is younger
@@ -45,7 +44,7 @@ class Slots:
     def begin(self, campaign: Campaign) -> bool:
         """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
         desk, most = self._desk, self._desk.state.request.experiments
-        if not desk.is_due("run"):
+        if desk.seconds_until("run"):
             return False
         if campaign.baseline is None:
             return self._begin_baseline(campaign)

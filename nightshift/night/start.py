@@ -28,7 +28,7 @@ from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.branch import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
-from nightshift.night.notify import Notifier
+from nightshift.night.observers import Notifier
 from nightshift.night.proposals import undecided
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.text import clean
@@ -67,11 +67,12 @@ def night(
         unavailable = ask_before(proposer, controller)
         controller.begin(branch)
         state = replace(begin(request, controller), sandbox=proposer.sandbox)
+        executor = controller.bench.executor
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
-        elif isinstance(controller.bench.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
+        elif isinstance(executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
             for folder, job in jobs.items():
-                controller.bench.executor.take_over(folder, job)
+                executor.take_over(folder, job)
             numbers = ", ".join(sorted(folder.name for folder in jobs))
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
@@ -91,15 +92,14 @@ def ask_before(proposer: Proposer, controller: Controller) -> Availability | Non
     agents = proposer.agents if isinstance(proposer, AgentProposer) else ()
     for agent in {agent.command: agent for agent in agents if agent.name in PRESETS}.values():
         folder.mkdir(parents=True, exist_ok=True)
-        answer = agent.question(read_source(controller.bench.root / CONFIG_NAME), folder)
+        answer, name = agent.question(read_source(controller.bench.root / CONFIG_NAME), folder), agent.name
         if answer.waits:
-            text = answer.text if agent.title == proposer.name else f"{agent.name}: {answer.text}"
-            unavailable = replace(answer, text=text)
+            unavailable = answer if agent.title == proposer.name else replace(answer, text=f"{name}: {answer.text}")
         elif answer.meaning is not Meaning.OK:
             fix = _REMEDIES.get(answer.meaning, "uv run nightshift doctor --agent NAME asks it again.")
-            raise UsageError(f"{agent.name}: {answer.meaning}: {answer.text}", fix)
+            raise UsageError(f"{name}: {answer.meaning}: {answer.text}", fix)
         else:
-            controller.reporter.note(f"{agent.name} answers (sandbox: {agent.sandbox.name})")
+            controller.reporter.note(f"{name} answers (sandbox: {agent.sandbox.name})")
     return unavailable
 
 
@@ -188,14 +188,10 @@ def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
 
 def begin(request: NightRequest, controller: Controller) -> NightState:
     """Return the state of the cut-off night, or of a new one on the branch that is checked out."""
-    old, now, branch, note = (
-        load(controller.ledger),
-        controller.now(),
-        controller.repo.head().branch,
-        controller.reporter.note,
-    )
-    number, rules_hash = controller.ledger.next_number(), controller.bench.rules_hash
-    state = NightState(request, rules_hash, branch=branch, started=now.isoformat(timespec="seconds"), first=number)
+    ledger, now, note = controller.ledger, controller.now(), controller.reporter.note
+    old, number, rules_hash = load(ledger), ledger.next_number(), controller.bench.rules_hash
+    branch, started = controller.repo.head().branch, now.isoformat(timespec="seconds")
+    state = NightState(request, rules_hash, branch=branch, started=started, first=number)
     if old is None:
         return state
     is_same_campaign = (old.branch, old.rules_hash) == (branch, rules_hash)
@@ -208,7 +204,7 @@ def begin(request: NightRequest, controller: Controller) -> NightState:
         note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
     if not is_same_campaign:
         return state
-    answers = undecided(old, old.own(controller.ledger.records()))  # proposed, paid for, and never run
+    answers = undecided(old, old.own(ledger.records()))  # proposed, paid for, and never run
     return replace(state, pending=tuple(replace(answer, number=number) for answer in answers))
 
 

@@ -25,7 +25,7 @@ from nightshift.night.loop import Night
 from nightshift.night.state import Stop, load
 from nightshift.report.data import gather
 from tests.conftest import CAMPAIGN, git
-from tests.unit.test_night_agent import Rates, Sent, Thinker, Timed, a_night, busy_share, timed
+from tests.unit.test_night_agent import LR, Rates, Sent, Thinker, Timed, a_night, busy_share, timed
 from tests.waiting import Clock
 
 RUN_SECONDS = 300.0
@@ -149,6 +149,19 @@ def test_a_branch_switch_pauses_the_night(controller: Controller, clock: Clock, 
     assert waited(controller) == executor.status == executor.page == [sentence.format(minute)]
     assert [record.failure for record in controller.ledger.records()] == [None] * 8
     assert [line[:6] for line in gather(controller.ledger, CAMPAIGN).night] == ["Paused"]
+
+
+def test_the_sentence_names_the_branch_that_is_checked_out_now(controller: Controller, clock: Clock) -> None:
+    root = controller.bench.root
+    acts = {
+        BEGINS: lambda: git(root, "switch", "--quiet", "--force", "main"),
+        BEGINS + 40: lambda: git(root, "switch", "--quiet", "--create", "other"),
+        BEGINS + 80: lambda: git(root, "switch", "--quiet", CAMPAIGN),
+    }
+    executor = Watched(clock, controller, acts)
+    night, _, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=4)
+    assert [name in text for text, name in zip(executor.page, ("to main;", "to other;"), strict=True)] == [True] * 2
+    assert len(night.state.waits) == 1
 
 
 @pytest.mark.parametrize("act", ["--move", "--delete"])
@@ -337,19 +350,6 @@ def test_a_switch_to_another_branch_and_back_within_a_moment_ends_no_night(
     assert [record.failure for record in controller.ledger.records()] == [None] * 5
 
 
-def test_hours_end_a_night_on_a_machine_that_does_not_get_ready(controller: Controller, clock: Clock) -> None:
-    path = controller.ledger.runs_dir.parent / "results.tsv"
-
-    def block() -> None:
-        path.unlink()
-        path.mkdir()
-
-    executor = Watched(clock, controller, {BEGINS: block})
-    _, stop, _ = a_night(controller, executor, Thinker(clock, 15.0), hours=1.0)
-    assert stop.cause.startswith("1 hours are over")
-    assert clock.now < 3_600 + 60
-
-
 def test_an_answer_that_comes_while_runs_are_lost_is_on_disk(controller: Controller, clock: Clock) -> None:
     class Lost(Timed):
         def result(self, folder: Path) -> Result:
@@ -361,16 +361,15 @@ def test_an_answer_that_comes_while_runs_are_lost_is_on_disk(controller: Control
 
         def wait(self, timeout_seconds: float) -> None:
             self.clock.now += 5.0
-            if desk_waits("run"):
-                pending.append(len(load(controller.ledger).pending))
-
-    def desk_waits(kind: str) -> bool:
-        return any(wait.kind == kind and wait.ended is None for wait in load(controller.ledger).waits)
+            state = load(controller.ledger)
+            pending.extend([len(state.pending)] if state.waiting else [])
 
     pending, proposer = list[int](), Thinker(clock, 310.0)  # the answer comes in the pause
     _, stop, _ = a_night(controller, Lost(1, clock, 300.0), proposer, experiments=5)
     assert stop.is_planned, stop
     assert pending[:6] == [1, 1, 2, 2, 2, 2]
+    descriptions = [record.proposal.description for record in controller.ledger.records()[1:]]
+    assert descriptions.count(f"{LR} 2") == 2, "the lost run was not repeated"
 
 
 def test_an_agent_that_is_stopped_with_the_night_did_not_hide_its_cost(controller: Controller, clock: Clock) -> None:

@@ -29,7 +29,7 @@ from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.local import Slot, divide
 from nightshift.experiment.experiment import Controller
-from nightshift.night import desk, proposals, summary
+from nightshift.night import observers, proposals, state
 from nightshift.night.loop import Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from tests.campaigns import a_result, contradictions, replace
@@ -112,8 +112,8 @@ class Rates(StandInProposer):
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")  # a page for each takes a second
-    monkeypatch.setattr(desk, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(observers, "write_summary", lambda state, controller: "")  # a page for each takes a second
+    monkeypatch.setattr(state, "FIRST_SECONDS", 0.0)
     return make_poor(checkout, RULES, monkeypatch)
 
 
