@@ -19,6 +19,7 @@ from nightshift.campaign.git import Repo
 from nightshift.campaign.records import Cost, Failure, Job, Outcome, Record, Result, Training
 from nightshift.campaign.waits import FILL
 from nightshift.cli.status import Status
+from nightshift.errors import EngineError
 from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import Night
@@ -370,6 +371,23 @@ def test_an_answer_that_comes_while_runs_are_lost_is_on_disk(controller: Control
     assert pending[:6] == [1, 1, 2, 2, 2, 2]
     descriptions = [record.proposal.description for record in controller.ledger.records()[1:]]
     assert descriptions.count(f"{LR} 2") == 2, "the lost run was not repeated"
+
+
+def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(controller: Controller, clock: Clock):
+    class Broken(Thinker):
+        def propose(self, context: Context) -> Proposing:
+            if BEGINS < self.clock.now < BEGINS + 600:
+                yield
+                raise EngineError("bwrap cannot be started")
+            return (yield from super().propose(context))
+
+    executor = Timed(1, clock, RUN_SECONDS)
+    night, stop, sent = a_night(controller, executor, Broken(clock, 15.0), hours=1.0)
+    assert stop.is_planned, stop
+    assert [wait.kind for wait in night.state.waits] == ["agent"]
+    assert ": thinker: program: bwrap cannot be started; ends when thinker answers" in waited(controller)[0]
+    assert idle_seconds(controller.ledger.records(), executor) <= 60
+    assert [event for event, _ in sent.events if event != "keep"] == ["agent unavailable", "end"]
 
 
 def test_an_agent_that_is_stopped_with_the_night_did_not_hide_its_cost(controller: Controller, clock: Clock) -> None:
