@@ -36,7 +36,7 @@ from nightshift.cli.status import is_under_way  # noqa: E402
 from nightshift.config.train_toml import set_values  # noqa: E402
 from nightshift.executors.local import own_cores  # noqa: E402
 from nightshift.experiment import experiment  # noqa: E402
-from nightshift.night import desk, start  # noqa: E402
+from nightshift.night import start, state  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from tests.stand_in_proposer import StandInProposer  # noqa: E402
 from tests.stand_ins import install, save_time  # noqa: E402
@@ -102,7 +102,7 @@ def main() -> None:
         make, signs = start.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         start.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
-    desk.FIRST_SECONDS = desk.MAX_SECONDS = asked.pop("waits", 0.05)
+    state.FIRST_SECONDS = state.MAX_SECONDS = asked.pop("waits", 0.05)
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     start.search_of = LaterSearch
     install("night")

@@ -3,7 +3,7 @@
 Exit codes separate nothing: Claude Code ends every error with 1, pi and Qwen Code end a wrong key with 0, Gemini CLI
 ends with the HTTP status modulo 256. So the errors in the JSON output are read first, then, if the program failed, the
 lines that it printed. The answer of a model that ended ordinarily is not read as an error, whatever it says. The output
-is hostile: whatever it means, the night asks the agent again (night/waits.py).
+is hostile: whatever it means, the night asks the agent again (night/proposals.py).
 """
 
 import re

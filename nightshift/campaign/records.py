@@ -25,7 +25,6 @@ from nightshift.text import clean
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
 ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.svg"
 NIGHT_NAME, BLOCK_NAME, NOTEBOOK_NAME = "night.json", "night.txt", "notebook.md"
-DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
 DETACHED_NAME = "detached.log"  # the output of a start with --detach
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
 MODELS_GB = 20.0  # of all kept models, in 1e9 bytes: about twenty models of 0.5B parameters

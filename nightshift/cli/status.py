@@ -319,7 +319,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     if state is None:
         return None
     from nightshift.executors.slurm import jobs_left
-    from nightshift.night.summary import next_stop
+    from nightshift.night.observers import next_stop
 
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
     left = jobs_left(ledger, state.first, of_certificates=True) if state.cause is None and not is_on else {}

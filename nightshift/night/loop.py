@@ -1,7 +1,7 @@
 """The overnight loop: propose, run, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk. Proposals are made by proposals.py, runs are started and
-decided by slots.py. What the night waits for is in the table of waits (desk.py). The page, the notifications and the
+decided by slots.py. What the night waits for is in the table of waits (state.py). The page, the notifications and the
 price are observers of the night's events. train.toml is the incumbent's all the time.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import get_args
 
 from nightshift.agents.availability import Availability
@@ -27,14 +26,11 @@ from nightshift.experiment import certify
 from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
-from nightshift.night.desk import Desk, Kind, Price
-from nightshift.night.notify import Notifications, Notifier
+from nightshift.night.observers import Notifications, Notifier, Page, Price, certified_line
 from nightshift.night.proposals import Proposals, undecided
 from nightshift.night.slots import Slots
-from nightshift.night.state import STOP_NAME, NightState, Stop, stop_rule
-from nightshift.night.summary import Page, certified_line
+from nightshift.night.state import LOOK_SECONDS, STOP_NAME, Desk, Kind, NightState, Stop
 
-_LOOK_SECONDS = 30.0  # between two looks at what a night has to do
 _SWITCH_SECONDS = 2.0  # git switch writes the files first and HEAD last
 
 
@@ -61,7 +57,6 @@ class Night:
         self.desk.observers += [Price(proposer.name), Page(tell), Notifications(notifier or Notifier(None, self._note))]
         self._unavailable = unavailable
         self._interrupted_by = ""  # the first Ctrl-C, so nothing new is to be begun
-        self._is_interrupt_noted = False
 
     @property
     def state(self) -> NightState:
@@ -74,15 +69,15 @@ class Night:
             try:
                 self.desk.update()  # for `status`, and for the same command after a kill
                 self.desk.end_wait("branch", "disk", "machine", "run")  # of a start that was killed
+                self._proposals.direction()
                 if self._unavailable is not None:
                     self._proposals.begin_wait(self._unavailable)
                 while (stop := self._step()) is None:
                     pass
-                cut_off = stop.cause if self.desk.bench.in_flight else None
                 is_asked = self.state.request.certify is not None and self.state.certificate is None
                 if is_asked and stop.is_planned and not stop.by_user:
                     self.desk.update(certificate=self._certify())
-                self._close(stop, cut_off)
+                self._close(stop)
                 return stop
             except Interrupted as error:
                 # A second Ctrl-C is the user's word. After a SIGTERM (a reboot) the same command goes on.
@@ -97,7 +92,7 @@ class Night:
                 self._close(Stop(str(error), is_planned=False))
                 raise
             except Exception as error:  # a disk that is full from the start, or a bug: notify the user
-                self.desk.emit(Kind.OVER, f"{type(error).__name__}: {error}")
+                self.desk.emit(Kind.OVER, why=f"{type(error).__name__}: {error}")
                 raise
             finally:
                 try:
@@ -136,31 +131,31 @@ class Night:
 
     def _step(self) -> Stop | None:
         """Do one thing, or wait for what prevents it. Returns why the night is over, None to go on."""
-        if self._interrupted_by and not self._is_interrupt_noted:
-            self._is_interrupt_noted = True
-            self._note("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
-        desk = self.desk
+        desk, before, stop = self.desk, self._signs, None
+        seconds: float | None = None  # of a wait for what prevents the night
         try:
-            if not self._is_prevented():
-                stop = self._act()
+            stop = self._why_stop()
+            if self._is_prevented():
+                seconds = CHECK_SECONDS
+            else:
+                has_acted = self._act(stop)
                 desk.end_wait("machine")
-                return stop
-            if (stop := self._why_stop()) and not desk.bench.in_flight:
-                return stop
-            self._hold(CHECK_SECONDS)
+                if has_acted:
+                    return None
         except IntegrityError:
             time.sleep(_SWITCH_SECONDS)
-            repo = self._controller.repo
-            if repo.head().branch == self.state.branch or self.state.branch not in repo.branches():
-                raise
+            if not self._is_prevented():  # the branch is back, so the files must be as well
+                self._controller.first_to_compare(desk.ledger.records())
+            return None
         except (EngineError, OSError) as error:
-            if any(self._signs) and not desk.bench.in_flight:
-                return self._why_stop()
+            seconds = LOOK_SECONDS
             if problem := desk.disk_problem():
-                desk.begin_wait("disk", problem, "runs/ can be written", None)
+                desk.begin_wait("disk", problem, "runs/ can be written")
             else:
-                desk.begin_wait("machine", str(error), "this machine is ready", _LOOK_SECONDS)
-                self._hold(_LOOK_SECONDS)
+                desk.begin_wait("machine", str(error), "this machine is ready")
+        if stop is not None and not desk.bench.in_flight:
+            return stop
+        self._wait(before, stop, seconds)
         return None
 
     def _is_prevented(self) -> bool:
@@ -174,56 +169,48 @@ class Night:
             if branch not in repo.branches():
                 raise IntegrityError(f"the night's branch {branch} was deleted or renamed", "Start another night.")
             cause = f"the checkout moved from {branch} to {now or 'a detached HEAD'}"
-            desk.begin_wait("branch", cause, f"{branch} is checked out again", None)
+            desk.begin_wait("branch", cause, f"{branch} is checked out again")
             return True
-        is_full = desk.wait_for_kind("disk") is not None and desk.disk_problem() is not None
+        is_full = desk.open_wait("disk") is not None and desk.disk_problem() is not None
         desk.end_wait("branch", *([] if is_full else ["disk"]))
         return is_full
 
-    def _hold(self, seconds: float) -> None:
-        """Wait for a moment. The agent works on; a result that comes in waits in its folder."""
-        before, ends_at = self._signs, self._controller.clock() + seconds
-        self.desk.emit(Kind.IDLE)
-        while self._controller.clock() < ends_at and self._signs == before:
-            try:
-                self._proposals.advance()  # its time is bounded all the same
-            except (EngineError, OSError) as error:
-                self._note(str(error))
-            self._controller.wait()
-
-    def _act(self) -> Stop | None:
-        """Decide a run that has ended, start one that waits, or propose; else wait. Returns why the night is over."""
-        controller, before = self._controller, self._signs
+    def _act(self, stop: Stop | None) -> bool:
+        """Decide a run that has ended, start one that waits, or propose. With `stop` begin nothing. Returns False if
+        there is nothing to do."""
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
         if self._slots.collect():
-            return None
-        if stop := self._why_stop():
+            return True
+        if stop is not None:
             self._proposals.stop()
-            if not self.desk.bench.in_flight:
-                return stop
             self._slots.take_back(stop.cause)
-        elif self.desk.is_due("run") and (self.desk.num_free() or self._proposals.has_something_to_do()):
-            campaign = controller.campaign()
-            if self._slots.begin(campaign) or self._proposals.act(campaign):
-                return None
-        self._wait(before, is_stopping=stop is not None)
-        return None
+            return False
+        if not self.desk.num_free() and not self._proposals.has_something_to_do():
+            return False
+        campaign = self._controller.campaign()
+        if campaign.branch != self.state.branch:  # another one was checked out a moment ago
+            return True
+        return self._slots.begin(campaign) or self._proposals.act(campaign)
 
-    def _wait(self, before: tuple[str, bool], is_stopping: bool) -> None:
-        """Wait until a run has ended, an answer is there, a try is due, the user wants to stop, or a job still waits
-        while the night stops. `before`: the signs of the user when this step began."""
+    def _wait(self, before: tuple[str, bool], stop: Stop | None, seconds: float | None) -> None:
+        """Wait until a run has ended, an answer is there, a try is due, or a job still waits while the night stops;
+        with `seconds` for so long. Return at once when the user wants to stop: `before` are the signs of that when
+        this step began."""
         controller, executor, desk = self._controller, self._executor, self.desk
-        tries = [desk.seconds_until(kind) for kind in ("agent", "run")]
-        ends_at = controller.clock() + min([seconds for seconds in tries if seconds > 0.0] + [_LOOK_SECONDS])
+        tries = filter(None, map(desk.seconds_until, ("agent", "run")))
+        ends_at = controller.clock() + (seconds or min([LOOK_SECONDS, *tries]))
         desk.emit(Kind.IDLE)
         due = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
-        while self._signs == before and (desk.over is None or due):
+        while self._signs == before and (seconds or desk.over is None or due):
             controller.wait()
-            is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
-            is_over = controller.clock() >= ends_at or any(map(desk.bench.is_over, due))
-            is_waiting = due or self._proposals.is_under_way or any(wait.ended is None for wait in desk.state.waits)
-            if self._proposals.advance() or is_queued or is_over or not is_waiting:
+            has_answers = self._proposals.advance()  # the agent's time is bounded all the same
+            if controller.clock() >= ends_at:
                 return
+            if seconds is None:
+                is_queued = stop is not None and not all(map(executor.has_begun, executor.in_flight()))
+                is_waiting = due or self._proposals.is_under_way or any(wait.ended is None for wait in desk.state.waits)
+                if has_answers or is_queued or any(map(desk.bench.is_over, due)) or not is_waiting:
+                    return
 
     def _tidy(self) -> None:
         """Close experiments that were cut off; forget decided proposals; write the incumbent's train.toml on its own
@@ -250,13 +237,13 @@ class Night:
 
     def _why_stop(self) -> Stop | None:
         """Return why nothing new begins, None to go on. Runs in flight are waited for."""
-        interrupted_by, has_file = self._signs
-        if self.desk.over or interrupted_by:
-            return self.desk.over or Stop(f"stopped by {interrupted_by}", by_user=True)
-        if has_file:
+        desk = self.desk
+        if self._interrupted_by and desk.over is None:
+            desk.over = Stop(f"stopped by {self._interrupted_by}", by_user=True)
+            self._note("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
+        if desk.over is None and (self._controller.bench.root / STOP_NAME).exists():
             return Stop(f"file {STOP_NAME} found", by_user=True)
-        desk, now = self.desk, self._controller.now()
-        return stop_rule(self.state, desk.own(), now, desk.run_seconds(), desk.cost(), self._executor.num_slots)
+        return desk.over or desk.stop_rule()
 
     def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
         """Write the state, train.toml and the summary; one that fails does not prevent the others. `cut_off`: why runs
@@ -266,14 +253,17 @@ class Night:
                 self._controller.interrupt(cut_off)
         finally:
             desk, cause = self.desk, None if stop is None else stop.cause
-            end_waits = partial(desk.end_wait, *get_args(WaitKind))
-            write_state = partial(desk.update, cause=cause, is_planned=stop is None or stop.is_planned)
-            write_page = partial(desk.emit, Kind.STOPPED)
-            for write in (end_waits, write_state, self._tidy, write_page):
+            steps: list[Callable[[], None]] = [
+                lambda: desk.end_wait(*get_args(WaitKind)),
+                lambda: desk.update(cause=cause, is_planned=stop is None or stop.is_planned),
+                self._tidy,
+                lambda: desk.emit(Kind.STOPPED),
+            ]
+            for step in steps:
                 try:
-                    write()
+                    step()
                 except (NightshiftError, OSError) as error:
                     if str(error) != cause:  # which the summary says
                         self._note(f"the night's last traces are not whole: {error}")
             if cause is not None:
-                desk.emit(Kind.OVER, cause)
+                desk.emit(Kind.OVER, why=cause)

@@ -6,25 +6,23 @@ The agent works while runs train. While it is unavailable, TPE proposes for the 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from nightshift.agents.agent import STOPPED, AgentProposer, complete
-from nightshift.agents.availability import AWAY, Availability
+from nightshift.agents.availability import AWAY, Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposer, Proposing
 from nightshift.agents.direction import read_direction
 from nightshift.agents.notebook import store_lessons
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys
-from nightshift.campaign.records import DIRECTION_NAME, Change, Record, Request, Run, Stage
+from nightshift.campaign.records import Change, Record, Request, Run, Stage
 from nightshift.campaign.waits import FILL
 from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import read_file, write_atomically
-from nightshift.night.desk import Desk, Kind
-from nightshift.night.state import NightState, Stop, decided, is_spent, num_since_keep, runs_left
+from nightshift.night.state import Desk, Kind, NightState, Stop, decided, num_since_keep
 from nightshift.report.slices import weakest
 
 MAX_REFUSALS = 8  # of proposals in a row that were made and rejected
@@ -32,28 +30,28 @@ _ANSWER_SECONDS = 60.0  # expected of an agent's first answer
 _FILL_PAUSE_SECONDS = 30.0  # after MAX_REFUSALS proposals of TPE in a row
 
 
-def attempts(pending: Answer, own: Sequence[Record]) -> list[Record]:
-    """Return the closed experiments that ran a proposal; `own` are the night's."""
-    return [record for record in own if record.number >= pending.number and is_of(record, pending)]
-
-
-def is_of(record: Record, pending: Answer) -> bool:
+def is_of(record: Record, answer: Answer) -> bool:
     """Return True if an experiment's new change is the change of a proposal."""
-    return bool(record.run.new and pending.change and record.run.new.keys == pending.change.keys)
+    return bool(record.run.new and answer.change and record.run.new.keys == answer.change.keys)
+
+
+def attempts(answer: Answer, own: Sequence[Record]) -> list[Record]:
+    """Return the closed experiments that ran a proposal; `own` are the night's."""
+    return [record for record in own if record.number >= answer.number and is_of(record, answer)]
 
 
 def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
     """Return the proposals that no closed experiment has decided."""
-    return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
+    return tuple(answer for answer in state.pending if not decided(attempts(answer, own)))
 
 
 @dataclass(slots=True)
 class _Work:
     """Proposals under way, and what they were asked about."""
 
-    proposing: Proposing
     proposer: Proposer
     context: Context
+    proposing: Proposing
     began: float  # on the clock
     answers: tuple[Answer, ...] | None = None  # None while the agent works
 
@@ -76,28 +74,19 @@ class Proposals:
 
     def has_something_to_do(self) -> bool:
         """Return True if answers wait to be taken, or proposals are missing."""
-        return self.num_wanted() > 0 or (self._work is not None and self._work.answers is not None)
-
-    @property
-    def _fills(self) -> bool:
-        return self._filler is not None and self._desk.state.fills
+        return self._num_wanted(self._num_ahead()) > 0 or (self._work is not None and self._work.answers is not None)
 
     def queue(self) -> list[Answer]:
         """Return the accepted proposals that no run tests yet."""
-        running, queue = list(self._controller.in_flight), list[Answer]()
-        for pending in self._desk.state.pending:
-            record = next((record for record in running if is_of(record, pending)), None)
-            if record is None:
-                queue.append(pending)
-            else:
-                running.remove(record)
-        return queue
+        running = self._controller.in_flight
+        return [answer for answer in self._desk.state.pending if not any(is_of(record, answer) for record in running)]
 
     def act(self, campaign: Campaign) -> bool:
         """Ask for the next proposals, or take those that are ready. Returns True if some were taken."""
         if campaign.baseline is None:
             return False
-        if self._work is None and self._is_due() and (num := self.num_wanted()):
+        is_pause = self._desk.seconds_until("agent") and self._login_times() == self._logins
+        if self._work is None and not is_pause and (num := self._num_wanted(self._num_ahead())):
             self._work = self._open(self._proposer, campaign, num)
             self._desk.note(f"{self._proposer.name} proposes experiment {self._work.context.number:04d}")
             self.advance()
@@ -112,6 +101,8 @@ class Proposals:
             work.proposing.send(is_stopping or None)  # the first value must be None
         except StopIteration as end:
             work.answers = end.value
+        except (EngineError, OSError) as error:  # the program was not started, or what it left cannot be read
+            work.answers = (Answer(None, unavailable=Availability(Meaning.PROGRAM, str(error))),)
         except BaseException:
             self._work = None
             raise
@@ -136,9 +127,35 @@ class Proposals:
         else:
             self._desk.note(f"proposal dropped: {cause}")
 
-    def _is_due(self) -> bool:
-        """Return True if the agent can be asked, or is to be asked again: also when its login has changed."""
-        return self._desk.is_due("agent") or self._login_times() != self._logins
+    def direction(self) -> str:
+        """Return the user's direction as it is now. One that cannot be read changes nothing."""
+        desk, state = self._desk, self._desk.state
+        try:
+            direction = read_direction(desk.bench.root, state.request.direction, state.request.only)
+        except UsageError as error:
+            desk.note(f"the direction stays as it was: {error}")
+            return state.direction
+        if direction != state.direction:
+            desk.note(f"direction: {direction or 'none any more'}")
+            desk.update(directions=(*state.directions, (desk.ledger.next_number(), direction)))
+        return direction
+
+    def begin_wait(self, unavailable: Availability) -> None:
+        """Wait for the agent. If the model was reached and proposed nothing, the agent is asked again at once."""
+        self._logins = self._login_times()
+        name, meaning = self._proposer.name, unavailable.meaning
+        self._desk.begin_wait(
+            "agent",
+            f"{name}: {meaning}: {unavailable.text}",
+            f"{name} answers",
+            meaning=meaning,
+            meanwhile="TPE fills the free slots meanwhile" if self._fills else "",
+            at_once=not unavailable.is_away,
+        )
+
+    @property
+    def _fills(self) -> bool:
+        return self._filler is not None and self._desk.state.fills
 
     def _login_times(self) -> dict[Path, float]:
         agents = self._proposer.agents if isinstance(self._proposer, AgentProposer) else ()
@@ -151,28 +168,25 @@ class Proposals:
         now, num_slots = self._controller.now(), self._desk.executor.num_slots
         if self._proposer.is_instant:
             return 0 if num_slots == 1 else (num_slots + 1) // 2
-        seconds = self._desk.run_seconds()
-        ages = [(now - datetime.fromisoformat(record.started)).total_seconds() for record in self._controller.in_flight]
-        return max(sum(seconds - age < 2 * self._answer_seconds for age in ages), 1)
+        latest = now - timedelta(seconds=self._desk.run_seconds() - 2 * self._answer_seconds)
+        running = self._controller.in_flight
+        return max(sum(datetime.fromisoformat(record.started) < latest for record in running), 1)
 
-    def num_wanted(self, num_ahead: int | None = None) -> int:
-        """Return how many proposals are missing for the free slots, and for the `num_ahead` that are free next (None:
-        as many as to ask an agent for)."""
-        num_ahead = self._num_ahead() if num_ahead is None else num_ahead
+    def _num_wanted(self, num_ahead: int) -> int:
+        """Return how many proposals are missing for the free slots, and for the `num_ahead` that are free next."""
         desk, num_queued, most = self._desk, len(self.queue()), self._desk.state.request.experiments
         num = min(desk.num_free() + num_ahead - num_queued, desk.executor.num_slots)
         if most is not None:
             num = min(num, most - len(desk.runs()) - num_queued)
-        if num <= 0 or is_spent(desk.state, desk.cost()):
+        if num <= 0 or desk.is_spent():
             return 0
         return sum(desk.stage(num_queued + index) is Stage.SEARCH for index in range(num))
 
     def _fill(self, campaign: Campaign) -> bool:
         """Have TPE propose for a free slot while the agent is unavailable. Returns True if it was asked."""
-        wait, now = self._desk.wait_for_kind("agent"), self._controller.clock()
-        if wait is None or not self._fills or now < self._fills_at or not self.num_wanted(0):
+        is_unavailable, is_pause = self._desk.open_wait("agent"), self._controller.clock() < self._fills_at
+        if self._filler is None or not self._fills or not is_unavailable or is_pause or not self._num_wanted(0):
             return False
-        assert self._filler is not None
         work = self._open(self._filler, campaign, 1)
         work.answers = complete(work.proposing)
         self._take(work, campaign)
@@ -180,36 +194,35 @@ class Proposals:
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""
-        controller, state, queue = self._controller, self._desk.state, self.queue()
-        now, plateau = controller.now(), state.request.plateau
-        incumbent = campaign.compose(campaign.kept)
-        committed = controller.repo.config_at("HEAD")
+        controller, desk, state, queue = self._controller, self._desk, self._desk.state, self.queue()
+        incumbent, committed = campaign.compose(campaign.kept), controller.repo.config_at("HEAD")
         if committed is not None and parse(committed).hash == incumbent.hash:
             incumbent = parse(committed)  # with the user's comments
         controller.admit(incumbent, Request(again=True), campaign)  # no proposal is to blame for the set-up
-        run = campaign.incumbent_run or campaign.parent
-        left = runs_left(state, self._desk.own(), len(self._desk.runs()) + len(queue), controller)
-        wait = self._desk.wait_for_kind("agent")
-        unanswered = (wait.cause,) if wait and wait.meaning not in AWAY else ()  # nobody answers what an agent asks
+        run, plateau = campaign.incumbent_run or campaign.parent, state.request.plateau
+        left, deadline = desk.runs_left(), state.deadline
+        refusals, wait = state.refusals, desk.open_wait("agent")
+        if wait is not None and wait.meaning not in AWAY:
+            refusals = (*refusals, wait.cause)  # nobody answers what an agent asks
         context = Context(
-            number=self._desk.ledger.next_number() + len(queue),
+            number=desk.ledger.next_number() + len(queue),
             source=incumbent.source,
             campaign=campaign,
-            rules=self._desk.bench.rules,
-            ledger=self._desk.ledger,
+            rules=desk.bench.rules,
+            ledger=desk.ledger,
             rider=self._rider(campaign, queue),
-            used_keys=used_keys(self._desk.bench.engine, incumbent),
-            refusals=self._fill_refusals if proposer is self._filler else (*state.refusals, *unanswered),
+            used_keys=used_keys(desk.bench.engine, incumbent),
+            refusals=self._fill_refusals if proposer is self._filler else refusals,
             in_flight=controller.in_flight,
             waiting=tuple(queue),
-            weakest=weakest(run, self._desk.bench.root) if run else "",
-            new_direction=plateau is not None and num_since_keep(self._desk.own()) >= plateau,
-            seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
-            runs_left=None if math.isinf(left) else max(int(left), 1),
+            weakest=weakest(run, desk.bench.root) if run else "",
+            new_direction=plateau is not None and num_since_keep(desk.own()) >= plateau,
+            seconds_left=None if deadline is None else max((deadline - controller.now()).total_seconds(), 1.0),
+            runs_left=None if math.isinf(left) else max(int(left) - len(queue), 1),
             direction=self.direction(),
             num_proposals=num,
         )
-        return _Work(proposer.propose(context), proposer, context, controller.clock())
+        return _Work(proposer, context, proposer.propose(context), controller.clock())
 
     def _rider(self, campaign: Campaign, queue: Sequence[Answer]) -> Change | None:
         """Return the discarded change that the next run measures again; `queue` runs before it."""
@@ -218,24 +231,6 @@ class Proposals:
         runs = [record.run for record in self._controller.in_flight]
         runs += [Run(kept=campaign.kept, rider=answer.rider, new=answer.change) for answer in queue]
         return campaign.posterior.rider(Change(), runs)
-
-    def direction(self) -> str:
-        """Return the user's direction as it is now. One that cannot be read changes nothing."""
-        desk, ledger = self._desk, self._desk.ledger
-        try:
-            direction = read_direction(desk.bench.root, desk.state.request.direction, desk.state.request.only)
-        except UsageError as error:
-            desk.note(f"the direction stays as it was: {error}")
-            return desk.state.direction
-        path = ledger.runs_dir / DIRECTION_NAME
-        known = read_file(path).decode(errors="replace") if path.is_file() else ""
-        if direction != known:
-            write_atomically(path, direction.encode())
-            ledger.log("direction", path)
-            desk.note(f"direction: {direction or 'none any more'}")
-        if direction != desk.state.direction:
-            desk.update(directions=(*desk.state.directions, (ledger.next_number(), direction)))
-        return direction
 
     def _take_ready(self, campaign: Campaign) -> bool:
         if self._work is None or self._work.answers is None:
@@ -249,7 +244,7 @@ class Proposals:
     def _take(self, work: _Work, campaign: Campaign) -> None:
         """Queue the proposals that can be run; refuse the others; wait for an agent that made none."""
         desk, proposer, is_fill = self._desk, work.proposer, work.proposer is self._filler
-        name = FILL if is_fill else proposer.name
+        name, accepted, causes = FILL if is_fill else proposer.name, list[Answer](), list[str]()
         answers = [a.with_proposal(proposer=name, sandbox=proposer.sandbox) for a in work.answers or ()]
         desk.emit(Kind.ANSWERED, answer=answers[0])
         store_lessons(desk.ledger, work.context.campaign, answers[0].lessons)
@@ -260,55 +255,45 @@ class Proposals:
             return
         if not is_fill:
             self._answer_seconds = self._controller.clock() - work.began
-            if desk.wait_for_kind("agent") is not None:
+            if desk.open_wait("agent") is not None:
                 desk.note(f"{name} answers again")
                 desk.end_wait("agent")
-        accepted, causes, state = list[Answer](), list[str](), desk.state
         for answer in answers:
             try:
                 accepted.append(self._accept(work, answer, [*self.queue(), *accepted], campaign))
             except UsageError as error:
                 causes.append(str(error))
-        notes = tuple(note for answer in answers for note in answer.proposal.notes)
         if not accepted:
+            notes = [note for answer in answers for note in answer.proposal.notes]
             self._refuse("; ".join(causes), notes, is_fill=is_fill)
             return
-        for cause in causes:
-            desk.note(f"proposal refused: {cause}")
-        notes = (*state.notes, *accepted[0].proposal.notes, *(f"proposal refused: {cause}" for cause in causes))
-        accepted[0] = accepted[0].with_proposal(notes=notes)
+        lines = [f"proposal refused: {cause}" for cause in causes]
+        for line in lines:
+            desk.note(line)
+        accepted[0] = accepted[0].with_proposal(notes=(*desk.state.notes, *accepted[0].proposal.notes, *lines))
+        refusals, pending = desk.state.refusals if is_fill else (), (*desk.state.pending, *accepted)
         self._fill_refusals = () if is_fill else self._fill_refusals
-        refusals = state.refusals if is_fill else ()
-        desk.update(pending=(*state.pending, *accepted), refusals=refusals, notes=())
-
-    def begin_wait(self, unavailable: Availability) -> None:
-        """Wait for the agent. If the model was reached and proposed nothing, the agent is asked again at once."""
-        self._logins = self._login_times()
-        name, meaning = self._proposer.name, unavailable.meaning
-        seconds = self._desk.pause_seconds("agent", at_once=not unavailable.is_away)
-        meanwhile = "TPE fills the free slots meanwhile" if self._fills else ""
-        cause = f"{name}: {meaning}: {unavailable.text}"
-        self._desk.begin_wait("agent", cause, f"{name} answers", seconds, meaning, meanwhile)
+        desk.update(pending=pending, refusals=refusals, notes=())
 
     def _accept(self, work: _Work, answer: Answer, queue: Sequence[Answer], campaign: Campaign) -> Answer:
         """Return a proposal as a change of the incumbent, with its rider. UsageError if it cannot be run."""
         if answer.source is None or answer.cause is not None:
             raise UsageError(answer.cause or "no edit")
-        controller, context = self._controller, work.context
+        context, direction = work.context, work.context.direction
         keys = change_keys(parse(context.source), parse(answer.source))  # against what the agent was given
         if not keys:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
         change = campaign.known(keys)
-        number, direction = self._desk.ledger.next_number(), context.direction
-        answer = replace(answer, number=number, change=change, kept=context.campaign.kept, direction=direction)
         run = Run(kept=campaign.kept, new=change)
-        controller.admit(campaign.compose(run.changes), Request(run=run, only=scope_of(context.direction)), campaign)
+        request = Request(run=run, only=scope_of(direction))
+        self._controller.admit(campaign.compose(run.changes), request, campaign)
         if any(change.keys == other.change.keys for other in queue if other.change):
             raise UsageError("this change waits for its turn already", "Change train.toml.")
         rider = context.rider if list(queue) == self.queue() else self._rider(campaign, queue)
         if rider is not None and rider.keys.keys() & change.keys.keys():
             rider = None
-        return replace(answer, rider=rider)
+        number, kept = self._desk.ledger.next_number(), context.campaign.kept
+        return replace(answer, number=number, change=change, rider=rider, kept=kept, direction=direction)
 
     def _refuse(self, cause: str, notes: Sequence[str], *, is_fill: bool) -> None:
         """Go on without a proposal. Too many refusals in a row end the night with `cause`."""

@@ -16,9 +16,8 @@ from nightshift.campaign.records import Record, Request, Run, Stage
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import EngineError, Failure, UsageError
-from nightshift.night.desk import Desk, Kind
 from nightshift.night.proposals import Proposals, attempts, undecided
-from nightshift.night.state import Stop
+from nightshift.night.state import Desk, Kind, Stop
 
 MAX_TRIES = 3  # of one config whose runs infrastructure ends
 _BASELINE_HOLDS = timedelta(hours=1)  # a night begins with a run of the baseline unless the last one is younger
@@ -37,16 +36,17 @@ class Slots:
             if desk.bench.is_over(desk.ledger.run_dir(number)) and (problem := desk.disk_problem()):
                 raise EngineError(problem)  # a result that waits in its folder is not lost
             if (record := self._controller.collect(number)) is not None:
-                self.conclude(record)
+                self._conclude(record)
                 return True
         return False
 
     def begin(self, campaign: Campaign) -> bool:
         """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
-        desk = self._desk
+        desk, most = self._desk, self._desk.state.request.experiments
+        if desk.seconds_until("run"):
+            return False
         if campaign.baseline is None:
             return self._begin_baseline(campaign)
-        most = desk.state.request.experiments
         if (most is not None and len(desk.runs()) >= most) or not desk.num_free():
             return False
         stage, last = desk.stage(), campaign.last_baseline()
@@ -54,6 +54,8 @@ class Slots:
         is_old = last is not None and datetime.fromisoformat(desk.state.started) - last > _BASELINE_HOLDS
         needs_baseline = is_old and not any(record.run.is_baseline for record in desk.runs())
         if needs_baseline or stage is not Stage.SEARCH:  # nothing is proposed
+            if not needs_baseline:
+                desk.end_wait("agent")  # nobody asks the agent any more
             run = Run() if needs_baseline else measuring_run(campaign.kept, stage)
             self._launch(Request(run=run), campaign.compose(run.changes), campaign)
             return True
@@ -78,46 +80,54 @@ class Slots:
         self._launch(Request(), load(self._desk.bench.root / CONFIG_NAME), campaign)
         return True
 
-    def start(self, pending: Answer, campaign: Campaign) -> None:
+    def start(self, answer: Answer, campaign: Campaign) -> None:
         """Start a proposal's run: its change on the incumbent of this moment, with its rider if that still applies."""
-        # Only the first experiment of a proposal has the proposal's cost.
-        answer = pending.with_proposal(cost=None) if attempts(pending, self._desk.own()) else pending
+        assert answer.change is not None
+        kept, rider, proposal = campaign.kept, answer.rider, answer.proposal
+        if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
+            rider = None  # it must not set a key of the incumbent
+        if attempts(answer, self._desk.own()):  # only the first experiment of a proposal has the proposal's cost
+            proposal = structs.replace(proposal, cost=None)
+        before, now = ({k: v for c in changes for k, v in c.keys.items()} for changes in (answer.kept, kept))
+        keys = [key for key in answer.change.keys if before.get(key) != now.get(key)]
+        if keys and proposal.prediction is not None:
+            cause = f"the incumbent's {', '.join(keys)} changed meanwhile"
+            note = f"prediction not scored, because {cause}: {proposal.prediction}"
+            proposal = structs.replace(proposal, prediction=None, notes=(*proposal.notes, note))
         try:
-            run = _run_of(pending, campaign)
-            answer = _without_stale_prediction(answer, campaign)
+            run = Run(kept=kept, rider=rider, new=campaign.known(answer.change.keys))
             try:
                 config = campaign.compose(run.changes)
                 self._desk.bench.engine.validate(config)
             except UsageError:
                 run = structs.replace(run, rider=None)
                 config = campaign.compose(run.changes)
-            self._launch(Request(answer.proposal, run=run), config, campaign)
+            self._launch(Request(proposal, run=run), config, campaign)
         except UsageError as error:
-            self._proposals.drop(pending, str(error))
+            self._proposals.drop(answer, str(error))
 
     def _launch(self, request: Request, config: Config, campaign: Campaign) -> None:
         """Start an experiment, and conclude it if it ended at once."""
         record = self._controller.start(request, config, campaign)
         if record.status != STARTED:
-            self.conclude(record)
+            self._conclude(record)
 
-    def conclude(self, record: Record) -> None:
+    def _conclude(self, record: Record) -> None:
         """Act on a verdict. A proposal whose run infrastructure lost runs again."""
         desk, is_lost = self._desk, record.failure is Failure.INFRASTRUCTURE
         if is_lost:  # a worker that was killed may have left gigabytes
             remains.clean(desk.ledger.runs_dir, desk.ledger.run_dir(record.number))
         else:
             desk.end_wait("run")
-        desk.emit(Kind.CLOSED, record.why, record)
+        desk.emit(Kind.CLOSED, record=record)
         if not is_lost:
             return
         own = desk.own()
-        for pending in undecided(desk.state, own):
-            tries = attempts(pending, own)
+        for answer in undecided(desk.state, own):
+            tries = attempts(answer, own)
             if record in tries and sum(r.failure is Failure.INFRASTRUCTURE for r in tries) >= MAX_TRIES:
-                self._proposals.drop(pending, f"infrastructure lost its run {MAX_TRIES} times: {record.why}")
-        cause = f"experiment {record.number:04d} was lost: {record.why}"
-        desk.begin_wait("run", cause, "a run comes to its end", desk.pause_seconds("run"))
+                self._proposals.drop(answer, f"infrastructure lost its run {MAX_TRIES} times: {record.why}")
+        desk.begin_wait("run", f"experiment {record.number:04d} was lost: {record.why}", "a run comes to its end")
 
     def take_back(self, cause: str) -> None:
         """Cancel the jobs that still wait on a cluster: they would begin when the night is over."""
@@ -127,24 +137,3 @@ class Slots:
                 self._controller.cancel(record.number)
                 text = f"its job still waited when the night ended: {cause}"
                 self._controller.conclude(crash(record, Failure.INTERRUPTED, text))
-
-
-def _run_of(pending: Answer, campaign: Campaign) -> Run:
-    """Return the run of a proposal on the incumbent of this moment."""
-    assert pending.change is not None
-    kept, rider = campaign.kept, pending.rider
-    if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
-        rider = None  # it must not set a key of the incumbent
-    return Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
-
-
-def _without_stale_prediction(answer: Answer, campaign: Campaign) -> Answer:
-    """Move a prediction to the notes if it was made against another value of the proposal's keys."""
-    assert answer.change is not None
-    before, now = ({k: v for c in changes for k, v in c.keys.items()} for changes in (answer.kept, campaign.kept))
-    keys = [key for key in answer.change.keys if before.get(key) != now.get(key)]
-    if not keys or answer.proposal.prediction is None:
-        return answer
-    cause = f"the incumbent's {', '.join(keys)} changed meanwhile"
-    note = f"prediction not scored, because {cause}: {answer.proposal.prediction}"
-    return answer.with_proposal(prediction=None, notes=(*answer.proposal.notes, note))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nightshift.agents.agent import AgentProposer, open_agent
+from nightshift.agents.agent import Agent, AgentProposer, open_agent
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
@@ -28,7 +28,7 @@ from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.checkout import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
-from nightshift.night.notify import Notifier
+from nightshift.night.observers import Notifier
 from nightshift.night.proposals import undecided
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.text import clean
@@ -60,18 +60,19 @@ def night(
         old = load(ledger)
         end_leftovers(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
-        controller, proposer, direction = open_night(root, request, reporter, branch)
+        controller, proposer = open_night(root, request, reporter, branch)
         for warning in controller.bench.warnings():
             reporter.note(f"warning: {warning}")
         controller.bench.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, controller)
         controller.begin(branch)
-        state = replace(begin(request, controller, direction), sandbox=proposer.sandbox)
+        state = replace(begin(request, controller), sandbox=proposer.sandbox)
+        executor = controller.bench.executor
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
-        elif isinstance(controller.bench.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
+        elif isinstance(executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
             for folder, job in jobs.items():
-                controller.bench.executor.take_over(folder, job)
+                executor.take_over(folder, job)
             numbers = ", ".join(sorted(folder.name for folder in jobs))
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
@@ -91,15 +92,14 @@ def ask_before(proposer: Proposer, controller: Controller) -> Availability | Non
     agents = proposer.agents if isinstance(proposer, AgentProposer) else ()
     for agent in {agent.command: agent for agent in agents if agent.name in PRESETS}.values():
         folder.mkdir(parents=True, exist_ok=True)
-        answer = agent.question(read_source(controller.bench.root / CONFIG_NAME), folder)
+        answer, name = agent.question(read_source(controller.bench.root / CONFIG_NAME), folder), agent.name
         if answer.waits:
-            text = answer.text if agent.title == proposer.name else f"{agent.name}: {answer.text}"
-            unavailable = replace(answer, text=text)
+            unavailable = answer if agent.title == proposer.name else replace(answer, text=f"{name}: {answer.text}")
         elif answer.meaning is not Meaning.OK:
             fix = _REMEDIES.get(answer.meaning, "uv run nightshift doctor --agent NAME asks it again.")
-            raise UsageError(f"{agent.name}: {answer.meaning}: {answer.text}", fix)
+            raise UsageError(f"{name}: {answer.meaning}: {answer.text}", fix)
         else:
-            controller.reporter.note(f"{agent.name} answers (sandbox: {agent.sandbox.name})")
+            controller.reporter.note(f"{name} answers (sandbox: {agent.sandbox.name})")
     return unavailable
 
 
@@ -140,9 +140,9 @@ def stop_night(root: Path) -> str:
 
 def open_night(
     root: Path, request: NightRequest, reporter: Reporter, branch: str | None
-) -> tuple[Controller, Proposer, str]:
+) -> tuple[Controller, Proposer]:
     """Switch back to the branch of the night that was cut off, if it is the same night. Return the set-up, whose engine
-    is ready, the proposer and the direction. Call as the controller."""
+    is ready, and the proposer. Call as the controller. UsageError for a direction that cannot be read."""
     if (root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
     repo, old = Repo(root), load(Ledger(root))
@@ -157,7 +157,8 @@ def open_night(
     proposer = proposer_of(request, controller)
     if request.agent in SEARCHES and request.direction is not None:
         raise UsageError(f"--direction: {request.agent} reads no text", "Write --only KEYS, or name an agent.")
-    return controller, proposer, read_direction(root, request.direction, request.only)
+    read_direction(root, request.direction, request.only)
+    return controller, proposer
 
 
 def _require_switch(repo: Repo, head: Head, branch: str) -> None:
@@ -185,28 +186,26 @@ def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
     return old.cause is None and is_same and (old.deadline is None or now < old.deadline)
 
 
-def begin(request: NightRequest, controller: Controller, direction: str = "") -> NightState:
+def begin(request: NightRequest, controller: Controller) -> NightState:
     """Return the state of the cut-off night, or of a new one on the branch that is checked out."""
-    old, now, branch = load(controller.ledger), controller.now(), controller.repo.head().branch
-    number, is_resumed = controller.ledger.next_number(), False
-    started = now.isoformat(timespec="seconds")
-    state = NightState(request, controller.bench.rules_hash, branch=branch, started=started, first=number)
-    if old is not None and old.cause is None:
-        is_same_campaign = (old.branch, old.rules_hash) == (branch, state.rules_hash)
-        if is_resumed := _is_same(old, request, now) and is_same_campaign:
-            controller.reporter.note(f"going on with the night of {old.started}")
-            state = replace(old, request=request, pid=os.getpid())
-        else:
-            why = "this is another one, or its hours passed"
-            controller.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
-    elif old is not None:
-        controller.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
-    if old is not None and not is_resumed and (old.branch, old.rules_hash) == (branch, state.rules_hash):
-        answers = undecided(old, old.own(controller.ledger.records()))  # proposed, paid for, and never run
-        state = replace(state, pending=tuple(replace(answer, number=number) for answer in answers))
-    if direction != state.direction:
-        state = replace(state, directions=(*state.directions, (number, direction)))
-    return state
+    ledger, now, note = controller.ledger, controller.now(), controller.reporter.note
+    old, number, rules_hash = load(ledger), ledger.next_number(), controller.bench.rules_hash
+    branch, started = controller.repo.head().branch, now.isoformat(timespec="seconds")
+    state = NightState(request, rules_hash, branch=branch, started=started, first=number)
+    if old is None:
+        return state
+    is_same_campaign = (old.branch, old.rules_hash) == (branch, rules_hash)
+    if is_same_campaign and _is_same(old, request, now):
+        note(f"going on with the night of {old.started}")
+        return replace(old, request=request, pid=os.getpid())
+    if old.cause is None:
+        note(f"the night of {old.started} was cut off and is over: this is another one, or its hours passed")
+    else:
+        note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
+    if not is_same_campaign:
+        return state
+    answers = undecided(old, old.own(ledger.records()))  # proposed, paid for, and never run
+    return replace(state, pending=tuple(replace(answer, number=number) for answer in answers))
 
 
 def search_of(name: str, request: NightRequest) -> Proposer:
@@ -223,17 +222,13 @@ def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
         return search_of(request.agent, request)
     clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
     is_team = request.agent.startswith(PREFIX)
-    names = members(request.agent) if is_team else [request.agent]
-    access = (request.agent_env, request.agent_sees)
-    settings = (request.agent_model, request.agent_effort)
-    opened = (
-        open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *access, *settings)
-        for name in names
-    )
-    agents = tuple(replace(agent, clock=controller.clock) for agent in opened)
-    notes = [note for agent in agents for note in (agent.sandbox.warning, agent.sandbox.summary(agent.name)) if note]
-    for note in dict.fromkeys(notes):
+    more = (request.agent_env, request.agent_sees, request.agent_model, request.agent_effort)
+    agents, executor, notes = list[Agent](), controller.bench.executor, dict[str | None, None]()
+    for name in members(request.agent) if is_team else [request.agent]:
+        agent = open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *more)
+        agents.append(replace(agent, clock=controller.clock))
+        notes |= dict.fromkeys([agent.sandbox.warning, agent.sandbox.summary(agent.name)])
+        executor.environ = {**executor.environ, **agent.sandbox.engine_variables()}
+    for note in filter(None, notes):
         controller.reporter.note(note)
-    for agent in agents:
-        controller.bench.executor.environ = {**controller.bench.executor.environ, **agent.sandbox.engine_variables()}
-    return TeamProposer(agents) if is_team else AgentProposer(agents)
+    return TeamProposer(tuple(agents)) if is_team else AgentProposer(tuple(agents))

@@ -1,4 +1,5 @@
-"""What a night must remember beside the ledger, and when it is over: runs/night.json.
+"""What a night must remember beside the ledger (runs/night.json), when it is over, and what its parts share: the table
+of its waits, and the events on which observers act.
 
 All that the records can tell is counted from them each time, so a killed night goes on with true counts.
 """
@@ -7,27 +8,35 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 from statistics import median_low
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
 from nightshift.agents.base import Answer
 from nightshift.campaign import results
 from nightshift.campaign.ledger import STARTED, Ledger, proposals_cost
-from nightshift.campaign.records import NIGHT_NAME, NOTHING, Z95, Cost, Record, Request
-from nightshift.campaign.waits import FILL, NightStatus, parse_time
+from nightshift.campaign.posterior import next_stage
+from nightshift.campaign.records import NIGHT_NAME, Z95, Cost, Record, Request, Stage, Verdict
+from nightshift.campaign.waits import FILL, NightStatus, Wait, WaitKind, parse_time
 from nightshift.config.scope import scope_of
-from nightshift.errors import Failure
+from nightshift.errors import EngineError, Failure
 from nightshift.experiment.experiment import Controller
-from nightshift.files import read_json, write_json
+from nightshift.files import read_json, write_atomically, write_json
 
 STOP_NAME = "STOP"  # a file in the checkout's root
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by its user
+FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # from one try in vain to the next: each wait is twice as long
+LOOK_SECONDS = 30.0  # between two looks at what a night has to do, and at a machine that is not ready
+PROBE_NAME = ".disk-probe"
+_PROBE_BYTES = 1_000_000  # a record and a page need less
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +122,7 @@ class NightState(NightStatus):
         return [r for r in closed if (r.branch, r.rules_hash) == (self.branch, self.rules_hash)]
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Why a night is over."""
 
     cause: str
@@ -144,51 +152,10 @@ def decided(records: Sequence[Record]) -> list[Record]:
     return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
 
 
-def runs_left(state: NightState, own: Sequence[Record], num_started: int, controller: Controller) -> float:
-    """Return how many runs the night can still start after `num_started`; infinite without --experiments and --hours.
-
-    `own`: the night's closed experiments, whose last runs say how long a run takes.
-    """
-    left = math.inf
-    if state.request.experiments is not None:
-        left = state.request.experiments - num_started
-    if state.deadline is not None:
-        seconds = run_seconds(own, controller.bench.rules.budget_seconds)
-        num_slots = controller.bench.executor.num_slots
-        seconds_left = (state.deadline - controller.now()).total_seconds()
-        seconds_left -= certificate_seconds(state, seconds, num_slots)
-        rounds = math.floor(max(seconds_left, 0.0) / max(seconds, 1.0))
-        left = min(left, rounds * num_slots)
-    return left
-
-
-def is_spent(state: NightState, cost: Cost) -> bool:
-    """Return True if the night's proposals have cost --max-cost, by their agents' own figures."""
-    most = state.request.max_cost
-    return most is not None and cost.dollars is not None and cost.dollars >= most
-
-
-def certificate_seconds(state: NightState, run_seconds: float, num_slots: int) -> float:
-    """Return the time that the runs of --certify take in all slots."""
-    return math.ceil(2 * (state.request.certify or 0) / num_slots) * run_seconds
-
-
-def run_seconds(own: Sequence[Record], at_first: float) -> float:
-    """Return the expected time of the next run: the median of the last three, `at_first` before there is one."""
-    seconds = [record.result.total_seconds for record in own if record.result and record.result.evaluation]
-    return median_low(seconds[-3:]) if seconds else at_first  # one slow run alone does not begin the night's last runs
-
-
 def num_since_keep(records: Sequence[Record]) -> int:
     """Count the experiments since the last keep. One that filled a slot while the agent could not be asked counts only
     if it was kept."""
     return results.num_since_keep([r for r in decided(records) if r.is_keep or r.proposal.proposer != FILL])
-
-
-def num_crashes(records: Sequence[Record]) -> int:
-    """Count the crashes in a row at the end; interrupted runs aside."""
-    ended = by_end(records)
-    return next((i for i, r in enumerate(reversed(ended)) if r.status != "crash"), len(ended))
 
 
 def by_end(records: Sequence[Record]) -> list[Record]:
@@ -197,34 +164,167 @@ def by_end(records: Sequence[Record]) -> list[Record]:
     return sorted(ended, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
 
 
-def stop_rule(
-    state: NightState,
-    own: Sequence[Record],
-    now: datetime,
-    run_seconds: float,
-    cost: Cost = NOTHING,
-    num_slots: int = 1,
-) -> Stop | None:
-    """Return the first rule by which nothing new begins; None to go on. `own`: the night's closed experiments;
-    `run_seconds`: expected of the next run; `cost`: of all proposals of the night."""
-    request, num_without = state.request, num_since_keep(own)
-    if request.experiments is not None and len(decided(own)) >= request.experiments:
-        return Stop(f"{request.experiments} experiments are done")
-    needed = run_seconds + certificate_seconds(state, run_seconds, num_slots)
-    if state.deadline is not None and now + timedelta(seconds=needed) > state.deadline:
-        certificate = " and the certificate" if request.certify else ""
-        return Stop(
-            f"{request.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s{certificate}"
-        )
-    if request.plateau is not None and num_without > request.plateau:
-        return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
-    standing = next((r.judgement.standing for r in reversed(own) if r.judgement and r.judgement.standing), None)
-    if request.until is not None and standing is not None:
-        bound = standing.incumbent - Z95 * standing.incumbent_sd
-        if bound >= request.until:
-            return Stop(f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)")
-    if is_spent(state, cost) and not state.pending:  # what is paid for is run
-        return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost.text('dollars')}")
-    if num_crashes(own) >= MAX_CRASHES:
-        return Stop(f"{num_crashes(own)} crashes in a row, the last one: {own[-1].why}", is_planned=False)
-    return None
+class Kind(StrEnum):
+    """The kinds of events."""
+
+    ANSWERED = "answered"  # `answer`: the first of an agent's answers, which has the cost of all
+    CLOSED = "closed"  # `record`: an experiment that has its verdict
+    WAITING = "waiting"  # a wait began, was in vain again, or ended
+    IDLE = "idle"  # nothing is left to do at this moment
+    STOPPED = "stopped"  # no run is in flight any more, and the state is on disk
+    OVER = "over"  # the night, for the reason `why`: the same command begins another
+
+
+class Event(NamedTuple):
+    """Something that the observers of a night act on."""
+
+    kind: Kind
+    why: str = ""
+    record: Record | None = None
+    answer: Answer | None = None
+
+
+class Desk:
+    """What the parts of a night share."""
+
+    def __init__(self, state: NightState, controller: Controller) -> None:
+        self.state, self.controller = state, controller
+        self.bench, self.ledger = controller.bench, controller.ledger
+        self.executor, self.note = controller.bench.executor, controller.reporter.note
+        self.observers = list[Callable[[Desk, Event], None]]()
+        self.over: Stop | None = None  # set when the night cannot go on
+
+    def update(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+        save(self.ledger, self.state)
+
+    def emit(self, kind: Kind, **fields: Any) -> None:
+        for observer in self.observers:
+            observer(self, Event(kind, **fields))
+
+    def open_wait(self, kind: str) -> Wait | None:
+        """Return the wait of this kind that has not ended."""
+        return next((wait for wait in self.state.waits if wait.kind == kind and wait.ended is None), None)
+
+    def begin_wait(
+        self, kind: WaitKind, cause: str, ends_when: str, *, meaning: str = "", meanwhile: str = "", at_once: int = 0
+    ) -> None:
+        """Begin a wait, or note that it was in vain once more. `at_once`: so many first tries follow without a pause.
+
+        A branch and a disk are looked at every few seconds, a machine every LOOK_SECONDS. An agent, and a run after
+        one that was lost, are tried after a pause that doubles with each try in vain.
+        """
+        now, before = self.controller.now(), self.open_wait(kind)
+        if before is not None and before.checks_at is None and before.cause == cause:
+            return
+        since, num_tries = now.isoformat(timespec="seconds"), 1
+        if before is not None:  # several runs that are lost at once count as one try
+            since, num_tries = before.since, before.num_checks + (not self.seconds_until(kind))
+        seconds = LOOK_SECONDS
+        if kind in ("agent", "run"):
+            num = num_tries - at_once
+            seconds = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
+        check = (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+        checks_at = None if kind in ("branch", "disk") else check
+        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, meaning, meanwhile)
+        self._set_waits(*(other for other in self.state.waits if other is not before), wait)
+        self.note(wait.describe())
+
+    def end_wait(self, *kinds: str) -> None:
+        """End the waits of these kinds that have not ended."""
+        if any(map(self.open_wait, kinds)):
+            now, waits = self.controller.now().isoformat(timespec="seconds"), self.state.waits
+            self._set_waits(*(replace(w, ended=w.ended or now) if w.kind in kinds else w for w in waits))
+
+    def _set_waits(self, *waits: Wait) -> None:
+        with suppress(EngineError):  # the disk may be what is waited for: the table is written with the next change
+            self.update(waits=waits)
+        self.emit(Kind.WAITING)
+
+    def seconds_until(self, kind: str) -> float:
+        """Return the seconds until the next try; 0 if it is due, or nothing of this kind is waited for."""
+        wait = self.open_wait(kind)
+        if wait is None or wait.checks_at is None:
+            return 0.0
+        return max((parse_time(wait.checks_at) - self.controller.now()).total_seconds(), 0.0)
+
+    def disk_problem(self) -> str | None:
+        """Return why runs/ cannot be written; None if it can."""
+        path = self.ledger.runs_dir / PROBE_NAME
+        try:
+            write_atomically(path, bytes(_PROBE_BYTES))
+            path.unlink()
+        except OSError as error:
+            return f"cannot write to {path.parent}: {error.strerror or error}"
+        return None
+
+    def own(self) -> list[Record]:
+        """Return the night's closed experiments."""
+        return self.state.own(self.ledger.records())
+
+    def runs(self) -> list[Record]:
+        """Return the night's experiments that are decided or in flight."""
+        return [*decided(self.own()), *self.controller.in_flight]
+
+    def runs_left(self) -> float:
+        """Return how many runs the night can still start; infinite without --experiments and --hours."""
+        most, usable = self.state.request.experiments, self.usable_seconds()
+        in_time = math.inf
+        if not math.isinf(usable):
+            in_time = max(usable // max(self.run_seconds(), 1.0), 0.0) * self.executor.num_slots
+        return in_time if most is None else min(most - len(self.runs()), in_time)
+
+    def usable_seconds(self) -> float:
+        """Return the seconds until the deadline, less those of the runs of --certify in all slots; infinite without
+        --hours."""
+        deadline, num_runs = self.state.deadline, 2 * (self.state.request.certify or 0)
+        if deadline is None:
+            return math.inf
+        certificate_seconds = math.ceil(num_runs / self.executor.num_slots) * self.run_seconds()
+        return (deadline - self.controller.now()).total_seconds() - certificate_seconds
+
+    def run_seconds(self) -> float:
+        """Return the expected time of the next run: the median of the last three, the budget before there is one."""
+        seconds = [r.result.total_seconds for r in self.own() if r.result and r.result.evaluation]
+        # One slow run alone does not begin the night's last runs.
+        return median_low(seconds[-3:]) if seconds else self.bench.rules.budget_seconds
+
+    def stage(self, num_queued: int = 0) -> Stage:
+        """Return the stage of the night's next run, after `num_queued` others."""
+        runs = self.runs()
+        num_last = sum(record.run.stage is not Stage.SEARCH for record in runs)
+        return next_stage(len(runs) + num_queued, num_last, self.runs_left() - num_queued, self.executor.num_slots)
+
+    def num_free(self) -> int:
+        return max(self.executor.num_slots - len(self.executor.in_flight()), 0)
+
+    def is_spent(self) -> bool:
+        """Return True if the night's proposals have cost --max-cost, by their agents' own figures."""
+        most, dollars = self.state.request.max_cost, night_cost(self.state, self.ledger).dollars
+        return most is not None and dollars is not None and dollars >= most
+
+    def stop_rule(self) -> Stop | None:
+        """Return the first rule by which nothing new begins; None to go on."""
+        request, own, seconds = self.state.request, self.own(), self.run_seconds()
+        num_without = num_since_keep(own)
+        crashes = [*takewhile(lambda record: record.status == Verdict.CRASH, reversed(by_end(own)))]
+        if request.experiments is not None and len(decided(own)) >= request.experiments:
+            return Stop(f"{request.experiments} experiments are done")
+        if self.usable_seconds() < seconds:
+            certificate = " and the certificate" if request.certify else ""
+            hours = f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s"
+            return Stop(f"{hours}{certificate}")
+        if request.plateau is not None and num_without > request.plateau:
+            return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
+        standing = next((r.judgement.standing for r in reversed(own) if r.judgement and r.judgement.standing), None)
+        if request.until is not None and standing is not None:
+            bound = standing.incumbent - Z95 * standing.incumbent_sd
+            if bound >= request.until:
+                cause = f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)"
+                return Stop(cause)
+        if self.is_spent() and not self.state.pending:  # what is paid for is run
+            cost = night_cost(self.state, self.ledger).text("dollars")
+            return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost}")
+        if len(crashes) >= MAX_CRASHES:
+            return Stop(f"{len(crashes)} crashes in a row, the last one: {crashes[0].why}", is_planned=False)
+        return None

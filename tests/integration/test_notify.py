@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from nightshift.errors import Interrupted
-from nightshift.night.notify import END, KEEP, Notifier
+from nightshift.night.observers import END, KEEP, Notifier
 from tests.night_checkout import good_night, records, whole_night
 from tests.waiting import HANG_SECONDS, wait_for
 

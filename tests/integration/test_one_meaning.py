@@ -38,7 +38,7 @@ from nightshift.config.train_toml import parse
 from nightshift.errors import Failure, UsageError
 from nightshift.experiment.certify import tasks
 from nightshift.experiment.experiment import Controller
-from nightshift.night.summary import one_line
+from nightshift.night.observers import one_line
 from nightshift.report import diff as compare
 from nightshift.report import markdown, text
 from nightshift.report.data import Story, gather

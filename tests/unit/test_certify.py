@@ -22,7 +22,7 @@ from nightshift.experiment.certify import (
 from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import remove_tree
-from nightshift.night.summary import certified_line
+from nightshift.night.observers import certified_line
 from nightshift.report.data import Story, gather
 from nightshift.report.export.model import certified as card_line
 from nightshift.report.text import headline

@@ -1,11 +1,10 @@
 """However a night ends, who sleeps is told so: on a disk that takes nothing, with damaged records, by a bug."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,32 +14,15 @@ from nightshift.campaign.records import NIGHT_NAME, Phase, Progress, Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_json
-from nightshift.night import desk, summary
+from nightshift.night import observers, state
 from nightshift.night.loop import Night
-from nightshift.night.notify import Notifier
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, Stop
 from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
-from tests.unit.test_night_agent import START
+from tests.unit.test_night_agent import START, Sent
 from tests.unit.test_parallel import RULES, AnyOrder
 from tests.waiting import Clock
-
-
-class Told(Notifier):
-    """A stand-in for a person with a phone."""
-
-    def __init__(self) -> None:
-        super().__init__(None, lambda text: None)
-        self.messages = list[dict[str, Any]]()
-
-    def send(self, event: str, message: Mapping[str, Any]) -> None:
-        assert message["event"] == event
-        self.messages.append(dict(message))
-
-    @property
-    def events(self) -> list[tuple[str, str]]:
-        return [(message["event"], message["why"]) for message in self.messages]
 
 
 class Acting(StandInProposer):
@@ -56,13 +38,13 @@ class Acting(StandInProposer):
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "the summary")  # a page takes a second
-    monkeypatch.setattr(desk, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(observers, "write_summary", lambda state, controller: "the summary")  # a page takes a second
+    monkeypatch.setattr(state, "FIRST_SECONDS", 0.0)
     made = make_poor(checkout, RULES, monkeypatch)
     return with_bench(made, executor=AnyOrder(num_slots=1, seed=0))
 
 
-def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Told, list[str]]:
+def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Sent, list[str]]:
     state = NightState(
         NightRequest("acting"),
         controller.bench.rules_hash,
@@ -70,7 +52,7 @@ def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Tol
         first=1,
         branch=CAMPAIGN,
     )
-    told, said = Told(), list[str]()
+    told, said = Sent(), list[str]()
     return Night(state, controller, Acting(act), said.append, notifier=told), told, said
 
 
@@ -101,7 +83,7 @@ def clocked(controller: Controller, executor: AnyOrder, clock: Clock) -> Control
 
 
 def test_a_state_that_cannot_be_written_pauses_the_night_and_the_user_is_notified(controller, monkeypatch):
-    monkeypatch.setattr(desk, "FIRST_SECONDS", 30.0)
+    monkeypatch.setattr(state, "FIRST_SECONDS", 30.0)
     clock, path = Clock(), controller.ledger.runs_dir / NIGHT_NAME
 
     def mend() -> None:
@@ -136,7 +118,7 @@ def test_a_summary_that_cannot_be_written_takes_no_notice_with_it(controller, mo
     def refused(state: NightState, controller: Controller) -> str:
         raise OSError(28, "No space left on device")
 
-    made, told, _ = night(controller, lambda: monkeypatch.setattr(summary, "write_summary", refused))
+    made, told, _ = night(controller, lambda: monkeypatch.setattr(observers, "write_summary", refused))
     stop = made.run()
     assert stop.cause.startswith("8 proposals in a row were refused")
     assert told.events == [("end", stop.cause)]
@@ -176,14 +158,15 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
 
 
 def test_a_machine_that_is_not_ready_is_waited_for_and_told_once(controller, monkeypatch):
-    monkeypatch.setattr(desk, "FIRST_SECONDS", 30.0)
+    monkeypatch.setattr(state, "FIRST_SECONDS", 30.0)
     clock, causes = Clock(), ["busy", "port 2048", "port 2049", "port 2050"]
     made, told, _ = night(clocked(controller, Clocked(1, clock, lambda: None), clock), lambda: None)
 
-    def fail() -> Stop | None:
-        if not causes:
-            return Stop("enough")
-        raise EngineError(causes.pop(0))
+    def fail(stop: Stop | None) -> bool:
+        if causes:
+            raise EngineError(causes.pop(0))
+        made.desk.over = Stop("enough")
+        return stop is None
 
     monkeypatch.setattr(made, "_act", fail)
     stop = made.run()

@@ -14,9 +14,8 @@ from nightshift.campaign.records import Change, Judgement, Proposal, Record
 from nightshift.campaign.results import standing_text
 from nightshift.errors import Failure, UsageError
 from nightshift.night import state as states
-from nightshift.night.notify import event_of
-from nightshift.night.state import NightRequest, NightState, stop_rule
-from nightshift.night.summary import summary
+from nightshift.night.observers import event_of, summary
+from nightshift.night.state import Desk, NightRequest, NightState
 from tests.campaigns import BRANCH, campaign, replace
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
@@ -24,6 +23,15 @@ NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
 
 def state_of(**flags: object) -> NightState:
     return NightState(NightRequest("tpe", **flags), "rules", started=NOW.isoformat(), first=1, branch=BRANCH)
+
+
+def desk_of(records: list[Record], num_slots: int = 1, **flags: object) -> Desk:
+    """The desk of a night at NOW, whose runs are expected to take 75 s."""
+    bench = SimpleNamespace(executor=SimpleNamespace(num_slots=num_slots), rules=SimpleNamespace(budget_seconds=60.0))
+    ledger = SimpleNamespace(records=lambda: records, runs_dir=Path("none"))
+    reporter = SimpleNamespace(note=None)
+    controller = SimpleNamespace(bench=bench, ledger=ledger, reporter=reporter, now=lambda: NOW, in_flight=())
+    return Desk(state_of(**flags), controller)
 
 
 @pytest.fixture
@@ -52,7 +60,7 @@ def crash(record: Record, failure: Failure) -> Record:
     ],
 )
 def test_the_stop_rules(records: list[Record], flags: dict[str, object], cause: str | None) -> None:
-    stop = stop_rule(state_of(**flags), records, NOW, run_seconds=75)
+    stop = desk_of(records, **flags).stop_rule()
     assert (stop is None) == (cause is None)
     assert stop is None or (stop.cause.startswith(str(cause)) and stop.is_planned)
 
@@ -61,46 +69,46 @@ def test_a_score_ends_the_night_once_the_lower_bound_reaches_it(records: list[Re
     standing = records[-1].judgement.standing
     bound = standing.incumbent - 1.96 * standing.incumbent_sd
     for until, is_over in ((bound + 0.001, False), (bound - 0.001, True), (standing.incumbent, False)):
-        stop = stop_rule(state_of(until=until), records, NOW, run_seconds=75)
+        stop = desk_of(records, until=until).stop_rule()
         assert (stop is not None) == is_over
-    stop = stop_rule(state_of(until=0.1), records, NOW, run_seconds=75)
+    stop = desk_of(records, until=0.1).stop_rule()
     assert stop.is_planned
     assert stop.cause == f"--until 0.1: the incumbent's score is at least {bound:.4f} (95 % interval)"
-    assert stop_rule(state_of(until=0.1), [], NOW, run_seconds=75) is None
+    assert desk_of([], until=0.1).stop_rule() is None
 
 
 def test_one_slow_run_does_not_begin_the_last_runs(records: list[Record]) -> None:
     slow = replace(records[-1], result=replace(records[-1].result, total_seconds=900.0))
-    assert [states.run_seconds(own, 60.0) for own in ([], records, [*records, slow], [*records, slow, slow])] == [
-        *(60.0, 75.0, 75.0, 900.0)
-    ]
+    nights = ([], records, [*records, slow], [*records, slow, slow])
+    assert [desk_of(own).run_seconds() for own in nights] == [60.0, 75.0, 75.0, 900.0]
 
 
 @pytest.mark.parametrize(("num_slots", "num_waves"), [(1, 6), (2, 3), (4, 2)])
 def test_a_night_reserves_the_time_of_its_certificate_in_all_slots(
     records: list[Record], num_slots: int, num_waves: int
 ) -> None:
-    executor = SimpleNamespace(num_slots=num_slots)
-    bench = SimpleNamespace(executor=executor, rules=SimpleNamespace(budget_seconds=60.0))
-    controller = SimpleNamespace(bench=bench, now=lambda: NOW)
     for seconds, num_left in ((75 * (num_waves + 1) + 1, num_slots), (75 * (num_waves + 1) - 1, 0)):
-        state = state_of(hours=seconds / 3600, certify=3)
-        assert states.runs_left(state, records, 0, controller) == num_left
-        assert (stop_rule(state, records, NOW, 75, num_slots=num_slots) is None) == (num_left > 0)
+        desk = desk_of(records, num_slots, hours=seconds / 3600, certify=3)
+        assert desk.runs_left() == num_left
+        assert (desk.stop_rule() is None) == (num_left > 0)
 
 
 def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
-    lost = [crash(records[-1], Failure.CONFIG)] * 5
-    assert stop_rule(state_of(), [*records, *lost[1:]], NOW, 75) is None
-    stop = stop_rule(state_of(), [*records, *lost], NOW, 75)
-    assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: config it was", False)
+    lost = [crash(records[-1], Failure.TRAINING)] * 5
+    assert desk_of([*records, *lost[1:]]).stop_rule() is None
+    stop = desk_of([*records, *lost]).stop_rule()
+    assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: training it was", False)
+    early = replace(lost[0], number=9, started=(NOW - timedelta(days=9)).isoformat(), status="keep", failure=None)
+    stop = desk_of([*records, *lost, early]).stop_rule()  # it ended before the others
+    assert stop.cause == "5 crashes in a row, the last one: training it was"
 
 
 def test_what_was_interrupted_or_broke_counts_as_nothing_decided(records: list[Record]) -> None:
-    lost = [crash(r, f) for r in records[-1:] for f in (Failure.INTERRUPTED, Failure.INFRASTRUCTURE)]
-    assert stop_rule(state_of(experiments=6), [*records, *lost], NOW, 75) is None
+    lost = [crash(r, f) for r in records[-1:] for f in (Failure.INTERRUPTED, Failure.MACHINERY)]
+    assert desk_of([*records, *lost], experiments=6).stop_rule() is None
     assert states.num_since_keep([*records, *lost]) == 3
-    assert states.num_crashes([*records, lost[0], lost[1], lost[0]]) == 1
+    assert desk_of([*records, *lost * 4]).stop_rule() is None
+    assert desk_of([*records, *lost * 5]).stop_rule().cause.startswith("5 crashes in a row")
 
 
 def test_a_keep_and_the_second_crash_of_one_cause_are_told(records: list[Record]) -> None:
@@ -178,7 +186,3 @@ def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record])
     assert states.num_since_keep(records) == 3
     repeat = [replace(r, status="measured") for r in records[2:]]
     assert states.num_since_keep([*records[:2], *repeat]) == 0, "a repeat tries nothing"
-    start = datetime.fromisoformat(records[0].started)
-    first = replace(crash(records[2], Failure.CONFIG), started=start.isoformat(), total_seconds=9000.0)
-    others = [replace(r, started=(start + timedelta(seconds=60)).isoformat(), total_seconds=60.0) for r in records[3:]]
-    assert states.num_crashes([first, *others]) == 1

@@ -14,16 +14,19 @@ import pytest
 from nightshift.agents.agent import AgentProposer
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Context, Proposing
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
-from nightshift.campaign.records import Cost, Record
+from nightshift.campaign.records import Cost, Failure, Job, Outcome, Record, Result, Training
 from nightshift.campaign.waits import FILL
 from nightshift.cli.status import Status
+from nightshift.errors import EngineError
 from nightshift.experiment.experiment import Controller
+from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.state import Stop, load
 from nightshift.report.data import gather
 from tests.conftest import CAMPAIGN, git
-from tests.unit.test_night_agent import Rates, Sent, Thinker, Timed, a_night, busy_share, timed
+from tests.unit.test_night_agent import LR, Rates, Sent, Thinker, Timed, a_night, busy_share, timed
 from tests.waiting import Clock
 
 RUN_SECONDS = 300.0
@@ -147,6 +150,19 @@ def test_a_branch_switch_pauses_the_night(controller: Controller, clock: Clock, 
     assert waited(controller) == executor.status == executor.page == [sentence.format(minute)]
     assert [record.failure for record in controller.ledger.records()] == [None] * 8
     assert [line[:6] for line in gather(controller.ledger, CAMPAIGN).night] == ["Paused"]
+
+
+def test_the_sentence_names_the_branch_that_is_checked_out_now(controller: Controller, clock: Clock) -> None:
+    root = controller.bench.root
+    acts = {
+        BEGINS: lambda: git(root, "switch", "--quiet", "--force", "main"),
+        BEGINS + 40: lambda: git(root, "switch", "--quiet", "--create", "other"),
+        BEGINS + 80: lambda: git(root, "switch", "--quiet", CAMPAIGN),
+    }
+    executor = Watched(clock, controller, acts)
+    night, _, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=4)
+    assert [name in text for text, name in zip(executor.page, ("to main;", "to other;"), strict=True)] == [True] * 2
+    assert len(night.state.waits) == 1
 
 
 @pytest.mark.parametrize("act", ["--move", "--delete"])
@@ -277,3 +293,110 @@ def test_words_that_cost_tokens_count_for_max_cost(controller: Controller, clock
     assert len(proposer.asked_at) == 3
     assert "Which file do you mean?" in proposer.contexts[1].refusals[0], "nobody told the agent that nobody answers"
     assert night.state.refusals == ()
+
+
+def test_no_wait_for_an_agent_outlasts_the_last_question(controller: Controller, clock: Clock) -> None:
+    stages = list[tuple[int, bool]]()
+
+    class Looking(Timed):
+        def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+            super().submit(folder, job, enter)
+            record = controller.ledger.record(int(folder.name))
+            is_waiting = any(wait.ended is None for wait in load(controller.ledger).waits)
+            stages.append((record.run.stage, is_waiting))
+
+    proposer = Thinker(clock, 15.0, lambda now: QUESTION if now > 4_000 else None)
+    night, stop, _ = a_night(controller, Looking(1, clock, RUN_SECONDS), proposer, experiments=20)
+    assert stop.cause == "20 experiments are done"
+    assert (0, True) in stages
+    assert [is_waiting for stage, is_waiting in stages if stage] == [False] * 4
+    [wait] = night.state.waits
+    assert wait.seconds(controller.now()) < 3 * RUN_SECONDS
+
+
+def test_a_branch_that_changes_between_two_looks_ends_no_night(
+    controller: Controller, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, read = controller.bench.root, Controller.campaign
+
+    def campaign(self: Controller) -> Campaign:
+        if clock.now >= BEGINS and "switched" not in self.reporter.notes:
+            self.reporter.note("switched")
+            git(root, "switch", "--quiet", "--force", "main")
+        return read(self)
+
+    monkeypatch.setattr(Controller, "campaign", campaign)
+    executor = Watched(clock, controller, {1_300.0: lambda: git(root, "switch", "--quiet", CAMPAIGN)})
+    _, stop, _ = a_night(controller, executor, Thinker(clock, 15.0), experiments=6)
+    assert stop.cause == "6 experiments are done"
+
+
+def test_a_switch_to_another_branch_and_back_within_a_moment_ends_no_night(
+    controller: Controller, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = controller.bench.root
+    looks, acts = list[Path](), [("switch", "--quiet", CAMPAIGN), ("switch", "--quiet", "--force", "main")]
+
+    class Switching(Timed):
+        def is_over(self, folder: Path) -> bool:
+            is_over = super().is_over(folder)
+            looks.extend([folder] if is_over and folder.name == "0003" else [])
+            if len(looks) == 2 and len(acts) == 2:  # the night has looked at its branch, and collects the result
+                git(root, *acts.pop())
+            return is_over
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=lambda seconds: git(root, *acts.pop())))
+    _, stop, _ = a_night(controller, Switching(1, clock), Thinker(clock, 15.0), experiments=5)
+    assert stop.cause == "5 experiments are done"
+    assert [record.failure for record in controller.ledger.records()] == [None] * 5
+
+
+def test_an_answer_that_comes_while_runs_are_lost_is_on_disk(controller: Controller, clock: Clock) -> None:
+    class Lost(Timed):
+        def result(self, folder: Path) -> Result:
+            made = super().result(folder)
+            if folder.name != "0003":
+                return made
+            training = Training(Outcome.CRASHED, 0, failure=Failure.MACHINERY, cause="the worker was killed")
+            return Result(seed=made.seed, training=training, total_seconds=100.0)
+
+        def wait(self, timeout_seconds: float) -> None:
+            self.clock.now += 5.0
+            state = load(controller.ledger)
+            pending.extend([len(state.pending)] if state.waiting else [])
+
+    pending, proposer = list[int](), Thinker(clock, 310.0)  # the answer comes in the pause
+    _, stop, _ = a_night(controller, Lost(1, clock, 300.0), proposer, experiments=5)
+    assert stop.is_planned, stop
+    assert pending[:6] == [1, 1, 2, 2, 2, 2]
+    descriptions = [record.proposal.description for record in controller.ledger.records()[1:]]
+    assert descriptions.count(f"{LR} 2") == 2, "the lost run was not repeated"
+
+
+def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(controller: Controller, clock: Clock):
+    class Broken(Thinker):
+        def propose(self, context: Context) -> Proposing:
+            if BEGINS < self.clock.now < BEGINS + 600:
+                yield
+                raise EngineError("bwrap cannot be started")
+            return (yield from super().propose(context))
+
+    executor = Timed(1, clock, RUN_SECONDS)
+    night, stop, sent = a_night(controller, executor, Broken(clock, 15.0), hours=1.0)
+    assert stop.is_planned, stop
+    assert [wait.kind for wait in night.state.waits] == ["agent"]
+    assert ": thinker: program: bwrap cannot be started; ends when thinker answers" in waited(controller)[0]
+    assert idle_seconds(controller.ledger.records(), executor) <= 60
+    assert [event for event, _ in sent.events if event != "keep"] == ["agent unavailable", "end"]
+
+
+def test_an_agent_that_is_stopped_with_the_night_did_not_hide_its_cost(controller: Controller, clock: Clock) -> None:
+    class Priced(Thinker):
+        def propose(self, context: Context) -> Proposing:
+            answers = yield from super().propose(context)
+            dollars = None if answers[0].cause else 0.5
+            return tuple(answer.with_proposal(cost=Cost(1, 1, dollars)) for answer in answers)
+
+    proposer = Priced(clock, 250.0)
+    a_night(controller, Timed(1, clock, 300.0), proposer, fills=False, hours=0.5, max_cost=9.0)
+    assert [note for note in controller.reporter.notes if "dollars" in note] == []

@@ -31,7 +31,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors.local import Slot, divide
 from nightshift.experiment.experiment import Controller
-from nightshift.night import desk, proposals, summary
+from nightshift.night import observers, proposals, state
 from nightshift.night.loop import Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from tests.campaigns import a_result, contradictions, replace
@@ -114,8 +114,8 @@ class Rates(StandInProposer):
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")  # a page for each takes a second
-    monkeypatch.setattr(desk, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(observers, "write_summary", lambda state, controller: "")  # a page for each takes a second
+    monkeypatch.setattr(state, "FIRST_SECONDS", 0.0)
     return make_poor(checkout, RULES, monkeypatch)
 
 
@@ -363,7 +363,7 @@ def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(c
         made._step()
     executor.num_slots = 2
     num_begun = len(controller.ledger.records())
-    made._wait = lambda before, is_stopping: None
+    made._wait = lambda *arguments: None
     for _ in range(5):
         made._step()
     assert len(executor.in_flight()) >= 2

@@ -16,7 +16,7 @@ from nightshift.config.scope import is_within, require_valid, require_within, sc
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import UsageError
 from nightshift.experiment.experiment import Controller
-from nightshift.night import summary
+from nightshift.night import observers
 from nightshift.night.loop import Night
 from nightshift.night.start import begin
 from nightshift.night.state import FILL, NightRequest, Stop
@@ -43,7 +43,7 @@ OUTSIDE: dict[str, object] = {
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")  # a page for each takes a second
+    monkeypatch.setattr(observers, "write_summary", lambda state, controller: "")  # a page for each takes a second
     clock, start = Clock(), datetime(2026, 11, 25, 1, 0, tzinfo=UTC)
     made = make_poor(checkout, RULES, monkeypatch)
     return replace(made, clock=clock, now=lambda: start + timedelta(seconds=clock.now))

@@ -1,0 +1,297 @@
+"""The observers of a night: summary and page, notifications, and the price of its proposals.
+
+`nightshift night --notify COMMAND` runs your command with one JSON object on its stdin. A notification can neither stop
+nor delay a night. The command is not stored: a resumed night runs its own --notify.
+"""
+
+import os
+import re
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from subprocess import TimeoutExpired
+from typing import Any
+
+from msgspec.structs import asdict
+
+from nightshift.agents.availability import AWAY
+from nightshift.agents.notebook import notebook
+from nightshift.agents.presets import program_words
+from nightshift.campaign.campaign import Campaign, uncommitted
+from nightshift.campaign.ledger import log_proposal, runs_cost
+from nightshift.campaign.posterior import next_stage
+from nightshift.campaign.records import (
+    BLOCK_NAME,
+    NO_SANDBOX,
+    NOT_ISOLATED,
+    NOTEBOOK_NAME,
+    NOTHING,
+    PAGE_NAME,
+    SIDES,
+    Comparison,
+    Cost,
+    Record,
+    Stage,
+    Verdict,
+)
+from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
+from nightshift.campaign.waits import FILL, LONG_SECONDS
+from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.executors.process import mark
+from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
+from nightshift.experiment.certify import p_value
+from nightshift.experiment.experiment import Controller
+from nightshift.files import as_json, write_atomically
+from nightshift.night.state import STOP_NAME, Desk, Event, Kind, NightState, by_end, decided, night_cost, num_since_keep
+from nightshift.text import clean, local
+from nightshift.waiting import waiting
+
+KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
+MESSAGE_VERSION = 2  # of what the command gets
+_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+_NUM_SHOWN = 5
+_MAX_DESCRIPTION = 160
+
+
+def write_summary(state: NightState, controller: Controller) -> str:
+    """Write the night's summary, and the page beside it. Returns the summary. UsageError if runs/ was moved away."""
+    from nightshift.report.page import write_report
+
+    controller.ledger.require_in_place()
+    records = controller.ledger.records()
+    campaign = Campaign.read(controller.ledger, records, state.branch, state.rules_hash)
+    cost = night_cost(state, controller.ledger) + runs_cost(state.own(records))
+    text = summary(state, records, campaign, controller.now(), cost)
+    write_atomically(controller.ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
+    write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign).encode())
+    try:
+        write_report(controller.bench.root, controller.now(), branch=state.branch, is_live=state.cause is None)
+    except Interrupted:
+        raise
+    except Exception as error:  # whatever it is, a page that cannot be written does not end the night
+        controller.reporter.note(f"the page cannot be written: {type(error).__name__}: {error}")
+    return text
+
+
+class Page:
+    """An observer that writes the summary and the page, and prints the summary after an experiment."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell, self._news = tell, set[Kind]()
+
+    def __call__(self, desk: Desk, event: Event) -> None:
+        """Write when nothing else is left to do: a page takes a second."""
+        self._news.add(event.kind)
+        if event.kind is Kind.STOPPED or (event.kind is Kind.IDLE and self._news & {Kind.CLOSED, Kind.WAITING}):
+            try:
+                text = write_summary(desk.state, desk.controller)
+                if self._news & {Kind.CLOSED, Kind.STOPPED}:
+                    self._tell(text)
+            except (EngineError, OSError) as error:
+                desk.note(f"the summary cannot be written: {error}")
+            self._news.clear()
+
+
+def summary(
+    state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, cost: Cost = NOTHING
+) -> str:
+    """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
+    own = state.own(records)
+    table = campaign.rows(own)
+    began, headline = datetime.fromisoformat(state.started), state.headline(now)
+    rows = [
+        ("night", f"{state.request.agent} on {state.branch}"),
+        ("since", f"{local(began)} ({(now - began).total_seconds() / 3600:.1f} h)"),
+        ("agent", NOT_ISOLATED if state.sandbox == NO_SANDBOX else ""),
+        ("counted", str(Counts.of(table))),
+        ("cost", str(cost)),
+        ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
+        ("last runs", last_scores(own)),
+        *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
+        *(("note", line) for line in state.morning(records, now) if line != headline),
+        ("certificate", state.certificate),
+        ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, own, now)),
+    ]
+    lines = [f"{name + ':':14}{text}" for name, text in rows if text]
+    return "\n".join([*([headline] if headline else []), *lines, *map(one_line, table[-_NUM_SHOWN:])])
+
+
+def one_line(row: Row) -> str:
+    """Return number, verdict, effect at the decision and hypothesis of an experiment."""
+    verdict = f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status
+    rider = f" (also re-testing {row.rider})" if row.rider else ""
+    return f"  {row.number:04d} {verdict:20}{row.effect or ''!s:16}{clean(row.description, _MAX_DESCRIPTION)}{rider}"
+
+
+def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
+    """Say which stop rule comes next, as far as it can be foreseen."""
+    request, parts = state.request, list[str]()
+    if state.deadline is not None:
+        left = max((state.deadline - now).total_seconds(), 0) / 3600
+        parts.append(f"{local(state.deadline)} (in {left:.1f} h)")
+    if request.experiments is not None:
+        num_left = max(request.experiments - len(decided(own)), 0)
+        parts.append(f"after {num_left} more experiments")
+        if next_stage(request.experiments - 1, 0, 1, request.pairs) is not Stage.SEARCH:
+            num_last = 4 if request.pairs == 1 else 2 * request.pairs
+            parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
+    if request.plateau is not None:
+        parts.append(f"after {max(request.plateau + 1 - num_since_keep(own), 0)} more without a keep")
+    if request.until is not None:
+        parts.append(f"when the score is at least {request.until:g} (lower bound of its 95 % interval)")
+    if request.max_cost is not None:
+        parts.append(f"at ${request.max_cost:,.2f} of the agents' own figures")
+    return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])
+
+
+def certified_line(comparison: Comparison) -> str:
+    """Say the result of a night in one line: incumbent minus baseline by fresh runs on the test split."""
+    result = comparison.estimate
+    low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
+    runs = f"{min(len(comparison.scores(side)) for side in SIDES)} fresh runs each"
+    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp"
+    difference = f"{100 * result.difference:+.1f} pp"
+    crashes = f"; {comparison.crashes}" if comparison.crashes else ""
+    where = f"{where}, p = {p_value(result):.2g}"
+    return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}){crashes}"
+
+
+class Notifier:
+    """Runs the command for each notification, inside of `running`."""
+
+    def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = 30.0) -> None:
+        """`command` None: nothing is sent. `note` prints a line. UsageError if the program does not exist."""
+        fix = "Install it, give its path, or leave --notify out."
+        self._words = program_words("--notify", command, fix) if command is not None else ()
+        self._note, self._limit_seconds = note, limit_seconds
+        self._marker = f"notify-{uuid.uuid4().hex}"
+        self._processes = list[tuple[str, subprocess.Popen[bytes]]]()  # with their events
+
+    def send(self, event: str, message: Mapping[str, Any]) -> None:
+        """Start the command and return at once."""
+        self._report()
+        if not self._words:
+            return
+        env = {**os.environ, MARKER_NAME: self._marker, **mark()}
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        try:  # in a process group of its own: Ctrl-C in the terminal is not for the command
+            process = subprocess.Popen(self._words, stdin=pipe, stdout=null, stderr=null, env=env, process_group=0)
+        except OSError as error:
+            self._note(f"--notify: the notification of {event} failed: {error}")
+            return
+        self._processes.append((event, process))
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # of a command that reads nothing
+            process.stdin.write(as_json(message))  # it does not wait: the buffer of a pipe is larger than a message
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Wait at the end for the commands that still run, after Ctrl-C briefly. Leave no process."""
+        seconds = self._limit_seconds
+        try:
+            yield
+        except Interrupted:
+            seconds = min(3.0, seconds)
+            raise
+        finally:
+            try:
+                ends_at = time.monotonic() + seconds
+                with waiting("waiting for the last notification of the night", seconds), suppress(TimeoutExpired):
+                    for _, process in self._processes:
+                        process.wait(max(ends_at - time.monotonic(), 0.0))
+            finally:
+                tree = ProcessTree(None, lambda process: False)
+                tree.markers.add(self._marker)
+                if self._words and (left := tree.end(_GRACE_SECONDS)):
+                    self._note(f"--notify: could not be ended: {', '.join(left)}")
+                self._report()
+
+    def _report(self) -> None:
+        """Print a line for each command that has failed since the last call."""
+        for event, process in self._processes:
+            if process.poll():
+                self._note(f"--notify: the notification of {event} failed: exit code {process.returncode}")
+        self._processes = [(event, process) for event, process in self._processes if process.returncode is None]
+
+
+class Notifications:
+    """An observer that tells the user of keeps, repeated crashes, waits and the end of a night."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+        self._waits = set[tuple[str, str]]()  # of which the user was notified
+
+    def __call__(self, desk: Desk, event: Event) -> None:
+        if event.kind is Kind.OVER:
+            self._notifier.send(END, message(END, desk, event.why))
+        record, now = event.record, desk.controller.now()
+        if record is not None and (name := event_of(record, desk.own())) is not None:
+            self._notifier.send(name, message(name, desk, record.why, record))
+        waits = {(wait.kind, wait.meaning): wait for wait in desk.state.waits if wait.ended is None}
+        self._waits &= waits.keys()
+        for key, wait in waits.items():
+            name = AGENT if wait.kind == "agent" else PAUSED
+            # The user can end the wait, or it is long.
+            is_users = wait.kind == "disk" or wait.meaning in AWAY or (wait.kind == "machine" and wait.num_checks > 1)
+            if key not in self._waits and (is_users or wait.seconds(now) >= LONG_SECONDS):
+                self._waits.add(key)
+                self._notifier.send(name, message(name, desk, wait.describe()))
+
+
+def event_of(record: Record, own: Sequence[Record]) -> str | None:
+    """Return KEEP, REPEATED_CRASH, or None for a closed experiment. `own`: the night's closed experiments.
+
+    A crash is repeated if it is the second in a row with one cause, numbers aside.
+    """
+    if record.is_keep:
+        return KEEP if record.parent is not None else None
+    ended = by_end(own)[-3:]
+    causes = [re.sub(r"\d+", "#", r.why) if r.status == Verdict.CRASH else "" for r in ended]
+    is_second = causes[-1:] != [""] and causes[-2:-1] == causes[-1:] != causes[-3:-2]
+    return REPEATED_CRASH if is_second and ended[-1].number == record.number else None
+
+
+def message(event: str, desk: Desk, why: str, record: Record | None = None) -> dict[str, Any]:
+    """Return what the command gets. `counts` is None if records cannot be read, which is noted."""
+    counts, state, ledger = None, desk.state, desk.ledger
+    try:
+        records = ledger.records()
+        counts = Counts.of(Campaign.read(ledger, records, state.branch, state.rules_hash).rows(state.own(records)))
+    except (UsageError, EngineError, OSError, ValueError) as error:
+        desk.note(f"a notification without counts: {error}")
+    effect = record.decision.estimate if record and record.decision else None
+    return {
+        "version": MESSAGE_VERSION,
+        "event": event,
+        "campaign": state.branch,
+        "experiment": record.number if record else None,
+        "verdict": verdict_of(record) if record else None,
+        "effect_at_decision": effect.mean if effect else None,
+        "why": clean(why),
+        "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
+        "page": str((ledger.runs_dir / PAGE_NAME).absolute()),
+    }
+
+
+class Price:
+    """An observer that logs what answers cost, and notes once that --max-cost lacks dollars."""
+
+    def __init__(self, agent: str) -> None:
+        self._agent, self._is_noted = agent, False
+
+    def __call__(self, desk: Desk, event: Event) -> None:
+        if event.answer is None or event.answer.proposal.proposer == FILL:
+            return
+        cost, state = event.answer.proposal.cost, desk.state
+        if cost is not None:
+            log_proposal(desk.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
+        is_priced = cost is not None and cost.is_whole("dollars")
+        if state.request.max_cost is None or is_priced or self._is_noted or event.answer.source is None:
+            return  # an agent that was stopped, or is unavailable, may report nothing
+        self._is_noted = True
+        num = "no" if cost is None or cost.dollars is None else "not all"
+        rule = f"--max-cost {state.request.max_cost:g}"
+        desk.note(f"{rule}: {self._agent} reported {num} dollars, so this rule cannot hold; others stop it")
