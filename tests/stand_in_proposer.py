@@ -11,7 +11,7 @@ class StandInProposer:
     def propose(self, context: Context) -> Proposing:
         for _ in range(self.ticks):
             if (yield):
-                return (Answer(None, cause="stopped with the night"),)
+                return (Answer(None, cause="stopped with the night", is_stopped=True),)
         return (self.answer(context),)
 
     def answer(self, context: Context) -> Answer:

@@ -45,7 +45,6 @@ _QUESTION = "This asks whether you can be reached. Change no file; answer with o
 _QUESTION_SECONDS = 240.0  # Claude Code tries a wrong key again for 175 s
 _TICK_SECONDS = 0.2  # between two looks at an agent that is asked one question
 GRACE_SECONDS = 5.0
-STOPPED = "stopped with the night"  # the cause of an answer that nobody waited for
 
 Work = Generator[None, bool | None, Any]  # as Proposing: yields while a program works; sending True stops it
 
@@ -112,6 +111,7 @@ class Ending:
     cost: Cost
     notes: tuple[str, ...]
     live: Availability | None  # why it was stopped: it waited for something itself
+    is_stopped: bool = False  # the night ended
 
     @property
     def is_killed(self) -> bool:
@@ -149,6 +149,7 @@ class Agent:
         The caller clears the clone. Returns the Ending."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         began, credential, notes, cause, live = self.clock(), None, tuple[str, ...](), None, None
+        is_stopped = False
         log_path.unlink(missing_ok=True)
         log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
         with log_path.open("r+b") as file:
@@ -159,7 +160,7 @@ class Agent:
                 child = self._start(group, prompt, log_path)
                 while child.poll() is None and cause is None:
                     if (yield):
-                        cause = STOPPED
+                        cause, is_stopped = "stopped with the night", True
                     elif self.clock() - began >= self.timeout_seconds:
                         cause = f"no end after {self.timeout_seconds:g} s: stopped"
                     elif live is not None:
@@ -180,7 +181,7 @@ class Agent:
         elif exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; its last words: {words}" if words else "")
         cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
-        return Ending(cause, exit_code, log.end, words, cost, notes, live)
+        return Ending(cause, exit_code, log.end, words, cost, notes, live, is_stopped)
 
     def _start(self, group: ProcessGroup, prompt: str, log_path: Path) -> Child:
         """Start the program, with the prompt on stdin or in a file."""
@@ -249,8 +250,8 @@ class Agent:
         texts.pop(context.source, None)
         lessons = parse_answer("\n".join((text, *texts.values())))[1]
         bare = Answer(None, Proposal(notes=notes, **parse_answer(text)[0]), lessons)  # type: ignore[arg-type]
-        if STOPPED in (ending.cause or ""):
-            return (replace(bare, cause=f"{self.name}: {ending.cause}"),)
+        if ending.is_stopped:
+            return (replace(bare, cause=f"{self.name}: {ending.cause}", is_stopped=True),)
         sources = list(texts)[: most_answers(context, list(texts))]
         answers = [Answer(source, Proposal(**parse_answer(texts[source])[0]), lessons) for source in sources]  # type: ignore[arg-type]
         is_whole = all(answer.proposal.description for answer in answers)

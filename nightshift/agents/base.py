@@ -70,6 +70,7 @@ class Answer:
     proposal: Proposal = field(default_factory=Proposal)
     lessons: dict[int, dict[str, str]] = field(default_factory=dict)  # of decided experiments (notebook.py)
     cause: str | None = None  # why the answer cannot be taken, in one line
+    is_stopped: bool = False  # the agent was stopped with the night, so nobody waits for the answer
     unavailable: Availability | None = None  # the agent could not be asked, so nothing was proposed
     number: int = 0  # of the experiment that the proposal was made for
     change: Change | None = None

@@ -33,6 +33,7 @@ from nightshift.files import read_file, read_rows, write_atomically
 from nightshift.text import clean
 
 MAX_CHARACTERS = 10_000  # beside the direction
+_MAX_NOTES_BYTES = 64 * 1024
 MAX_NOTES = 4_000  # characters of the notes that an agent leaves for its next call
 MAX_GRID = 4  # proposals of a 2 x 2 grid
 _MAX_LINE = 500
@@ -309,7 +310,7 @@ def save_notes(context: Context, clone: Path) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return read_file(path).decode(errors="replace")
+        return read_file(path, _MAX_NOTES_BYTES).decode(errors="replace")
     except OSError:
         return ""
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from nightshift.agents.agent import STOPPED, AgentProposer
+from nightshift.agents.agent import AgentProposer
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import ANSWER_LINES, brief, lesson_lines, logs, opening, refusals_of
 from nightshift.agents.notebook import entry, unexplained
@@ -62,7 +62,7 @@ class TeamProposer(AgentProposer):
         if records:
             answers += yield from strategist.ask(reflection(records), context, files, "outcome")
         answer = outcome = answers[0] if answers else Answer(None)
-        if not _is_away(outcome) and STOPPED not in (outcome.cause or ""):
+        if not _is_away(outcome) and not outcome.is_stopped:
             waiting = self._waiting
             if waiting is None or waiting[:2] != (context.direction, context.source):
                 answers += yield from strategist.ask(strategy(context), context, files, "hypothesis")
@@ -72,7 +72,8 @@ class TeamProposer(AgentProposer):
                 answers += yield from implementer.ask(implementation(context, answer), context, {})
                 edit = answers[-1]
                 self._waiting = waiting if _is_away(edit) else None
-                answer = replace(answer, source=edit.source, cause=edit.cause, unavailable=edit.unavailable)
+                own = answer.proposal, answer.lessons
+                answer = replace(edit, proposal=own[0], lessons=own[1])
             elif not answer.cause:
                 answer = replace(answer, cause=f"{strategist.name} gave no hypothesis")
         notes, costs = (note for part in answers for note in part.proposal.notes), [a.proposal.cost for a in answers]

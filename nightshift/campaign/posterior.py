@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import NormalDist, fmean
 
 import numpy as np
@@ -111,8 +111,11 @@ class Posterior:
         shrink = least + more * max(math.log(max(len(self._changes), 1) / usual), 0.0)
         return max(mean - shrink * sd, min(mean, 0.0)), Z95 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
-    def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
-        """Return the discarded change with the largest expected improvement. Runs in flight count as known."""
+    def rider(
+        self, new: Change, in_flight: Sequence[Run] = (), is_open: Callable[[str], bool] = lambda key: True
+    ) -> Change | None:
+        """Return the discarded change with the largest expected improvement, of those all of whose keys are open. Runs
+        in flight count as known."""
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
         reductions: list[Array] = []  # the outer product of each is subtracted from the covariance
         for run in in_flight:
@@ -125,7 +128,7 @@ class Posterior:
         taken = new.keys.keys() | self._setters.keys()
         best, most = None, self.rules.least_worth
         for settings, change in self._changes.items():
-            if settings in self._fixed or any(key in taken for key, _ in settings):
+            if settings in self._fixed or any(key in taken or not is_open(key) for key, _ in settings):
                 continue
             row = self._rows[settings]
             mean, sd = float(self._mean[row]), float(sds[row])

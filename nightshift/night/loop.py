@@ -68,16 +68,16 @@ class Night:
         with interruptible(is_noted=self._is_first_interrupt):
             try:
                 self.desk.update()  # for `status`, and for the same command after a kill
-                self.desk.end_wait("branch", "disk", "machine", "run")  # of a start that was killed
                 self._proposals.direction()
                 if self._unavailable is not None:
                     self._proposals.begin_wait(self._unavailable)
                 while (stop := self._step()) is None:
                     pass
+                cut_off = f"{stop.cause}: it ended while it could not be judged" if self.desk.bench.in_flight else None
                 is_asked = self.state.request.certify is not None and self.state.certificate is None
                 if is_asked and stop.is_planned and not stop.by_user:
                     self.desk.update(certificate=self._certify())
-                self._close(stop)
+                self._close(stop, cut_off)
                 return stop
             except Interrupted as error:
                 # A second Ctrl-C is the user's word. After a SIGTERM (a reboot) the same command goes on.
@@ -102,7 +102,9 @@ class Night:
 
     def _certify(self) -> str:
         """Train baseline and incumbent afresh, as `nightshift certify` does. Returns the line with the result."""
-        controller, deadline = self._controller, self.state.deadline
+        controller, deadline, branch = self._controller, self.state.deadline, self.state.branch
+        if (now := controller.repo.head().branch) != branch:
+            return f"not certified: {now or 'a detached HEAD'} is checked out in place of {branch}"
         try:
             [task] = certify.tasks(controller, self.state.request.certify, night=self.state.started)
             needed = (task.num_waves() - 0.5) * self.desk.run_seconds()  # the last run may have been slow
@@ -131,11 +133,11 @@ class Night:
 
     def _step(self) -> Stop | None:
         """Do one thing, or wait for what prevents it. Returns why the night is over, None to go on."""
-        desk, before, stop = self.desk, self._signs, None
+        desk, before, stop, is_prevented = self.desk, self._signs, None, False
         seconds: float | None = None  # of a wait for what prevents the night
         try:
             stop = self._why_stop()
-            if self._is_prevented():
+            if is_prevented := self._is_prevented():
                 seconds = CHECK_SECONDS
             else:
                 has_acted = self._act(stop)
@@ -153,7 +155,8 @@ class Night:
                 desk.begin_wait("disk", problem, "runs/ can be written")
             else:
                 desk.begin_wait("machine", str(error), "this machine is ready")
-        if stop is not None and not desk.bench.in_flight:
+        under_way = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
+        if stop is not None and (all(map(desk.bench.is_over, under_way)) if is_prevented else not under_way):
             return stop
         self._wait(before, stop, seconds)
         return None
@@ -187,7 +190,10 @@ class Night:
             return False
         if not self.desk.num_free() and not self._proposals.has_something_to_do():
             return False
-        campaign = self._controller.campaign()
+        try:
+            campaign = self._controller.campaign()
+        except UsageError as error:  # a commit of the user's has no valid train.toml
+            raise EngineError(str(error)) from None
         if campaign.branch != self.state.branch:  # another one was checked out a moment ago
             return True
         return self._slots.begin(campaign) or self._proposals.act(campaign)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from nightshift.agents.agent import STOPPED, AgentProposer, complete
+from nightshift.agents.agent import AgentProposer, complete
 from nightshift.agents.availability import AWAY, Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposer, Proposing
 from nightshift.agents.direction import read_direction
@@ -18,7 +18,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.records import Change, Record, Request, Run, Stage
 from nightshift.campaign.waits import FILL
-from nightshift.config.scope import scope_of
+from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, UsageError
@@ -230,7 +230,8 @@ class Proposals:
             return None
         runs = [record.run for record in self._controller.in_flight]
         runs += [Run(kept=campaign.kept, rider=answer.rider, new=answer.change) for answer in queue]
-        return campaign.posterior.rider(Change(), runs)
+        scope = scope_of(self._desk.state.direction)
+        return campaign.posterior.rider(Change(), runs, lambda key: is_within(scope, key))
 
     def _take_ready(self, campaign: Campaign) -> bool:
         if self._work is None or self._work.answers is None:
@@ -248,7 +249,7 @@ class Proposals:
         answers = [a.with_proposal(proposer=name, sandbox=proposer.sandbox) for a in work.answers or ()]
         desk.emit(Kind.ANSWERED, answer=answers[0])
         store_lessons(desk.ledger, work.context.campaign, answers[0].lessons)
-        if STOPPED in (answers[0].cause or ""):
+        if answers[0].is_stopped:
             return
         if (unavailable := answers[0].unavailable) is not None:
             self.begin_wait(unavailable)
@@ -298,7 +299,8 @@ class Proposals:
     def _refuse(self, cause: str, notes: Sequence[str], *, is_fill: bool) -> None:
         """Go on without a proposal. Too many refusals in a row end the night with `cause`."""
         desk = self._desk
-        desk.note(f"proposal refused: {cause}")
+        if not is_fill or cause not in self._fill_refusals[-1:]:
+            desk.note(f"proposal refused: {cause}")
         if is_fill:
             self._fill_refusals = (*self._fill_refusals, cause)
             if len(self._fill_refusals) % MAX_REFUSALS == 0:  # their number is part of the next draw's seed
@@ -308,4 +310,5 @@ class Proposals:
         notes = (*desk.state.notes, *notes, f"proposal {len(refusals)} refused: {cause}")
         desk.update(refusals=refusals, notes=notes)
         if len(refusals) >= MAX_REFUSALS:
-            desk.over = Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", False)
+            cause = f"{len(refusals)} proposals in a row were refused, the last one: {cause}"
+            desk.over = Stop(cause, is_planned=self._proposer.is_instant)  # a search has nothing left to try

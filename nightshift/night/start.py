@@ -21,6 +21,7 @@ from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.campaign import resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import NIGHT_NAME
 from nightshift.config.train_toml import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.process import end_leftovers
@@ -197,7 +198,10 @@ def begin(request: NightRequest, controller: Controller) -> NightState:
     is_same_campaign = (old.branch, old.rules_hash) == (branch, rules_hash)
     if is_same_campaign and _is_same(old, request, now):
         note(f"going on with the night of {old.started}")
-        return replace(old, request=request, pid=os.getpid())
+        last = datetime.fromtimestamp((ledger.runs_dir / NIGHT_NAME).stat().st_mtime, UTC)
+        ended = min(last, now).isoformat(timespec="seconds")  # the last moment at which it is known to have waited
+        waits = tuple(replace(wait, ended=wait.ended or ended) for wait in old.waits)
+        return replace(old, request=request, pid=os.getpid(), waits=waits)
     if old.cause is None:
         note(f"the night of {old.started} was cut off and is over: this is another one, or its hours passed")
     else:

@@ -164,6 +164,18 @@ def by_end(records: Sequence[Record]) -> list[Record]:
     return sorted(ended, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
 
 
+def num_incidents(crashes: Sequence[Record]) -> int:
+    """Count crashes, the last one first. Runs that infrastructure lost at once, in several slots, count as one."""
+    num, began = 0, math.inf  # of the first lost run of an incident
+    for record in crashes:
+        start = parse_time(record.started).timestamp()
+        is_lost = record.failure is Failure.INFRASTRUCTURE
+        if is_lost and start + (record.total_seconds or 0.0) > began:
+            continue
+        num, began = num + 1, start if is_lost else math.inf
+    return num
+
+
 class Kind(StrEnum):
     """The kinds of events."""
 
@@ -316,7 +328,8 @@ class Desk:
             return Stop(f"{hours}{certificate}")
         if request.plateau is not None and num_without > request.plateau:
             return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
-        standing = next((r.judgement.standing for r in reversed(own) if r.judgement and r.judgement.standing), None)
+        judgements = (record.judgement for record in reversed(decided(own)))
+        standing = next((each.standing for each in judgements if each and each.standing), None)
         if request.until is not None and standing is not None:
             bound = standing.incumbent - Z95 * standing.incumbent_sd
             if bound >= request.until:
@@ -325,6 +338,6 @@ class Desk:
         if self.is_spent() and not self.state.pending:  # what is paid for is run
             cost = night_cost(self.state, self.ledger).text("dollars")
             return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost}")
-        if len(crashes) >= MAX_CRASHES:
-            return Stop(f"{len(crashes)} crashes in a row, the last one: {crashes[0].why}", is_planned=False)
+        if (num_crashes := num_incidents(crashes)) >= MAX_CRASHES:
+            return Stop(f"{num_crashes} crashes in a row, the last one: {crashes[0].why}", is_planned=False)
         return None

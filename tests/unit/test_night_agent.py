@@ -316,6 +316,30 @@ def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(controller:
 
 
 @pytest.mark.slow
+def test_last_words_of_an_agent_are_no_sign_that_it_was_stopped(controller: Controller, clock: Clock) -> None:
+    class Talker(Thinker):
+        def answer(self, context: Context) -> Answer:
+            return Answer(None, cause="talker: exit code 1; its last words: I stopped with the night")
+
+    proposer = Talker(clock, 10.0)
+    _, stop, _ = a_night(controller, Timed(1, clock), proposer, hours=1)
+    assert stop.cause.startswith(f"{MAX_REFUSALS} proposals in a row were refused")
+    assert len(proposer.asked_at) == MAX_REFUSALS
+
+
+def test_changes_outside_the_scope_are_not_measured_again(controller: Controller, clock: Clock) -> None:
+    def riders() -> list[Record]:
+        return [record for record in controller.ledger.records() if record.run.rider]
+
+    a_night(controller, Timed(1, clock), Thinker(clock, 10.0), experiments=10)
+    num_before = len(riders())
+    assert num_before, "this test needs a change that is measured again"
+    proposer = Rates(clock, [2.9e-6 - 7e-8 * number for number in range(30)])
+    a_night(controller, Timed(1, clock), proposer, experiments=10, only=LR)
+    assert {key for record in riders()[num_before:] for key in record.run.rider.keys} <= {LR}
+    assert proposer.num > 3
+
+
 def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock) -> None:
     class Repeats(Filler):
         def answer(self, context: Context) -> Answer:
@@ -335,7 +359,8 @@ def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock)
     night = Night(state, controller, proposer, lambda text: None, notifier=Sent(), filler=filler)
     stop = night.run()
     assert stop.cause.startswith("0.1 hours are over"), stop
-    assert len([note for note in controller.reporter.notes if note.startswith("proposal refused")]) > MAX_REFUSALS
+    assert len([note for note in controller.reporter.notes if note.startswith("proposal refused")]) == 1
+    assert len(filler.contexts) > MAX_REFUSALS
     seeds = [len(context.refusals) for context in filler.contexts]
     assert seeds == [*range(len(seeds))]  # else tpe would draw the same proposals after each pause
     assert undecided(night.state, controller.ledger.records()) == ()

@@ -94,17 +94,37 @@ def test_a_night_reserves_the_time_of_its_certificate_in_all_slots(
 
 
 def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
-    lost = [crash(records[-1], Failure.TRAINING)] * 5
+    lost = [crash(records[-1], Failure.CONFIG)] * 5
     assert desk_of([*records, *lost[1:]]).stop_rule() is None
     stop = desk_of([*records, *lost]).stop_rule()
-    assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: training it was", False)
+    assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: config it was", False)
     early = replace(lost[0], number=9, started=(NOW - timedelta(days=9)).isoformat(), status="keep", failure=None)
     stop = desk_of([*records, *lost, early]).stop_rule()  # it ended before the others
-    assert stop.cause == "5 crashes in a row, the last one: training it was"
+    assert stop.cause == "5 crashes in a row, the last one: config it was"
+
+
+def test_the_last_decision_counts_and_not_the_highest_number(records: list[Record]) -> None:
+    def decided(record: Record, place: int, score: float) -> Record:
+        standing = replace(record.judgement.standing, incumbent=score, incumbent_sd=0.01)
+        return replace(record, decided=place, judgement=replace(record.judgement, standing=standing))
+
+    own = [*records[:3], decided(records[3], 5, 0.7), decided(records[4], 4, 0.85)]
+    assert desk_of(own, until=0.8).stop_rule() is None
+    assert desk_of([*records[:3], decided(records[3], 4, 0.7), decided(records[4], 5, 0.85)], until=0.8).stop_rule()
+
+
+def test_runs_that_are_lost_at_once_are_one_crash(records: list[Record]) -> None:
+    lost = replace(
+        crash(records[-1], Failure.INFRASTRUCTURE), started=NOW.isoformat(), result=None, total_seconds=900.0
+    )
+    assert desk_of([*records, *[lost] * 8]).stop_rule() is None
+    again = [replace(lost, started=(NOW + timedelta(hours=hour)).isoformat()) for hour in range(4)]
+    assert desk_of([*records, *[lost] * 8, *again[1:]]).stop_rule() is None
+    assert desk_of([*records, *[lost] * 8, *again[1:], crash(again[-1], Failure.CONFIG)]).stop_rule()
 
 
 def test_what_was_interrupted_or_broke_counts_as_nothing_decided(records: list[Record]) -> None:
-    lost = [crash(r, f) for r in records[-1:] for f in (Failure.INTERRUPTED, Failure.MACHINERY)]
+    lost = [crash(r, f) for r in records[-1:] for f in (Failure.INTERRUPTED, Failure.INFRASTRUCTURE)]
     assert desk_of([*records, *lost], experiments=6).stop_rule() is None
     assert states.num_since_keep([*records, *lost]) == 3
     assert desk_of([*records, *lost * 4]).stop_rule() is None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +20,14 @@ from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
 from nightshift.campaign.records import Cost, Failure, Job, Outcome, Record, Result, Training
-from nightshift.campaign.waits import FILL
+from nightshift.campaign.waits import FILL, Wait, parse_time
 from nightshift.cli.status import Status
 from nightshift.errors import EngineError
 from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import Night
-from nightshift.night.state import Stop, load
+from nightshift.night.start import begin
+from nightshift.night.state import NightRequest, Stop, load, save
 from nightshift.report.data import gather
 from tests.conftest import CAMPAIGN, git
 from tests.unit.test_night_agent import LR, Rates, Sent, Thinker, Timed, a_night, busy_share, timed
@@ -128,6 +132,37 @@ def test_a_disk_that_is_full_for_a_minute(controller: Controller, clock: Clock) 
     assert not [record.why for record in controller.ledger.records() if record.failure]
     [line] = [line for line in gather(controller.ledger, CAMPAIGN).night if line.startswith("Paused")]
     assert "cannot write" in line
+
+
+def test_a_night_ends_and_certifies_nothing_while_another_branch_is_checked_out(
+    controller: Controller, clock: Clock
+) -> None:
+    root = controller.bench.root
+    switch = {BEGINS: lambda: git(root, "switch", "--quiet", "--force", "main")}
+    executor = Watched(clock, controller, switch | {2_000.0: (root / "STOP").touch})
+    _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), hours=2)
+    assert (stop.cause, clock.now < 2_100.0) == ("file STOP found", True)
+    assert controller.ledger.records()[-1].why.endswith("file STOP found: it ended while it could not be judged")
+    (root / "STOP").unlink()
+    git(root, "switch", "--quiet", "--force", CAMPAIGN)
+    began = clock.now
+    switch = {began + BEGINS: lambda: git(root, "switch", "--quiet", "--force", "main")}
+    executor = Watched(clock, controller, switch)
+    _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), hours=1, certify=1)
+    assert stop.cause.startswith("1 hours are over")
+    assert load(controller.ledger).certificate == f"not certified: main is checked out in place of {CAMPAIGN}"
+
+
+def test_a_wait_of_a_killed_night_ended_with_it(controller: Controller, clock: Clock) -> None:
+    ledger, now = controller.ledger, controller.now()
+    state = begin(NightRequest("stand-in"), controller)
+    since = now.isoformat(timespec="seconds")
+    save(ledger, replace(state, waits=(Wait("agent", "limit", "it answers", since, since, 3),)))
+    killed = now + timedelta(seconds=4_000)
+    os.utime(ledger.runs_dir / "night.json", 2 * (killed.timestamp(),))
+    clock.now += 25_000.0
+    [wait] = begin(NightRequest("stand-in"), controller).waits
+    assert parse_time(wait.ended) == killed
 
 
 @pytest.mark.parametrize("begins", [1_005.0, 1_190.0])
@@ -357,7 +392,7 @@ def test_an_answer_that_comes_while_runs_are_lost_is_on_disk(controller: Control
             made = super().result(folder)
             if folder.name != "0003":
                 return made
-            training = Training(Outcome.CRASHED, 0, failure=Failure.MACHINERY, cause="the worker was killed")
+            training = Training(Outcome.CRASHED, 0, failure=Failure.INFRASTRUCTURE, cause="the worker was killed")
             return Result(seed=made.seed, training=training, total_seconds=100.0)
 
         def wait(self, timeout_seconds: float) -> None:
