@@ -117,6 +117,7 @@ def build(
         for number in range(1, num_experiments + 1):
             stage = _LAST_RUNS[number - num_experiments - 1] if number > num_experiments - len(_LAST_RUNS) else None
             _experiment(state, number, Stage.SEARCH if num_experiments < _MANY else stage or Stage.SEARCH)
+        state.ledger.runs_dir.mkdir(parents=True, exist_ok=True)
         state.ledger.sync_tsv()  # once: it is written whole
     return state.ledger
 

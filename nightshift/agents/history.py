@@ -27,7 +27,7 @@ from nightshift.text import clean
 
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
-run | score | difference | steps | verdict: change"""
+run | score | difference | training steps | verdict: change"""
 MAX_EARLIER = 10  # lines of earlier campaigns
 KEYS_TITLE = """\
 Scores by key and value. A value counts the runs whose only new change set it, and the runs without a new change that \
@@ -81,7 +81,7 @@ class ValueRow(msgspec.Struct, frozen=True):
         return self.value + (f" (with {', '.join(self.others)})" if self.others else "")
 
     def __str__(self) -> str:
-        num_runs = f"{len(self.numbers)}" + (f" and {self.num_crashes} crashed" if self.num_crashes else "")
+        num_runs = f"{len(self.numbers)}" + (f" (and {self.num_crashes} crashed)" if self.num_crashes else "")
         difference = _points(self.difference, self.difference_halfwidth)
         return f"{self.name} | {num_runs} | {_percent(self.mean_score)} | {difference}"
 

@@ -30,7 +30,7 @@ class Standstill:
     ) -> None:
         """`pids`: of the processes whose trees work. `nvml`: of nvml_session; a GPU that cannot be read is busy."""
         self._pids, self._gpu_ids, self._nvml, self._limit, self._clock = pids, gpu_ids, nvml, seconds, clock
-        self._last, self._still_seconds = clock(), 0.0
+        self._last, self._still_seconds, self._used = clock(), 0.0, 0.0
         self._before: dict[psutil.Process, float] = {}  # CPU seconds when the run last worked
         self._progress: object = None
 
@@ -52,14 +52,16 @@ class Standstill:
         seconds = self._cpu_seconds()
         used = max((cpu - self._before.get(process, 0.0) for process, cpu in seconds.items()), default=0.0)
         if progress != self._progress or used >= _LEAST_SHARE * self._limit or self._is_gpu_busy():
-            self._progress, self._still_seconds, self._before = progress, 0.0, seconds
+            self._progress, self._still_seconds, self._before, used = progress, 0.0, seconds, 0.0
+        self._used = used
         if self._still_seconds >= self._limit:
             cause = f"the run stood still: no step, no CPU time and no GPU time for {self._still_seconds:.0f} s"
             raise EngineError(cause, "Run it again; if it repeats, look at the end of the log.")
         return self._note()
 
     def _note(self) -> str:
-        is_shown = self._still_seconds >= _SHOW_SHARE * self._limit
+        is_idle = self._used < _LEAST_SHARE * self._still_seconds
+        is_shown = is_idle and self._still_seconds >= _SHOW_SHARE * self._limit
         return f"standing still for {self._still_seconds:.0f} s" if is_shown else ""
 
     def _cpu_seconds(self) -> dict[psutil.Process, float]:

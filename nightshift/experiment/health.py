@@ -58,13 +58,14 @@ class Conditions:
 
 
 def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
-    """Return at most five findings, the worst first, with the keys that the engine uses; `healthy: ...` without any."""
+    """Return at most five findings, the worst first, with the keys that the engine uses; `healthy: ...` without any, if
+    the run did not crash."""
     if not steps:
         return []
     checks = (test(values, steps, conditions) for field, test in CHECKS if (values := curve(steps, field)))
     findings = [*filter(None, checks), *(Finding(text, (), COSTLY) for text in conditions.remarks)]
     findings.sort(key=lambda finding: -finding.severity)  # stable: in the order of CHECKS within a severity
-    findings.append(pace(steps, is_healthy=not findings))
+    findings.append(pace(steps, is_healthy=not findings and conditions.run.training.outcome.is_success))
     used = conditions.used_keys
     return [f._replace(keys=tuple(key for key in f.keys if used is None or key in used)[:3]) for f in findings[:5]]
 
@@ -221,11 +222,12 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
 
 def pace(steps: Steps, is_healthy: bool) -> Finding:
     """Return the last line: number, length and parts of the steps, and the keys of the longest part."""
-    gaps, train = np.diff(curve(steps, "time")), curve(steps, "train_seconds")
+    later = steps[1:] or steps  # the first step compiles, and has no gap before it
+    gaps, train = np.diff(curve(steps, "time")), curve(later, "train_seconds")
     text, keys = f"{len(steps)} steps", tuple[str, ...]()
     if np.any(gaps):
         text += f" of {np.median(gaps):.2g} s"
-    generate, wait = curve(steps, "generate_seconds"), curve(steps, "wait_for_rollouts_seconds")
+    generate, wait = curve(later, "generate_seconds"), curve(later, "wait_for_rollouts_seconds")
     if train and (other := generate or wait):
         part = "generation" if generate else "waiting for rollouts"
         text += f" ({part} {median(other):.2g} s, training {median(train):.2g} s)"

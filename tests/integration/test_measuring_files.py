@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nightshift.experiment.integrity import IntegrityError, require_unchanged
 
 from nightshift.campaign.git import Repo
+from nightshift.experiment.checkout import IntegrityError, require_unchanged
 from tests.checkouts import MEASURING, git
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import finish, leftovers, records, start, start_run

@@ -160,6 +160,16 @@ def test_each_fault_is_found(fault: str, num_steps: int) -> None:
     assert hits >= 0.9 * len(SEEDS), f"{hits} of {len(SEEDS)}: {text(steps, USUAL)}"
 
 
+def test_a_run_that_crashed_is_not_healthy_and_the_first_step_is_no_usual_one() -> None:
+    training = replace(USUAL.run.training, outcome=Outcome.CRASHED)
+    crashed = replace(USUAL, run=structs.replace(USUAL.run, training=training))
+    assert not [finding for finding in digest(healthy(1), crashed) if finding.text.startswith("healthy")]
+    first = replace(healthy(1, 3)[0], time=60.0, wait_for_rollouts_seconds=50.0, train_seconds=5.0)
+    rest = [replace(first, step=n, time=60.0 + 4 * n, wait_for_rollouts_seconds=3.0, train_seconds=1.0) for n in (1, 2)]
+    rest = [replace(step, generate_seconds=None) for step in (first, *rest)]
+    assert "3 steps of 4 s (waiting for rollouts 3 s, training 1 s)" in text(rest, USUAL)
+
+
 def test_healthy_curves_give_no_alarm() -> None:
     alarmed = {seed: text(healthy(seed), USUAL) for seed in range(100) if alarms(healthy(seed))}
     assert len(alarmed) <= 1, alarmed  # measured: 0 of 600
@@ -256,7 +266,7 @@ def test_real_prime_rl_metrics() -> None:
     steps = read_steps(FIXTURES / "prime-rl-40-steps.jsonl")
     assert not alarms(steps, conditions)
     # What beside generation takes a trainer's time, by its own clock; the orchestrator's is that of whole batches.
-    assert "40 steps of 3.8 s (waiting for rollouts 2.8 s, training 0.75 s)" in text(steps, conditions)
+    assert "40 steps of 3.8 s (waiting for rollouts 2.7 s, training 0.73 s)" in text(steps, conditions)
     hot = read_steps(FIXTURES / "prime-rl-lr-x10.jsonl")
     assert [finding.text[:10] for finding in alarms(hot, conditions)] == ["KL between"]
 

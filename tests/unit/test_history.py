@@ -90,7 +90,7 @@ def test_a_crash_has_its_cause_and_counts_for_its_value(story: Story) -> None:
     assert (row.eval_score, row.difference, row.why) == (None, None, "loss is nan")
     assert str(row) == f"0002 |  |  | 40 | crash (loss is nan): {LR} 3e-6 -> 0.001"
     assert (value.numbers, value.num_crashes, value.mean_score, value.difference) == ((), 1, None, None)
-    assert str(value) == "0.001 | 0 and 1 crashed |  | "
+    assert str(value) == "0.001 | 0 (and 1 crashed) |  | "
     story.ledger.write(replace(crash, failure=Failure.INFRASTRUCTURE))  # tells nothing of a key
     assert (story.keys, len(story.memory().runs)) == ({}, 2)
 

@@ -91,6 +91,15 @@ def test_a_killed_program_does_not_quote_its_last_news(log: str) -> None:
     assert cause.failure is INFRASTRUCTURE
 
 
+def test_an_engine_that_is_gone_is_not_quoted_as_the_cause_of_its_death() -> None:
+    """Met: a killed engine core was explained by vLLM's EngineDeadError, and a full disk by a warning's code."""
+    cause = end_of("inference", f"{API}{ENGINE_DEAD}")
+    assert str(cause).startswith("inference ended: exit code 1; its log does not say why. See the kernel log")
+    assert cause.failure is INFRASTRUCTURE
+    cause = end_of("inference", "warnings.warn('resource_tracker: There appear to be %d '")
+    assert str(cause) == "inference ended: exit code 1; its log does not say why"
+
+
 def test_an_exception_long_before_the_end_did_not_cause_it() -> None:
     log = f"{TRACEBACK}ImportError: flash_infer is not there\n" + 150 * "INFO step\n" + f"{API}{ENGINE_DIED}"
     assert "died unexpectedly" in end_of("inference", log).cause

@@ -169,7 +169,8 @@ _PREFIX = re.compile(rf"^{_FROM}(?:(?:ERROR|CRITICAL)\s(?:[\d-]+ [\d:]+ \[[^\]]*
 # Every healthy start has some: of loguru, of Python, of torch; prime-rl's while it waits for the server, for one.
 _WARNING = re.compile(r"^WARNING\b|\b\w*Warning:|(?:^|[\[\]:\s])W\d{4} [\d:.]+ ")
 _NEWS = re.compile(r"^(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
-_SILENT = re.compile(rf'{_NEWS.pattern}|^File "')  # tells nothing of a death: news, a frame of a stack
+# Tells nothing of a death: news, a frame of a stack, the code of a warning, vLLM's word for an engine that is gone.
+_SILENT = re.compile(rf'{_NEWS.pattern}|^File "|^warnings\.warn\(|EngineDeadError')
 _NEAR = 100  # lines above: an exception further up did not end it
 _PYDANTIC = re.compile(r"pydantic_core\._pydantic_core\.ValidationError: | Value error,|\s*\[type=\w+[],].*")
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
@@ -205,8 +206,8 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_
     exceptions = [at for at in near if _EXCEPTION.search(lines[at]) and not _NEWS.match(lines[at])]
     if exceptions:
         return EngineError(f"{name} ended: {ending}: {_message(lines[exceptions[-1] : end])}", failure=Failure.UNKNOWN)
-    is_killed = "SIGKILL" in ending or any("died unexpectedly" in line for line in lines)
-    words = [line for line in lines[end : end + 1] or lines[-1:] if not _SILENT.match(line)]
+    is_killed = "SIGKILL" in ending or any(re.search("died unexpectedly|EngineDeadError", line) for line in lines)
+    words = [line for line in lines[end : end + 1] or lines[-1:] if not _SILENT.search(line)]
     text = ": ".join([f"{name} ended: {ending}", *map(_clean, words)])
     return EngineError(text if words else f"{text}; its log does not say why", _KILLED if is_killed else "")
 
