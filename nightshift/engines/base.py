@@ -62,8 +62,8 @@ def open_engine(
 
 def isolate(rules: Rules, root: Path) -> None:
     """Move this process, which must have one thread, into a network namespace if its engine's server has no password
-    and the namespace works here."""
-    with suppress(UsageError):  # of machine.toml: `open_engine` raises it again
+    and the namespace works here. A run whose namespace fails all the same shares the network, as its record says."""
+    with suppress(UsageError, OSError):  # UsageError: of machine.toml, `open_engine` raises it again
         if rules.engine == "prime-rl" and not network_problem(root):
             network.enter()
 
