@@ -439,6 +439,9 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
             cause = runs[0].training.cause if runs else "all runs were lost to infrastructure failures"
             fix = f"Fix that, then: uv run nightshift certify --resume {task.plan.number:04d}"
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
+    if len({evaluation.examples_sha256 for evaluation in itertools.chain(*sides)}) > 1:
+        cause = f"the examples changed since comparison {task.plan.number:04d} began"
+        raise UsageError(cause, "Begin another: uv run nightshift certify --new")
     return sides
 
 

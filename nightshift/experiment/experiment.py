@@ -264,7 +264,8 @@ class Controller:
         limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in all"
         self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
-            incumbent = campaign.parent.effective if campaign.parent else None
+            parent = campaign.parent and self.ledger.stored_config(campaign.parent)
+            incumbent = dict(self.bench.engine.validate(parent).settings) if parent else None  # paths of this checkout
             job = self.bench.job(record.effective, self.bench.next_seed(campaign), record.hardware, incumbent=incumbent)
             self.submit(self.ledger.run_dir(record.number), job)
             self.ledger.sync_tsv()

@@ -105,6 +105,8 @@ class Night:
         controller, deadline, branch = self._controller, self.state.deadline, self.state.branch
         if (now := controller.repo.head().branch) != branch:
             return f"not certified: {now or 'a detached HEAD'} is checked out in place of {branch}"
+        if self.desk.bench.in_flight:
+            return "not certified: the last runs could not be judged"
         try:
             [task] = certify.tasks(controller, self.state.request.certify, night=self.state.started)
             needed = (task.num_waves() - 0.5) * self.desk.run_seconds()  # the last run may have been slow
@@ -133,11 +135,11 @@ class Night:
 
     def _step(self) -> Stop | None:
         """Do one thing, or wait for what prevents it. Returns why the night is over, None to go on."""
-        desk, before, stop, is_prevented = self.desk, self._signs, None, False
+        desk, before, stop = self.desk, self._signs, None
         seconds: float | None = None  # of a wait for what prevents the night
         try:
             stop = self._why_stop()
-            if is_prevented := self._is_prevented():
+            if self._is_prevented():
                 seconds = CHECK_SECONDS
             else:
                 has_acted = self._act(stop)
@@ -146,8 +148,9 @@ class Night:
                     return None
         except IntegrityError:
             time.sleep(_SWITCH_SECONDS)
-            if not self._is_prevented():  # the branch is back, so the files must be as well
-                self._controller.first_to_compare(desk.ledger.records())
+            # The branch is back, so the files must be as well. Without a baseline nothing says what they were.
+            if not self._is_prevented() and self._controller.first_to_compare(desk.ledger.records()) is None:
+                raise
             return None
         except (EngineError, OSError) as error:
             seconds = LOOK_SECONDS
@@ -156,7 +159,10 @@ class Night:
             else:
                 desk.begin_wait("machine", str(error), "this machine is ready")
         under_way = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
-        if stop is not None and (all(map(desk.bench.is_over, under_way)) if is_prevented else not under_way):
+        if desk.open_wait("branch"):  # what has ended cannot be judged, and a job that still waits is cancelled
+            left = [folder for folder in under_way if not desk.bench.is_over(folder)]
+            under_way = [folder for folder in left if folder in desk.bench.proofs or self._executor.has_begun(folder)]
+        if stop is not None and not under_way:
             return stop
         self._wait(before, stop, seconds)
         return None
@@ -190,10 +196,7 @@ class Night:
             return False
         if not self.desk.num_free() and not self._proposals.has_something_to_do():
             return False
-        try:
-            campaign = self._controller.campaign()
-        except UsageError as error:  # a commit of the user's has no valid train.toml
-            raise EngineError(str(error)) from None
+        campaign = self.desk.campaign()
         if campaign.branch != self.state.branch:  # another one was checked out a moment ago
             return True
         return self._slots.begin(campaign) or self._proposals.act(campaign)
@@ -254,22 +257,19 @@ class Night:
     def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
         """Write the state, train.toml and the summary; one that fails does not prevent the others. `cut_off`: why runs
         were interrupted, None if none was. With `stop` None the night can be resumed: no notification is sent."""
-        try:
-            if cut_off is not None:
-                self._controller.interrupt(cut_off)
-        finally:
-            desk, cause = self.desk, None if stop is None else stop.cause
-            steps: list[Callable[[], None]] = [
-                lambda: desk.end_wait(*get_args(WaitKind)),
-                lambda: desk.update(cause=cause, is_planned=stop is None or stop.is_planned),
-                self._tidy,
-                lambda: desk.emit(Kind.STOPPED),
-            ]
-            for step in steps:
-                try:
-                    step()
-                except (NightshiftError, OSError) as error:
-                    if str(error) != cause:  # which the summary says
-                        self._note(f"the night's last traces are not whole: {error}")
-            if cause is not None:
-                desk.emit(Kind.OVER, why=cause)
+        desk, cause = self.desk, None if stop is None else stop.cause
+        steps: list[Callable[[], None]] = [
+            lambda: None if cut_off is None else self._controller.interrupt(cut_off),
+            lambda: desk.end_wait(*get_args(WaitKind)),
+            lambda: desk.update(cause=cause, is_planned=stop is None or stop.is_planned),
+            self._tidy,
+            lambda: desk.emit(Kind.STOPPED),
+        ]
+        for step in steps:
+            try:
+                step()
+            except (NightshiftError, OSError) as error:
+                if str(error) != cause:  # which the summary says
+                    self._note(f"the night's last traces are not whole: {error}")
+        if cause is not None:
+            desk.emit(Kind.OVER, why=cause)

@@ -111,7 +111,7 @@ class Proposals:
     def stop(self) -> None:
         """Take the answers that are ready, for another night; stop an agent that works."""
         if self.advance(is_stopping=True):
-            self._take_ready(self._controller.campaign())
+            self._take_ready(self._desk.campaign())
         self.close()
 
     def close(self) -> None:

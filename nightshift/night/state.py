@@ -22,12 +22,13 @@ from msgspec import Meta
 
 from nightshift.agents.base import Answer
 from nightshift.campaign import results
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import STARTED, Ledger, proposals_cost
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import NIGHT_NAME, Z95, Cost, Record, Request, Stage, Verdict
 from nightshift.campaign.waits import FILL, NightStatus, Wait, WaitKind, parse_time
 from nightshift.config.scope import scope_of
-from nightshift.errors import EngineError, Failure
+from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import read_json, write_atomically, write_json
 
@@ -273,6 +274,13 @@ class Desk:
     def own(self) -> list[Record]:
         """Return the night's closed experiments."""
         return self.state.own(self.ledger.records())
+
+    def campaign(self) -> Campaign:
+        """Return the campaign. EngineError if a commit of the user's has no valid train.toml: the night waits."""
+        try:
+            return self.controller.campaign()
+        except UsageError as error:
+            raise EngineError(str(error)) from None
 
     def runs(self) -> list[Record]:
         """Return the night's experiments that are decided or in flight."""

@@ -392,6 +392,17 @@ def test_commits_that_the_journal_names_are_not_made_again_after_a_kill_and_a_re
     assert [*controller.ledger.read(2).commits] == ["keep 0002"]
 
 
+def test_the_journal_of_an_earlier_experiment_with_the_same_number_is_not_believed(controller: Controller) -> None:
+    baseline(controller, POOR, then=GOOD)
+    assert run(controller).status == "keep"
+    git(controller.bench.root, "reset", "--hard", "--quiet", "HEAD~1")
+    controller.ledger.run_dir(2).rename(controller.bench.root.parent / "0002")
+    later = replace(controller, ledger=Ledger(controller.bench.root))
+    again = tried(later, GOOD)
+    assert (again.number, again.status) == (2, "keep")
+    assert again.kept_commit == controller.repo.head().commit
+
+
 def test_a_commit_of_the_users_may_have_an_empty_message(controller: Controller) -> None:
     baseline(controller, POOR, then=BAD)
     for decay in (0.05, 0.06):

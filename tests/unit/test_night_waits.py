@@ -29,11 +29,13 @@ from nightshift.night.loop import Night
 from nightshift.night.start import begin
 from nightshift.night.state import NightRequest, Stop, load, save
 from nightshift.report.data import gather
+from tests.checkouts import MEASURING
 from tests.conftest import CAMPAIGN, git
 from tests.unit.test_night_agent import LR, Rates, Sent, Thinker, Timed, a_night, busy_share, timed
 from tests.waiting import Clock
 
 RUN_SECONDS = 300.0
+RATES = [3e-6 - 7e-8 * number for number in range(30)]
 BEGINS = 1_000.0  # of what a night waits for: a run is under way, and an answer waits for it
 
 
@@ -151,6 +153,41 @@ def test_a_night_ends_and_certifies_nothing_while_another_branch_is_checked_out(
     _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), hours=1, certify=1)
     assert stop.cause.startswith("1 hours are over")
     assert load(controller.ledger).certificate == f"not certified: main is checked out in place of {CAMPAIGN}"
+
+
+def test_a_measuring_file_that_changes_during_the_baseline_ends_the_night(controller, clock, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "_SWITCH_SECONDS", 0.0)
+    change = {100.0: lambda: (controller.bench.root / MEASURING).write_text("MEASURES = 'better'\n")}
+    _, stop, _ = a_locked_night(controller, Watched(clock, controller, change), Thinker(clock, 15.0), experiments=6)
+    assert (MEASURING in stop.cause, stop.is_planned) == (True, False)
+
+
+def test_no_certificate_begins_while_a_run_cannot_be_judged(controller: Controller, clock: Clock) -> None:
+    limit, (soft, hard) = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
+    stop_file = controller.bench.root / "STOP"
+    acts = {1_190.0: lambda: resource.setrlimit(limit, (500_000, hard)), 5_000.0: stop_file.touch}
+    acts |= {6_000.0: lambda: resource.setrlimit(limit, (soft, hard))}
+    try:
+        executor, proposer = Watched(clock, controller, acts), Rates(clock, RATES)
+        _, _, sent = a_locked_night(controller, executor, proposer, hours=1, certify=1)
+    finally:
+        resource.setrlimit(limit, (soft, hard))
+    assert clock.now >= 6_000.0, "a result waits until the disk can be written"
+    assert [event for event, _ in sent.events].count("end") == 1
+    assert not [record.why for record in controller.ledger.records() if record.failure]
+
+
+def test_a_commit_with_an_invalid_train_toml_costs_no_run(controller: Controller, clock: Clock) -> None:
+    root = controller.bench.root
+
+    def commit() -> None:
+        (root / "train.toml").write_text("nonsense = 3\n")
+        git(root, "commit", "--quiet", "-am", "oops")
+
+    executor = Watched(clock, controller, {600.0: commit, 620.0: (root / "STOP").touch})
+    _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 200.0), False, hours=2)
+    assert stop.cause == "file STOP found"
+    assert not [record.why for record in controller.ledger.records() if record.failure]
 
 
 def test_a_wait_of_a_killed_night_ended_with_it(controller: Controller, clock: Clock) -> None:
