@@ -72,8 +72,7 @@ class TeamProposer(AgentProposer):
                 answers += yield from implementer.ask(implementation(context, answer), context, {})
                 edit = answers[-1]
                 self._waiting = waiting if _is_away(edit) else None
-                own = answer.proposal, answer.lessons
-                answer = replace(edit, proposal=own[0], lessons=own[1])
+                answer = replace(edit, proposal=answer.proposal, lessons=answer.lessons)
             elif not answer.cause:
                 answer = replace(answer, cause=f"{strategist.name} gave no hypothesis")
         notes, costs = (note for part in answers for note in part.proposal.notes), [a.proposal.cost for a in answers]

@@ -55,7 +55,7 @@ _MAX_COMMAND = 200  # characters that are shown
 
 _held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
 
-Event = Literal["begun", "submitted", "access", "decided", "committed", "direction"]
+Event = Literal["begun", "submitted", "access", "decided", "committed"]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

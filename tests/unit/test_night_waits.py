@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,10 @@ from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
-from nightshift.campaign.records import Cost, Failure, Job, Outcome, Record, Result, Training
+from nightshift.campaign.records import Cost, Job, Outcome, Record, Result, Training
 from nightshift.campaign.waits import FILL, Wait, parse_time
 from nightshift.cli.status import Status
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Failure
 from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import Night
@@ -113,18 +114,22 @@ def test_an_agent_that_always_changes_the_learning_rate_loses_no_answer(controll
     assert share >= 0.97
 
 
-def test_a_disk_that_is_full_for_a_minute(controller: Controller, clock: Clock) -> None:
-    limit, (soft, hard) = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
-    acts = {
-        1_190.0: lambda: resource.setrlimit(limit, (0, hard)),  # a run ends at 1,200 s
-        1_250.0: lambda: resource.setrlimit(limit, (soft, hard)),
-    }
-    executor = Watched(clock, controller, acts)
+@contextmanager
+def full_disk(begins: float, ends: float, limit: int = 0) -> Iterator[dict[float, Callable[[], object]]]:
+    """Yield what a user does: from `begins` to `ends` no file can have more than `limit` bytes."""
+    kind, (soft, hard) = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
+        change = partial(resource.setrlimit, kind)
+        yield {begins: partial(change, (limit, hard)), ends: partial(change, (soft, hard))}
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def test_a_disk_that_is_full_for_a_minute(controller: Controller, clock: Clock) -> None:
+    with full_disk(1_190.0, 1_250.0) as acts:  # a run ends at 1,200 s
+        executor = Watched(clock, controller, acts)
         with shown("disk full for 60 s", controller, executor):
             _, stop, sent = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=8)
-    finally:
-        resource.setrlimit(limit, (soft, hard))
     assert stop.is_planned, stop
     assert idle_seconds(controller.ledger.records(), executor) <= 60 + 10 + 5 + 30
     [sentence] = waited(controller)
@@ -147,8 +152,7 @@ def test_a_night_ends_and_certifies_nothing_while_another_branch_is_checked_out(
     assert controller.ledger.records()[-1].why.endswith("file STOP found: it ended while it could not be judged")
     (root / "STOP").unlink()
     git(root, "switch", "--quiet", "--force", CAMPAIGN)
-    began = clock.now
-    switch = {began + BEGINS: lambda: git(root, "switch", "--quiet", "--force", "main")}
+    switch = {clock.now + BEGINS: lambda: git(root, "switch", "--quiet", "--force", "main")}
     executor = Watched(clock, controller, switch)
     _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), hours=1, certify=1)
     assert stop.cause.startswith("1 hours are over")
@@ -162,17 +166,13 @@ def test_a_measuring_file_that_changes_during_the_baseline_ends_the_night(contro
     assert (MEASURING in stop.cause, stop.is_planned) == (True, False)
 
 
-def test_no_certificate_begins_while_a_run_cannot_be_judged(controller: Controller, clock: Clock) -> None:
-    limit, (soft, hard) = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
-    stop_file = controller.bench.root / "STOP"
-    acts = {1_190.0: lambda: resource.setrlimit(limit, (500_000, hard)), 5_000.0: stop_file.touch}
-    acts |= {6_000.0: lambda: resource.setrlimit(limit, (soft, hard))}
-    try:
+def test_a_disk_that_is_full_until_after_the_hours_loses_no_result(controller: Controller, clock: Clock) -> None:
+    with full_disk(1_190.0, 6_000.0, limit=500_000) as acts:
         executor, proposer = Watched(clock, controller, acts), Rates(clock, RATES)
-        _, _, sent = a_locked_night(controller, executor, proposer, hours=1, certify=1)
-    finally:
-        resource.setrlimit(limit, (soft, hard))
+        _, stop, sent = a_locked_night(controller, executor, proposer, hours=1, certify=1)
     assert clock.now >= 6_000.0, "a result waits until the disk can be written"
+    assert stop.cause.startswith("1 hours are over")
+    assert (load(controller.ledger).certificate or "").startswith("not certified: the hours left are too few")
     assert [event for event, _ in sent.events].count("end") == 1
     assert not [record.why for record in controller.ledger.records() if record.failure]
 
