@@ -52,7 +52,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import UsageError
 
 ROOT = Path(__file__).parents[1]
-PROPOSERS = ("search", "tpe", "random")
+PROPOSERS = ("tpe", "random")
 NUM_RUNS = 40  # of a night, the baseline and the last runs among them
 NUM_EXAMPLES = 400
 BUDGET_SECONDS = 60.0

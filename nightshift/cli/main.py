@@ -148,9 +148,7 @@ def history(as_json: bool) -> None:
 
 
 @commands.command()
-@click.option(
-    "--agent", help="claude, codex, gemini, opencode, pi, qwen, team:A,B, search, tpe, random, or your own command."
-)
+@click.option("--agent", help="claude, codex, gemini, opencode, pi, qwen, team:A,B, tpe, random, or your own command.")
 @click.option(
     "--direction",
     metavar="TEXT|FILE",
@@ -205,7 +203,7 @@ def history(as_json: bool) -> None:
     show_default=True,
     help="Seconds for one proposal.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of search, tpe and random.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of tpe and random.")
 @SANDBOX
 @AGENT_ENV
 @AGENT_SEES

@@ -43,7 +43,7 @@ class Kind(StrEnum):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where random, tpe and search look for values of a key, a power of two by its exponent."""
+    """Where random and tpe look for values of a key, a power of two by its exponent."""
 
     scale: Literal["choice", "log", "linear", "power of two"] = "choice"
     low: float = 0.0
