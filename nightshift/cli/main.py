@@ -84,7 +84,6 @@ def status(as_json: bool) -> None:
     "a gain of 5 pp in 81 %; 5 seeds show them in 74 % and 97 %.",
 )
 @click.option("--resume", type=int, metavar="NNNN", help="Make the missing runs of comparison NNNN.")
-@click.option("--new", "is_new", is_flag=True, help="Begin another comparison beside an unfinished one.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; read nothing of the test split.")
 @GPUS
 @SLURM

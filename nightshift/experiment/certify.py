@@ -168,20 +168,19 @@ def tasks(
     revisions: Mapping[str, str] | None = None,
     *,
     resume: int | None = None,
-    is_new: bool = False,
     night: str = "",
 ) -> list[Task]:
-    """Return the comparisons to make; nothing is run. UsageError if there is nothing to compare, a config is invalid
-    there, or a comparison with these arguments is unfinished. `environments`: names, several joined by +. With one, or
-    a budget, their validation split is used. `revisions`: a commit by side. `resume`: a begun comparison, whose own
-    arguments apply. `night`: the start of the night that asks; it resumes its own."""
+    """Return the comparisons to make; nothing is run. UsageError if there is nothing to compare, or a config is invalid
+    there. `environments`: names, several joined by +. With one, or a budget, their validation split is used.
+    `revisions`: a commit by side. `resume`: a begun comparison, whose own arguments apply. `night`: the start of the
+    night that asks; it resumes its own."""
     ledger, revisions = controller.ledger, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
     begun = {number: plan for number, plan in plans.items() if plan is not None}
     taken = max([*plans, *_uses(ledger)], default=0)
     if resume is not None:
-        if is_new or num_seeds or environments or revisions or budget_seconds is not None:
+        if num_seeds or environments or revisions or budget_seconds is not None:
             raise UsageError("--resume has the options with which the comparison began", "Leave the others out.")
         if (old := begun.get(resume)) is None:
             raise UsageError(f"runs/{CERTIFY_NAME} has no comparison {resume:04d}", "Leave --resume out.")
@@ -207,11 +206,7 @@ def tasks(
             revisions=revisions,
             night=night,
         )
-        if old := _same(ledger, begun, plan, resume, is_new):
-            plan = old
-            if num_seeds not in (None, plan.num_seeds):
-                cause = f"comparison {plan.number:04d} with these arguments has {plan.num_seeds} seeds"
-                raise UsageError(cause, "Leave --seeds out.")
+        plan = _same(ledger, begun, plan, resume) or plan
         taken = max(taken, plan.number)
         effective = dict[str, Effective]()
         try:
@@ -223,29 +218,23 @@ def tasks(
         planned.append(Task(here, first, plan, effective))
     if resume is not None and resume not in [task.plan.number for task in planned]:
         cause = "its branch, its rules or a config changed, or the test split was used again since"
-        fix = "Begin another: uv run nightshift certify --new"
+        fix = "Begin another: uv run nightshift certify"
         raise UsageError(f"comparison {resume:04d} cannot be resumed: {cause}", fix)
     return planned
 
 
-def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None, is_new: bool) -> Plan | None:
-    """Return the begun comparison of this question to resume or to show again; None to begin another. On the validation
-    split a finished comparison is shown again: nobody repeats it until it looks better."""
-    is_wanted, is_secret = bool(plan.night) or resume is not None, plan.split == "test"
+def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None) -> Plan | None:
+    """Return the begun comparison of this question that is resumed or shown again; None to begin another. On the
+    validation split a finished comparison is shown again: nobody repeats it until it looks better."""
     last = max(_uses(ledger), default=0)  # a worker reads the test split for a job of the last use only
     for number in sorted(begun, key=lambda number: (number == resume, number), reverse=True):
         old = begun[number]
-        if _QUESTION(old) != _QUESTION(plan) or plan.night not in ("", old.night):
-            continue
-        if (folder_of(ledger, number) / COMPARISON_NAME).exists():
-            if is_wanted or not is_secret:
-                return old
-        elif not is_secret or number >= last:
-            if is_wanted or is_new:
-                return None if is_new else old
-            more = ", which uses the test split once more" if is_secret else ""
-            fix = f"uv run nightshift certify --resume {number:04d}; or begin another{more}: --new"
-            raise UsageError(f"comparison {number:04d} with these arguments is unfinished", fix)
+        is_finished = (folder_of(ledger, number) / COMPARISON_NAME).exists()
+        is_asked = resume is not None or bool(plan.night and old.night == plan.night)
+        is_shown = is_finished and (is_asked or old.split == "validation")
+        can_resume = is_asked and (old.split == "validation" or number >= last)
+        if _QUESTION(old) == _QUESTION(plan) and (is_shown or can_resume):
+            return old
     return None
 
 
@@ -441,7 +430,7 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
     if len({evaluation.examples_sha256 for evaluation in itertools.chain(*sides)}) > 1:
         cause = f"the examples changed since comparison {task.plan.number:04d} began"
-        raise UsageError(cause, "Begin another: uv run nightshift certify --new")
+        raise UsageError(cause, "Begin another: uv run nightshift certify")
     return sides
 
 

@@ -143,16 +143,11 @@ def test_an_interrupted_certificate_is_resumed_by_its_number_and_is_the_same_acc
     assert len(before) == 3
     assert kept.ledger.comparisons() == []
     kept.reporter.on_note = lambda text: None
-    for num_seeds in (None, 5):
-        with pytest.raises(
-            UsageError, match=r"0001 with these arguments is unfinished\. .* --resume 0001; or begin .*--new"
-        ):
-            tasks(kept, num_seeds)
     with pytest.raises(UsageError, match="Leave the others out"):
         tasks(kept, 5, resume=1)
     with pytest.raises(UsageError, match="has no comparison 0002"):
         tasks(kept, resume=2)
-    [another] = tasks(kept, is_new=True)
+    [another] = tasks(kept)
     assert another.plan.number == 2
     kept.reporter.notes.clear()
     [made] = certify(tasks(kept, resume=1))
@@ -190,7 +185,9 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(
     assert any("3 to the test split by this campaign" in line for line in task.describe())
 
 
-def test_the_command_names_what_is_unfinished_and_resumes_it(kept: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_resumes_an_unfinished_comparison_by_its_number(
+    kept: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def invoked(*options: str) -> tuple[int, str]:
         done = CliRunner().invoke(commands, ["certify", *options])
         return done.exit_code, done.output
@@ -200,10 +197,7 @@ def test_the_command_names_what_is_unfinished_and_resumes_it(kept: Controller, m
     kept.reporter.on_note = stop_at("run 2 of 2")
     assert invoked("--seeds", "1")[0] == 130
     kept.reporter.on_note = lambda text: None
-    for options in ((), ("--dry-run",)):
-        code, output = invoked(*options)
-        assert (code, "comparison 0001 with these arguments is unfinished" in output) == (2, True), output
-    for options, number in ((("--resume", "0001"), "0001"), (("--new",), "0002")):
+    for options, number in ((("--resume", "0001"), "0001"), ((), "0002")):
         code, output = invoked(*options, "--dry-run")
         assert (code, f"number:   {number}; " in output) == (0, True), output
     code, output = invoked("--resume", "0001")
@@ -216,7 +210,7 @@ def test_a_comparison_whose_use_of_the_test_split_is_not_the_last_cannot_be_resu
     with pytest.raises(Interrupted):
         certified(kept, 1)
     kept.reporter.on_note = lambda text: None
-    [made] = certify(tasks(kept, 1, is_new=True))
+    [made] = certify(tasks(kept, 1))
     assert made.access == 2
     with pytest.raises(UsageError, match=r"comparison 0001 cannot be resumed: .* the test split was used again since"):
         tasks(kept, resume=1)
