@@ -207,6 +207,9 @@ def tasks(
             night=night,
         )
         plan = _same(ledger, begun, plan, resume) or plan
+        if num_seeds not in (None, plan.num_seeds):
+            cause = f"comparison {plan.number:04d} with these arguments has {plan.num_seeds} seeds"
+            raise UsageError(cause, "Leave --seeds out.")
         taken = max(taken, plan.number)
         effective = dict[str, Effective]()
         try:
