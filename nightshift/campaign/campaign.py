@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +36,10 @@ from nightshift.campaign.records import (
     Record,
     Run,
     Settings,
+    Stage,
     Standing,
     Verdict,
+    percent,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.config.train_toml import Config
@@ -46,6 +48,7 @@ from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
 _FALL = 2.0  # standard errors by which an environment falls
+_GUARD_LEVEL = 0.9  # P(a change lowers a guard by more than its limit) from which the change is not kept
 _SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
 Array = NDArray[np.float64]
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
@@ -62,6 +65,7 @@ class Campaign:
         # its config without its new change.
         self.differences = dict[int, Effect]()
         self.posterior: Posterior | None = None  # None before the baseline
+        self.guards = dict[str, Posterior]()  # of the scores of environments that never train
         self.user_decisions: tuple[Decision, ...] = ()  # of commits that no record has yet
         self.config: Config | None = None  # the baseline's train.toml
         self.unread: str | None = None  # why the user's own commits could not be read
@@ -102,41 +106,68 @@ class Campaign:
         for decision in decisions_since(ledger, repo, self.records, baseline.branch, self.config, self.kept):
             change = campaign.posterior.known(decision.change)
             campaign.user_decisions += (replace(decision, change=change),)
-            campaign.posterior.decide_for_user(change, decision.action is Action.KEEP)
+            for posterior in campaign._posteriors:
+                posterior.decide_for_user(change, decision.action is Action.KEEP)
         return campaign
 
     def _copy(self) -> Campaign:
         campaign = copy.copy(self)
         campaign.posterior = self.posterior and self.posterior.copy()
+        campaign.guards = {name: guard.copy() for name, guard in self.guards.items()}
         campaign.decided, campaign.differences = [*self.decided], {**self.differences}
         return campaign
+
+    @property
+    def _posteriors(self) -> list[Posterior]:
+        return [*filter(None, [self.posterior]), *self.guards.values()]
 
     def step(self, is_start: bool, record: Record) -> None:
         """Fold the start or the decision of one experiment. UsageError first for scores unlike the baseline's."""
         if self.posterior is None:
             if not is_start and record.is_keep:
                 self.posterior = _first_posterior(record)
+                self.guards = _first_guards(record)
         elif is_start:
-            for decision in record.user_decisions:
-                self.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
-            self.posterior.stage = record.run.stage
+            for posterior in self._posteriors:
+                for decision in record.user_decisions:
+                    posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
+                posterior.stage = record.run.stage
         elif record.judgement is not None and record.status != Verdict.CRASH:
             expected, sd = self.posterior.predict(replace(record.run, new=None).changes, self.hours(record))
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
-            self._observe(self.posterior, record)
+            self._observe(record)
             assert record.score is not None
             self.differences[record.number] = Effect(record.score - expected, sd)
-            if self.posterior.kept != record.judgement.kept:
-                self.posterior.set_kept(record.judgement.kept)
+            for posterior in self._posteriors:
+                if posterior.kept != record.judgement.kept:
+                    posterior.set_kept(record.judgement.kept)
         if not is_start:
             self.decided.append(record)
 
-    def _observe(self, posterior: Posterior, record: Record) -> tuple[Decision, ...]:
+    def _observe(self, record: Record) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
+        """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
         scores, num = run_scores(record), len(run_scores(self.baseline or record))
         if len(scores) != num:
             cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
             raise UsageError(cause, without(record))
-        return posterior.observe(record.run, float(scores.mean()), self.hours(record))
+        assert self.posterior is not None
+        decisions, falls = self.posterior.observe(record.run, float(scores.mean()), self.hours(record)), {}
+        for guard in record.evaluation.guards if record.evaluation else ():
+            posterior = self.guards[guard.environment]
+            posterior.observe(record.run, guard.score, self.hours(record))
+            # The incumbent of a night's last runs is fixed.
+            for change in self.posterior.kept if posterior.stage is not Stage.LAST_INCUMBENTS else ():
+                effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
+                p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
+                if p_falls >= _GUARD_LEVEL and not self.posterior.is_users(change):
+                    limit = f"more than {100 * guard.limit:g} pp"
+                    falls[change.identity] = (
+                        f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)} %"
+                    )
+        for change in self.posterior.kept:
+            if change.identity in falls:  # no later run adopts it or tests it again
+                self.posterior.decide_for_user(change, False)
+        return decisions, falls
 
     def judge(
         self, record: Record, baseline: Config | None, validate: Callable[[Config], object] = lambda config: None
@@ -146,13 +177,21 @@ class Campaign:
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posterior(record), record)
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
-        posterior = self.posterior.copy()
+        after = self._copy()
+        posterior = after.posterior
+        assert posterior is not None
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
-        before, decisions = posterior.kept, self._observe(posterior, record)
+        before, (decisions, falls) = posterior.kept, after._observe(record)
+        forbidden = [decision for decision in decisions if decision.change.identity in falls]
+        decisions = tuple(decision for decision in decisions if decision not in forbidden)
+        decisions += tuple(
+            Decision(change=change, action=Action.REVERT) for change in before if change.identity in falls
+        )
         steps, made, kept, refused = plan(baseline, before, decisions, partial(self._reason, record), validate)
         posterior.set_kept(kept)  # in the order of the commits, without what is refused
         made += [decision for decision in decisions if decision.action is Action.DISCARD]
-        made += [replace(decision, action=Action.DISCARD) for decision, _ in refused if decision.action is Action.KEEP]
+        stopped = [*(decision for decision, _ in refused), *forbidden]
+        made += [replace(decision, action=Action.DISCARD) for decision in stopped if decision.action is Action.KEEP]
         judgement = Judgement(
             why="",
             decisions=tuple(made),
@@ -169,6 +208,8 @@ class Campaign:
         why = [measured_text(record, float(run_scores(record).mean()))]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
+        why += [f"{d.change.name} not {d.action.past}: {falls[d.change.identity]}" for d in forbidden]
+        why += [f"{change.name} reverted: {falls[change.identity]}" for change in before if change.identity in falls]
         if form := compare(record, self._parent_of(record)):
             why.append(form.conclusion)
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
@@ -324,6 +365,11 @@ def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[E
 def _first_posterior(baseline: Record) -> Posterior:
     scores = run_scores(baseline)
     return Posterior(float(scores.mean()), float(scores.std()) / len(scores) ** 0.5, baseline.decision_rules)
+
+
+def _first_guards(baseline: Record) -> dict[str, Posterior]:
+    guards = baseline.evaluation.guards if baseline.evaluation else ()
+    return {guard.environment: Posterior(guard.score, guard.stderr, baseline.decision_rules) for guard in guards}
 
 
 def _began(record: Record) -> datetime:

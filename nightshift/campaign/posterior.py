@@ -196,6 +196,10 @@ class Posterior:
         if self._kept != before:
             self._final_scores.clear()
 
+    def is_users(self, change: Change) -> bool:
+        """Return True if the user decided a change."""
+        return change.identity in self._fixed
+
     def _admitted(self, change: Change) -> Settings:
         """Add a change that is not known: the user made it, or its record is gone. Return its settings."""
         settings = change.identity

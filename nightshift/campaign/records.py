@@ -220,6 +220,15 @@ class Part(Struct, frozen=True):
     stderr: Fraction  # over examples
 
 
+class Guard(Struct, frozen=True):
+    """The score of an environment that is never trained."""
+
+    environment: str
+    limit: Scale  # by how much it may fall, a fraction of 1
+    score: Fraction
+    stderr: Fraction  # over examples
+
+
 class Evaluation(Struct, frozen=True):
     """Scores of one run's final policy. Two evaluations are paired only if `examples_sha256` is equal."""
 
@@ -234,6 +243,7 @@ class Evaluation(Struct, frozen=True):
     strict_score: Fraction | None = None  # of answers in the requested format; None: an environment requests no format
     format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
+    guards: tuple[Guard, ...] = ()  # not in `scores`
     unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
     figures: dict[str, dict[str, float]] = {}  # of a game, by environment; for display
 
@@ -558,8 +568,10 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def environment_scores(self) -> dict[str, float]:
-        """Scores by environment; empty for one environment."""
-        return {part.environment: part.score for part in self.evaluation.parts} if self.evaluation else {}
+        """Scores by environment, guards included; empty for one environment without a guard."""
+        parts = self.evaluation.parts if self.evaluation else ()
+        guards = self.evaluation.guards if self.evaluation else ()
+        return {part.environment: part.score for part in parts} | {g.environment: g.score for g in guards}
 
     @property
     def strict_score(self) -> float | None:
@@ -656,6 +668,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     num_examples: int
     strict_scores: tuple[float, float] | None
     by_environment: dict[str, Estimate]  # not corrected for their number
+    guards: dict[str, tuple[float, float]] = {}  # mean scores of baseline and incumbent, by environment
     notes: tuple[str, ...]
 
     def runs_of(self, side: str) -> list[ComparedRun]:

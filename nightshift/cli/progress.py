@@ -65,7 +65,7 @@ def describe_run(folder: Path, reading: Progress | None, name: str = "") -> str:
     elif reading.phase is Phase.STARTING:
         what = "starting"
     elif reading.phase is Phase.EVALUATING:
-        environments = job.rules.environments if job else ()
+        environments = job.rules.scored if job else ()
         num = 0 if any(e.is_game for e in environments) else sum(e.num_validation for e in environments)
         what = f"evaluating {reading.num_done or 0:,}{f' of {num:,}' if num else ' examples'}"
     else:

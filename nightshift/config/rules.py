@@ -176,6 +176,7 @@ class EnvironmentRules:
     taskset: TasksetRules | None = None
     is_game: bool = False  # several turns against an opponent
     is_bounded: bool = False
+    guard: float | None = None  # percentage points by which its score may fall: it is scored and never trained
     args: dict[str, Any] = field(default_factory=dict)
     versions: tuple[str, ...] = ()
     versions_sha256: str = ""
@@ -212,6 +213,7 @@ class Rules:
     max_completion_tokens: int  # upper bound of training completions: the model's context allows no more
     model_revision: str | None = None  # None: the model's bytes lie in this repository and are hashed
     environments: tuple[EnvironmentRules, ...] = ()
+    guards: tuple[EnvironmentRules, ...] = ()
     decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
@@ -240,22 +242,27 @@ class Rules:
         return replace(self, budget_seconds=float(budget_seconds))
 
     @property
+    def scored(self) -> tuple[EnvironmentRules, ...]:
+        """The environments that a run is scored on: those that train, then the guards."""
+        return (*self.environments, *self.guards)
+
+    @property
     def environment_names(self) -> tuple[str, ...]:
-        """The environments' names in the order of rules.toml."""
+        """The names of the environments that train, in the order of rules.toml."""
         return tuple(environment.name for environment in self.environments)
 
     @property
     def measuring(self) -> tuple[str, ...]:
         """Paths of all files in the checkout that can change a score or a decision."""
         engine = f"nightshift/engines/{self.engine.replace('-', '_')}/"
-        folders = (folder for environment in self.environments for folder in environment.folders)
+        folders = (folder for environment in self.scored for folder in environment.folders)
         model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
-        scored = any(environment.taskset or environment.is_bounded for environment in self.environments)
+        scored = any(environment.taskset or environment.is_bounded for environment in self.scored)
         return (*MEASURING_CODE, engine, *(["nightshift/evaluation/scorer.py"] if scored else []), *folders, *model)
 
     def elsewhere(self, root: Path) -> list[Path]:
         """Return the measuring folders outside the checkout: installed tasksets, and a model."""
-        tasksets = [environment.taskset for environment in self.environments]
+        tasksets = [environment.taskset for environment in self.scored]
         packages = [taskset.place(root) for taskset in tasksets if taskset is not None and not taskset.folder]
         return [*packages, *([Path(self.model)] if Path(self.model).is_absolute() else [])]
 

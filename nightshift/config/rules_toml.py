@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from nightshift.config.rules import (
     GSM8K_PRIOR_SD,
@@ -50,9 +50,11 @@ REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.mod
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """[environment.NAME] of rules.toml. All keys but `weight` and `args` need `package`, which needs num_validation."""
+    """[environment.NAME] of rules.toml. All keys but `weight`, `guard` and `args` need `package`, which needs
+    num_validation. `guard`: by how many percentage points the score of an environment that does not train may fall."""
 
     weight: Scale = 1.0
+    guard: Annotated[float, Meta(gt=0, le=100)] | None = None
     package: Name = ""
     num_validation: Count | None = None
     num_train: Count | None = None
@@ -115,6 +117,7 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
     """Return the rules of other environments with the engine of `here`, and with its model if it can answer them."""
     chosen = chosen_in(root)
     chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
+    chosen.environment = {name: structs.replace(table, guard=None) for name, table in chosen.environment.items()}
     if all(_declared(root, name, chosen.table(name)).accepts(here.model) for name in names):
         chosen.model, chosen.revision = here.model, here.model_revision or ""
         chosen.learning_rate_scale = here.learning_rate_scale
@@ -130,17 +133,24 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
     names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     declared = {name: _declared(root, name, chosen.table(name)) for name in names}
-    own_models = [entry.models[0] for entry in declared.values() if entry.models[0] != ANY_MODEL]
+    guards = {name: _declared(root, name, table) for name, table in chosen.environment.items() if table.guard}
+    for name, entry in guards.items():
+        if name in names or entry.is_game:
+            cause = f"{RULES_NAME}: [environment.{name}]: guard = {chosen.table(name).guard:g}"
+            why = "a game has no guard" if entry.is_game else "this environment trains, and a guard is never trained"
+            raise UsageError(f"{cause}: {why}", f"Leave guard out, or take {name} out of environments.")
+    scored = declared | guards
+    own_models = [entry.models[0] for entry in scored.values() if entry.models[0] != ANY_MODEL]
     models = [_portable_path(root, chosen.model)] if chosen.model else [*own_models, setups[0].model]
     for model in models:
-        for setup in setups if all(entry.accepts(model) for entry in declared.values()) else ():
+        for setup in setups if all(entry.accepts(model) for entry in scored.values()) else ():
             is_small = model.startswith(MODELS)  # a GPU would be wasted on it
             if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
-                return _complete(root, setup, model, declared, chosen)
-    refusing = [name for name, entry in declared.items() if not entry.accepts(model)] or ["them there"]
+                return _complete(root, setup, model, declared, guards, chosen)
+    refusing = [name for name, entry in scored.items() if not entry.accepts(model)] or ["them there"]
     cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {model} ({setups[0].name}, GPUs needed: "
     cause += f"{setups[0].num_gpus}) cannot answer {' and '.join(refusing)}"
-    able = set.intersection(*({*entry.models} for entry in declared.values()))
+    able = set.intersection(*({*entry.models} for entry in scored.values()))
     fix = "Write environments = [] for what the machine can do, or use another --engine or model: "
     raise UsageError(cause, f"{fix}{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
 
@@ -156,8 +166,15 @@ def is_own_model(rules: Rules) -> bool:
     return not rules.model.startswith(MODELS) and rules.model not in {setup.model for setup in _SETUPS}
 
 
-def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
-    """Return the rules of a set-up with a model and environments."""
+def _complete(
+    root: Path,
+    setup: Rules,
+    model: str,
+    declared: dict[str, _Declared],
+    guards: dict[str, _Declared],
+    chosen: Chosen,
+) -> Rules:
+    """Return the rules of a set-up with a model, environments and guards."""
     if model != setup.model or chosen.revision:
         _check_model(root, model, chosen)
     environments = tuple(_environment(root, name, chosen.table(name), entry) for name, entry in declared.items())
@@ -167,7 +184,7 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
     prior_sd = sum(share * decision.prior_sd for share, decision in pairs)
     seed_sd = sum(share * decision.seed_sd for share, decision in pairs)
     longest = max(entry.max_completion_tokens for entry in declared.values())
-    answer = max(longest, setup.decoding.max_completion_tokens)
+    answer = max(longest, setup.decoding.max_completion_tokens, *(e.max_completion_tokens for e in guards.values()))
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
     return replace(
         setup,
@@ -176,6 +193,7 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
         learning_rate_scale=chosen.learning_rate_scale or scale,
         environments=environments,
+        guards=tuple(_environment(root, name, chosen.table(name), entry) for name, entry in guards.items()),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
         decision=setup.decision.scaled(prior_sd, seed_sd),
@@ -233,6 +251,7 @@ def _environment(root: Path, name: str, table: Table, declared: _Declared) -> En
         taskset=taskset,
         is_game=declared.is_game,
         is_bounded=declared.is_bounded,
+        guard=table.guard,
         args=declared.args | table.args,
         versions=named,
         versions_sha256=hashlib.sha256(text.encode()).hexdigest() if versions else "",
@@ -259,7 +278,7 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: [tool.nightshift]: {error}", "docs/environments.md describes its keys.") from None
-    if own := sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
+    if own := sorted(msgspec.to_builtins(table).keys() - {"weight", "guard", "args"}):
         raise UsageError(f"{where}: {own[0]} goes with package", "Write package = ..., or leave it out.")
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."

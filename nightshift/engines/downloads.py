@@ -131,16 +131,16 @@ def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: No
 
     EngineError if it is not to be had. Generated data needs none of this.
     """
-    others = [name for name in sources if name not in rules.environment_names]
+    others = [name for name in sources if name not in [environment.name for environment in rules.scored]]
     named = environments_named(root, others) if others else ()
-    for environment in load_environments(root, [*rules.environments, *named]):
+    for environment in load_environments(root, [*rules.scored, *named]):
         with waiting(f"fetching the data of {environment.name}, if it is not there"):
             environment.prepare(sources.get(environment.name), note)
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
     """Return the problem of an environment whose data is missing or not the official one. Reads only."""
-    for environment in load_environments(root, rules.environments):
+    for environment in load_environments(root, rules.scored):
         try:
             environment.examples("validation")
         except EngineError as error:

@@ -130,7 +130,7 @@ class Task(NamedTuple):
         """Return the plan in lines for people."""
         rules, plan, num_slots = self.bench.rules, self.plan, self.bench.executor.num_slots
         num_done = len(self.finished())
-        num_examples = sum(environment.num_validation for environment in rules.environments)
+        num_examples = sum(environment.num_validation for environment in rules.scored)
         done = f", {num_done} of {len(self.runs())} runs are done" if num_done else ""
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
@@ -331,6 +331,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
             num_examples=len(evaluations[0][0].example_scores),
             strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
             by_environment={part.environment: _estimate(task, evaluations, i) for i, part in parts},
+            guards=_guard_scores(evaluations),
             notes=tuple(_notes(task, result)),
         )
         write_json(path, comparison)
@@ -447,6 +448,13 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
     return estimate(baseline, incumbent, task.bench.rules.decision)
 
 
+def _guard_scores(sides: Sequence[Sequence[Evaluation]]) -> dict[str, tuple[float, float]]:
+    """Return the mean scores of baseline and incumbent on each environment that is never trained."""
+    names = [guard.environment for guard in sides[0][0].guards]
+    means = [[fmean(e.guards[i].score for e in side) for side in sides] for i in range(len(names))]
+    return {name: (baseline, incumbent) for name, (baseline, incumbent) in zip(names, means, strict=True)}
+
+
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
     """Estimate incumbent minus baseline (formulae above). Each side needs a run, all on the same examples."""
     sides = [np.asarray(runs, dtype=np.float64) for runs in (baseline, incumbent)]
@@ -545,6 +553,7 @@ def _block(c: Comparison) -> list[str]:
         *(f"{side + '_score:':18}{c.score(side):.6f}" for side in SIDES),
         f"strict_scores:    {' '.join(f'{value:.6f}' for value in c.strict_scores or ())}",
         *(f"{name + '_difference:':18}{e.difference:+.6f} ({_interval(e)})" for name, e in c.by_environment.items()),
+        *(f"{name + '_guard:':18}baseline {old:.6f}, incumbent {new:.6f}" for name, (old, new) in c.guards.items()),
         *(f"{side + ':':18}{c.plan.names[side]}" for side in SIDES),
         f"where:            {place}, {c.model}",
         f"runs:             {c.runs_text}; scores in %",

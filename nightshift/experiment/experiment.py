@@ -382,7 +382,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     cluster = None if request.slurm is None else read_slurm(request.slurm)
     num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
     rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)
-    environment.load(root, rules.environments)
+    environment.load(root, rules.scored)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     rules = on_cards(rules, root, environ, request.gpus)

@@ -189,7 +189,7 @@ class PrimeRlEngine(Engine):
 
     def validate(self, config: Config) -> Effective:
         """Return prime-rl's config tree without what depends on the run; prime-rl's own classes check it in `open`."""
-        loaded = load_environments(self.root, self.rules.environments)
+        loaded = load_environments(self.root, self.rules.scored)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
         settings = effective(config, self.rules, prompt_tokens)
         if self.rules.model_revision is None:
