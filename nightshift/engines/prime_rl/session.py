@@ -40,7 +40,7 @@ from nightshift.engines.prime_rl.validator import explain, read_refusals
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
-from nightshift.evaluation.environment import Message
+from nightshift.evaluation.environment import Endpoint, Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file
@@ -214,6 +214,15 @@ class PrimeRlSession(Session):
         )
         self._memory.sample()
         return completions
+
+    def endpoint(self, progress: ProgressCallback) -> Endpoint:
+        """Return the run's own server."""
+
+        def tick(num_done: int) -> None:
+            self._server.raise_if_late(f"{num_done} episodes were played")
+            progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done))
+
+        return Endpoint(f"{self._server.base_url}/v1", self._launch.served_model, tick)
 
     def close(self) -> None:
         """Stop every process, then delete what is heavy. EngineError if something survives SIGKILL."""
