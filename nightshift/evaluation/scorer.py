@@ -36,6 +36,7 @@ _FEWER = 8  # divides that after the process died, to find the episode that ends
 SILENCE_SECONDS = 30.0  # without a sign of life of a process that plays; it sends one each second
 _GRACE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
+_OFFLINE_ERRORS = ("Offline", "offline", "LocalEntryNotFound", "Couldn't reach", "Couldn't find cache")
 _FIX = "Look at it: uv run nightshift doctor --environment"
 
 
@@ -111,7 +112,8 @@ class Scorer:
                 self.close()
             examples: list[TaskExample] = self._ask({"load": split}, "examples", LOAD_SECONDS, is_online)
         except _Failed as failed:
-            fix = f"Run uv run prepare.py if it fetches data. {_FIX} {self._name}."
+            is_missing = not is_online and any(word in str(failed) for word in _OFFLINE_ERRORS)
+            fix = "Run uv run prepare.py, which fetches its data." if is_missing else f"{_FIX} {self._name}."
             raise EngineError(f"environment {self._name}: {failed}", fix) from None
         return examples
 

@@ -90,6 +90,15 @@ def scaled(curve: Callable[[float], float], spread: float, seed: int = 0) -> Cal
     return lambda x: curve(x) * float(random.lognormal(0, spread))
 
 
+def test_what_no_key_mends_is_named_without_one() -> None:
+    usual = healthy(0)
+    broken = changed(usual, error_share=lambda x: 0.2, server_error_share=lambda x: 0.15, branches_mean=lambda x: 2.0)
+    finding = found(broken, "20% of the rollouts failed: the server did not answer, see inference.log")
+    assert (finding.keys, finding.severity) == ((), COSTLY)
+    assert found(broken, "2.0 samples a rollout").keys == ()
+    assert found(changed(usual, error_share=lambda x: 0.2), "20% of the rollouts failed").keys
+
+
 # fault: text of its finding, severity, a key that it must point to, the faulty curves
 FAULTS: dict[str, tuple[str, int, str, Callable[[int], dict[str, Callable[[float], float]]]]] = {
     "flat": (

@@ -109,6 +109,8 @@ _FIELDS = {
     "train/agg/all/agent/num_output_tokens/mean": "completion_tokens_mean",
     "train/agg/all/agent/is_truncated/mean": "truncated_share",
     "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
+    "train/agg/all/agent/error/ProviderError": "_server_errors",
+    "train/agg/all/agent/num_branches/mean": "branches_mean",
     "off_policy/mean": "off_policy_mean",
     "time/wait_for_policy": "wait_for_policy_seconds",
     "progress/rollouts": "_num_rollouts",
@@ -208,6 +210,8 @@ class MetricsTail:
         tokens, num_rollouts = values.get("completion_tokens_mean"), values.pop("_num_rollouts", None)
         if tokens is not None and num_rollouts and seconds is not None and seconds > 0:
             values["tokens_per_second"] = tokens * num_rollouts / seconds
+        if (errors := values.pop("_server_errors", None)) is not None and num_rollouts:
+            values["server_error_share"] = errors / num_rollouts
         wait = values.get("wait_for_rollouts_seconds")
         if wait is not None and seconds is not None:  # the trainer of the first step waits since before the training
             values["wait_for_rollouts_seconds"] = min(wait, max(seconds, 0.0))
