@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -144,8 +145,10 @@ def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
         is_server = error is not None and error.type == "ProviderError" and (error.status_code or 0) >= _SERVER_FAULT
         cause = f"{error.type}: {error.message}" if error else "the episode is not ok"
         return found | {"failed": cause, "is_server_fault": is_server}
-    if len(traces) != 1:
-        return found | {"failed": f"seat {request['seat']} played {len(traces)} times in an episode, not once"}
+    counts = Counter(trace.agent.name for trace in episode.traces)
+    if counts[request["seat"]] != 1 or max(counts.values()) > 1:  # a score that compares answers belongs to no task
+        times = ", ".join(f"{seat} {count}" for seat, count in sorted(counts.items()))
+        return found | {"failed": f"each seat may play once in an episode, not: {times}"}
     (trace,) = traces
     if not trace.rewards or None in trace.rewards.values():
         missing = ", ".join(name for name, reward in trace.rewards.items() if reward is None) or "none is recorded"
