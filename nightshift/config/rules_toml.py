@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
@@ -347,17 +347,8 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
     if not any(metadata.distributions(name="verifiers")):
         raise UsageError(f"{where} needs verifiers, which is not installed", "Run: uv sync --extra verifiers")
     parsers = [parser for family, parser in _TOOL_PARSERS.items() if family in model.lower()]
-    rules = TasksetRules(
-        module,
-        place,
-        table.reward_range,
-        table.prompt_tokens,
-        table.max_turns,
-        table.conversation_tokens,
-        table.episode_seconds,
-        table.seat,
-        table.tool_parser or "".join(parsers),
-    )
+    own = {field.name: getattr(table, field.name) for field in fields(TasksetRules)[2:]}
+    rules = TasksetRules(module, place, **own | {"tool_parser": table.tool_parser or "".join(parsers)})
     rules.place(root)  # is it installed?
     return rules, ["verifiers", *requires]
 

@@ -144,31 +144,21 @@ class Question:
         return bool(check(self._text or "")) if check else None
 
 
-class Conversation:
-    """The Episode that verifiers' own rollout has played."""
+class Conversation(Question):
+    """The Episode that verifiers' own rollout has played: it is over."""
 
     def __init__(self, played: Played, scorer: Scorer) -> None:
-        self.played, self._scorer = played, scorer
-
-    @property
-    def completion(self) -> Completion:
-        return Completion(self.played.text, self.played.num_tokens, self.played.truncated)
-
-    def ask(self) -> None:
-        return None
-
-    def answer(self, text: str) -> None:
-        raise AssertionError("the episode is over")
+        super().__init__((), "", None, scorer)
+        self.answer(played.text)
+        self.played, self._scored = played, scorer
+        self.completion = Completion(played.text, played.num_tokens, played.truncated)
 
     def score(self) -> float:
         """Return 0..1, 0 for an episode that failed. EngineError for a reward out of range, and if all failed."""
         if self.played.refused is not None:
             raise EngineError(clean(self.played.refused))
-        self._scorer.raise_if_all_failed()
+        self._scored.raise_if_all_failed()
         return self.played.score or 0.0
-
-    def is_formatted(self) -> None:
-        return None
 
 
 class Environment:

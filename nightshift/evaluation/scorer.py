@@ -141,13 +141,14 @@ class Scorer:
             EngineError: the server fails, or too much time is lost to a process that dies.
         """
         played: dict[str, Played] = {}
-        width, left, began = CONCURRENCY, list(keys), time.monotonic()
+        width, left = CONCURRENCY, list(keys)
         while left:
+            began = time.monotonic()
             batch = left if width == CONCURRENCY else left[: width * _FEWER]
             try:
                 request = {"play": batch, "policy": {**policy, "concurrency": width}}
                 for episode in self._episodes(request, lambda: tick(len(played))):
-                    played[episode.key] = episode
+                    played[episode.key], began = episode, time.monotonic()
                 width = CONCURRENCY
             except _Failed as failed:
                 self._lost_seconds += time.monotonic() - began
@@ -157,7 +158,7 @@ class Scorer:
                     key = next(key for key in batch if key not in played)
                     played[key] = Played(failed=str(failed), key=key)
                 width = CONCURRENCY if width == 1 else max(1, width // _FEWER)
-            left, began = [key for key in left if key not in played], time.monotonic()
+            left = [key for key in left if key not in played]
         for episode in played.values():
             self.num_scored += 1
             self.num_failed += episode.failed is not None
@@ -166,17 +167,21 @@ class Scorer:
 
     def _episodes(self, request: Mapping[str, Any], tick: Callable[[], None]) -> Iterator[Played]:
         """Yield episodes as they end. _Failed if the process dies or is silent, EngineError if the server fails."""
-        reply = self._send(request, SILENCE_SECONDS)
-        while not reply.finished:
-            if reply.failed is not None:
-                self.close()
-                raise _Failed(clean(reply.failed, 300))
-            if episode := reply.episode:
-                if episode.is_server_fault:
-                    raise EngineError(f"environment {self._name}: the server fails: {clean(episode.failed or '', 300)}")
-                yield episode
-            tick()
-            reply = self._receive(SILENCE_SECONDS)
+        reply = self._receive(LOAD_SECONDS, request)
+        try:
+            while not reply.finished:
+                if reply.failed is not None:
+                    raise _Failed(clean(reply.failed, 300))
+                if episode := reply.episode:
+                    if episode.is_server_fault:
+                        cause = f"environment {self._name}: the server fails: {clean(episode.failed or '', 300)}"
+                        raise EngineError(cause)
+                    yield episode
+                tick()
+                reply = self._receive(SILENCE_SECONDS, None)
+        except BaseException:
+            self.close()  # it would go on playing
+            raise
 
     def raise_if_all_failed(self) -> None:
         """Raise EngineError if no episode has a score."""
@@ -221,7 +226,7 @@ class Scorer:
 
     def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float, is_online: bool = False) -> Any:
         """Return the field `wanted` of the reply. _Failed without one in time; EngineError for a refused taskset."""
-        reply = self._send(request, seconds, is_online)
+        reply = self._receive(seconds, request, is_online)
         if reply.ready:
             self.notes = [clean(note) for note in reply.notes]
         if (value := getattr(reply, wanted)) is None:
@@ -230,19 +235,15 @@ class Scorer:
             raise _Failed(clean(reply.failed or "an odd reply", 300))
         return value
 
-    def _send(self, request: Mapping[str, Any], seconds: float, is_online: bool = False) -> _Reply:
-        """Send a request, and return the first reply."""
+    def _receive(self, seconds: float, request: Mapping[str, Any] | None, is_online: bool = False) -> _Reply:
+        """Return the reply to a request; None: the next one to the last. _Failed without a reply in time; EngineError
+        for a refused taskset."""
         if self._group is None:
             self._start(is_online)
-        return self._receive(seconds, json.dumps(request).encode())
-
-    def _receive(self, seconds: float, request: bytes | None = None) -> _Reply:
-        """Return the next reply, after a request if there is one. _Failed without a reply in time; EngineError for a
-        refused taskset."""
         deadline = time.monotonic() + seconds
         try:
             if request is not None:
-                self._pipes.send(request, deadline)
+                self._pipes.send(json.dumps(request).encode(), deadline)
             reply = parse_json(self._pipes.receive(deadline), _Reply)
         except TimeoutError:
             self.close()

@@ -232,3 +232,7 @@ def test_samples_a_rollout_and_rollouts_that_the_server_did_not_answer(tmp_path:
             row.update({f"train/agg/all/agent/{name}": value for name, value in more.items()})
     steps = read(written(tmp_path / "metrics.jsonl", rows)).steps(began=0.0)
     assert {(step.branches_mean, step.server_error_share) for step in steps} == {(2.0, 0.25)}
+    seats = [{key.replace("/all/agent/", "/all/player0/"): value for key, value in row.items()} for row in rows]
+    tail = MetricsTail(written(tmp_path / "seats.jsonl", seats), seat="player0")
+    tail.poll()
+    assert tail.steps(began=0.0) == steps

@@ -28,6 +28,7 @@ def import_package(place): return place.name
 def open_taskset(name, spec):
     args = spec["args"]
     if args.get("raises"): raise RuntimeError("no such table\\nhere")
+    if args.get("offline"): raise ConnectionError("Couldn't reach it (OfflineModeIsEnabled)")
     if args.get("hangs"): time.sleep(600)
     if args.get("exits"): os._exit(7)
     while args.get("burns") and time.process_time() < 1: pass
@@ -195,7 +196,12 @@ def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:9). Run uv run"),
+        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:9). Look at it"),
+        (
+            {"offline": True},
+            "ConnectionError: Couldn't reach it (OfflineModeIsEnabled) (nightshift_taskset/tasks.py:10). "
+            "Run uv run prepare.py, which fetches its data",
+        ),
         ({"exits": True}, "its process ended: exit code 7"),
         ({"hangs": True}, "no reply within 0.1 s"),
         ({}, "a reward of 3 lies outside"),

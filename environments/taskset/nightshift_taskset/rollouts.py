@@ -108,12 +108,12 @@ async def _play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Ma
                 found = {"failed": f"Blocked: {error}"}
         send({"episode": {"key": key, **found}})
 
-    async with env.serving():
-        pulse = asyncio.create_task(_pulse(send))
-        try:
+    pulse = asyncio.create_task(_pulse(send))
+    try:
+        async with env.serving():
             await asyncio.gather(*(play_one(key, task) for key, task in tasks.items()))
-        finally:
-            pulse.cancel()
+    finally:
+        pulse.cancel()
 
 
 async def _pulse(send: Send) -> None:

@@ -107,7 +107,7 @@ class Launch:
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
     installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
     () hides every GPU from both. `memory`: the cards for which the defaults were chosen. `variables`: of machine.toml,
-    in place of what prime-rl's launcher sets.
+    in place of what prime-rl's launcher sets. `seat`: whose rollouts the curves show.
     """
 
     settings: Mapping[str, Any]
@@ -119,6 +119,7 @@ class Launch:
     environment: Mapping[str, str]
     memory: str = NO_CARD
     variables: Mapping[str, str] = field(default_factory=dict)
+    seat: str = "agent"
 
     @cached_property
     def tree(self) -> dict[str, Any]:

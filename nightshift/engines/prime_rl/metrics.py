@@ -124,11 +124,13 @@ class MetricsTail:
     A step is complete, and counted, when the trainer's rows for it exist: its policy is published then.
     """
 
-    def __init__(self, *paths: Path, is_group_relative: bool = False) -> None:
+    def __init__(self, *paths: Path, is_group_relative: bool = False, seat: str = "agent") -> None:
         """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet.
 
-        `is_group_relative`: an advantage is the reward less the mean of its group, and nothing else.
+        `is_group_relative`: an advantage is the reward less the mean of its group, and nothing else. `seat`: whose
+        rollouts are counted.
         """
+        self._seat = f"/all/{seat}/"
         self._is_group_relative = is_group_relative
         self._offsets = dict.fromkeys(paths, 0)
         self._rows: dict[int, dict[str, float | None]] = {}
@@ -194,6 +196,7 @@ class MetricsTail:
         step = _number(row.get("step"))
         if step is None or step != int(step):
             return
+        row = {key.replace(self._seat, "/all/agent/"): value for key, value in row.items()}
         values = {name: _number(row[key]) for key, name in _FIELDS.items() if key in row}
         if "train_seconds" in values:
             values["time"] = _number(row.get("time"))
