@@ -24,6 +24,7 @@ import os, subprocess, sys, time
 class Refused(ValueError): pass
 class Task:
     class data: answer = "forty-two"
+    config, toolsets = None, lambda self, config: []
 def import_package(place): return place.name
 def open_taskset(name, spec):
     args = spec["args"]
@@ -196,10 +197,10 @@ def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:9). Look at it"),
+        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:10). Look at it"),
         (
             {"offline": True},
-            "ConnectionError: Couldn't reach it (OfflineModeIsEnabled) (nightshift_taskset/tasks.py:10). "
+            "ConnectionError: Couldn't reach it (OfflineModeIsEnabled) (nightshift_taskset/tasks.py:11). "
             "Run uv run prepare.py, which fetches its data",
         ),
         ({"exits": True}, "its process ended: exit code 7"),
