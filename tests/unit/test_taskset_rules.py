@@ -187,6 +187,13 @@ def test_a_row_holds_the_whole_conversation_or_is_refused_with_the_sum(links, ta
     assert tree["orchestrator"]["train"]["source"][0]["env"] == {"taskset": {"id": "nightshift_mine"}}
 
 
+def test_a_model_calls_tools_in_one_way(links: Path) -> None:
+    package(links / "their_env")
+    config = parse(b"seq_len = 9000\n[orchestrator]\nbatch_size = 8\ngroup_size = 4\n")
+    with pytest.raises(ConfigError, match=r"tool_parser is pythonic\. Write one of: hermes, qwen3_coder, glm45, "):
+        effective(config, several(links, "prime-rl", tool_parser="pythonic"), 100)
+
+
 def test_a_module_of_one_file_is_found_and_copied(root: Path) -> None:
     (root / "their_env").mkdir()
     (root / "their_env" / "their_env.py").write_text(BOMB)

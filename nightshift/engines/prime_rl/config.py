@@ -191,12 +191,10 @@ _RENDERER_PARSERS = {"hermes": "qwen3", "qwen3_coder": "qwen3.5", "glm45": "glm"
 def _tools(several: Sequence[TasksetRules]) -> dict[str, str]:
     """Return how the model calls tools, for the server and for the renderer, which refuses tools without it."""
     names = {one.tool_parser for one in several if one.tool_parser}
-    if len(names) > 1:
-        raise ConfigError(f"rules.toml: the model has several tool_parser: {', '.join(sorted(names))}", "Write one")
+    if len(names) > 1 or not names <= _RENDERER_PARSERS.keys():
+        fix = f"Write one of: {', '.join(_RENDERER_PARSERS)}, the same in each environment"
+        raise ConfigError(f"rules.toml: tool_parser is {' and '.join(sorted(names))}", fix)
     for name in names:
-        if name not in _RENDERER_PARSERS:
-            fix = f"Write one of: {', '.join(_RENDERER_PARSERS)}"
-            raise ConfigError(f"rules.toml: prime-rl has no renderer for tool_parser = {name!r}", fix)
         renderer = _RENDERER_PARSERS[name]
         return {"inference.vllm.tool_call_parser": name, "orchestrator.renderer.tool_parser": renderer}
     return {}
