@@ -138,9 +138,10 @@ class Scorer:
         An episode that fails counts 0. `tick` gets the number done, each second; what it raises ends the call.
 
         Raises:
-            EngineError: the server fails, or too much time is lost to a process that dies.
+            EngineError: the server fails twice in an example, or too much time is lost to a process that dies.
         """
         played: dict[str, Played] = {}
+        again = set[str]()  # keys whose episode met a failing server
         width, left = CONCURRENCY, list(keys)
         while left:
             began = time.monotonic()
@@ -148,7 +149,15 @@ class Scorer:
             try:
                 request = {"play": batch, "policy": {**policy, "concurrency": width}}
                 for episode in self._episodes(request, lambda: tick(len(played))):
-                    played[episode.key], began = episode, time.monotonic()
+                    began = time.monotonic()
+                    if not episode.is_server_fault:
+                        played[episode.key] = episode
+                    elif episode.key in again:
+                        self.close()
+                        cause = clean(episode.failed or "", 300)
+                        raise EngineError(f"environment {self._name}: the server fails: {cause}")
+                    else:
+                        again.add(episode.key)
                 width = CONCURRENCY
             except _Failed as failed:
                 self._lost_seconds += time.monotonic() - began
@@ -166,17 +175,14 @@ class Scorer:
         return played
 
     def _episodes(self, request: Mapping[str, Any], tick: Callable[[], None]) -> Iterator[Played]:
-        """Yield episodes as they end. _Failed if the process dies or is silent, EngineError if the server fails."""
+        """Yield episodes as they end. _Failed if the process dies or is silent."""
         reply = self._receive(LOAD_SECONDS, request)
         try:
             while not reply.finished:
                 if reply.failed is not None:
                     raise _Failed(clean(reply.failed, 300))
-                if episode := reply.episode:
-                    if episode.is_server_fault:
-                        cause = f"environment {self._name}: the server fails: {clean(episode.failed or '', 300)}"
-                        raise EngineError(cause)
-                    yield episode
+                if reply.episode:
+                    yield reply.episode
                 tick()
                 reply = self._receive(SILENCE_SECONDS, None)
         except BaseException:

@@ -94,7 +94,7 @@ def _place(error: BaseException) -> str:
 
 def main() -> None:
     """Obey until stdin ends."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
@@ -103,7 +103,8 @@ def main() -> None:
     def send(reply: dict[str, Any]) -> None:
         if os.getpid() != pid:
             os._exit(0)
-        replies.write(json.dumps(reply | {"cpu_seconds": time.process_time() + sum(os.times()[2:4])}) + "\n")
+        line = json.dumps(reply | {"cpu_seconds": time.process_time() + sum(os.times()[2:4])}, ensure_ascii=False)
+        replies.write(line.encode("utf-8", "replace") + b"\n")  # policies write lone surrogates
         replies.flush()
 
     loaded: Loaded | Scoring | None = None

@@ -7,6 +7,7 @@ Nothing inside verifiers ends code that blocks the event loop: here an alarm doe
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ SETUP_SECONDS = 60.0  # starting tool servers, on a busy machine
 SCORING_SECONDS = 10.0
 BLOCKED_SECONDS = 10.0
 PULSE_SECONDS = 1.0
+_POLICY_FAULT = "malformed upstream response"  # half a character, which verifiers cannot read
 _SERVER_FAULT = 500  # HTTP status from which on the server is to blame, not a request
 
 Send = Callable[[dict[str, Any]], None]
@@ -143,6 +145,8 @@ def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
     if not episode.ok:
         error = errors[0] if errors else None
         is_server = error is not None and error.type == "ProviderError" and (error.status_code or 0) >= _SERVER_FAULT
+        if error and error.message.startswith(_POLICY_FAULT):
+            is_server = False
         cause = f"{error.type}: {error.message}" if error else "the episode is not ok"
         return found | {"failed": cause, "is_server_fault": is_server}
     counts = Counter(trace.agent.name for trace in episode.traces)
@@ -156,4 +160,4 @@ def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return found | {"score": as_score(float(trace.reward), request["reward_range"])}
     except Refused as error:
-        return found | {"refused" if trace.reward == trace.reward else "failed": str(error)}
+        return found | {"refused" if math.isfinite(trace.reward) else "failed": str(error)}
