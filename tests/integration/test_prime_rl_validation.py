@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.import_config import import_config
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse, set_values
@@ -158,12 +159,16 @@ for folder in map(pathlib.Path, sys.argv[1:]):
 
 @needs_prime_rl
 def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_engine_runs(tmp_path: Path) -> None:
-    mixed = parse(SHIPPED + b"\n[orchestrator.train.ratio]\ngsm8k = 2.0\n")
+    mixed = [parse(SHIPPED + b"\n[orchestrator.train.ratio]\ngsm8k = " + share) for share in (b"1e-6", b"2.0", b"1e6")]
+    others = (b'type = "pool"', b'type = "self"\ntemperature = 0.01', b'type = "self"\ntemperature = 2')
     scaled = replace(GSM8K_PRIME_RL, learning_rate_scale=20.0)
     imported = parse(import_config(REVERSE_TEXT, "rl.toml").train_toml("rl.toml"))
     runs = [({}, variant(name)) for name in VARIANTS] + [({}, config) for config in open_configs().values()]
-    runs += [({"rules": BOTH}, mixed), ({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train"))]
-    runs += [({}, imported)]
+    runs += [({"rules": BOTH}, each) for each in mixed]
+    runs += [({"rules": GAME}, parse(SHIPPED + OPPONENT + other)) for other in others]
+    runs += [({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train")), ({}, imported)]
+    tried = {find_key(path) for _, config in runs for path in config.values}
+    assert [key.path for key in KEYS if "prime-rl" in key.engines and key not in tried] == []
     for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in DEFAULTS):
         kept = {AC: None, AC_OFFLOADING: None}
         adapter = {"trainer.model.lora": {}, AC: {}, "trainer.model.ac.freq": 2}
@@ -176,8 +181,9 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
     folders = [launch.run_dir for launch in launches]
     subprocess.run([PYTHON, "-P", "-c", EXPORTS, *folders], env=environment(tmp_path), cwd=tmp_path, check=True)
     own = ("output_dir", "run", "rollout_transport", "inference.server", "env_server_base_port", "client.base_url")
-    for folder in folders:
+    for launch, folder in zip(launches, folders, strict=True):
         plan, export = (dict(leaves(config)) for config in json.loads((folder / "resolved.json").read_bytes()))
+        assert [path for path, value in leaves(launch.tree) if value not in ({}, plan.get(path))] == [], folder
         differing = {path for path in plan.keys() | export.keys() if plan.get(path) != export.get(path)}
         differing = {path for path in differing if not any(part in path for part in (*own, "monitors.file.path"))}
         assert differing == set(), folder
