@@ -16,7 +16,6 @@ from nightshift.waiting import waiting
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # the same for every length of a batch
-_PRESET_GB = 0.99  # weights of Qwen2.5-0.5B in bfloat16, for which the memory presets are estimated
 
 
 def local_problem(rules: Rules, root: Path) -> EngineError | None:
@@ -71,19 +70,6 @@ def _other_forward_pass(config: dict[str, Any]) -> str:
         return f"rope_type = {rope_type!r}"
     others = {"hidden_act": "silu", "attention_dropout": 0}
     return ", ".join(f"{name} = {config[name]!r}" for name, value in others.items() if config.get(name, value) != value)
-
-
-def changes(rules: Rules, folder: Path) -> list[str]:
-    """Return the lines of a dry run on a model that rules.toml names."""
-    if not is_own_model(rules):
-        return []
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
-    what = "its bytes are in the rules hash" if rules.model_revision is None else f"revision {rules.model_revision}"
-    weights = f"{size:.3g} GB of weights" if size else "not downloaded yet"
-    return [
-        f"model:    {rules.model}: {what}; renderer: its chat template; learning rates x {rules.learning_rate_scale:g}",
-        f"model:    {weights}; memory presets are estimates for {_PRESET_GB} GB (docs/gpus.md)",
-    ]
 
 
 def _json(path: Path) -> dict[str, Any]:

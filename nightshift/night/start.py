@@ -62,9 +62,9 @@ def night(
         end_leftovers(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
         controller, proposer = open_night(root, request, reporter, branch)
+        controller.bench.engine.prepare_at_start(reporter.note)
         for warning in controller.bench.warnings():
             reporter.note(f"warning: {warning}")
-        controller.bench.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, controller)
         controller.begin(branch)
         state = replace(begin(request, controller), sandbox=proposer.sandbox)

@@ -11,6 +11,7 @@ import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import load, parse, set_values
+from nightshift.engines import base
 from nightshift.engines.base import Check
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import install as checks
@@ -255,11 +256,11 @@ def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     default = Path("nightshift") / "prime-rl" / PINS.commit
     named = {checks.ENV_VAR: "~/mine", "XDG_CACHE_HOME": "/fast/cache"}
-    assert Installation.find(PINS, {}).root == tmp_path / ".cache" / default
-    assert Installation.find(PINS, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
-    assert Installation.find(PINS, named).root == tmp_path / "mine"
-    assert Installation.find(PINS, {checks.ENV_VAR: "here"}).root == tmp_path / "here"
-    assert Installation.find(PINS, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
+    assert Installation.find(ROOT, {}).root == tmp_path / ".cache" / default
+    assert Installation.find(ROOT, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
+    assert Installation.find(ROOT, named).root == tmp_path / "mine"
+    assert Installation.find(ROOT, {checks.ENV_VAR: "here"}).root == tmp_path / "here"
+    assert Installation.find(ROOT, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
 
 
 def environment(installation: Installation) -> None:
@@ -397,7 +398,7 @@ def test_caches_are_warm_for_one_kind_of_gpus_and_cold_ones_refuse_no_run(instal
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_module, "list_gpus", lambda: [*PAIR])
+    monkeypatch.setattr(base, "list_gpus", lambda: [*PAIR])
     monkeypatch.setattr(engine_module, "examine", lambda *_: [])
     mine, other = (PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2))
     assert mine.check() == mine.check() == []

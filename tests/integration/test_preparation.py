@@ -57,7 +57,7 @@ class Prepared:
         prepared = self
 
         class Engine(PrimeRlEngine):
-            def pair(self) -> tuple[Gpu, ...]:
+            def gpus(self) -> tuple[Gpu, ...]:
                 return gpus
 
             def under(self, rules: Rules) -> PrimeRlEngine:

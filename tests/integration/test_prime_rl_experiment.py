@@ -18,9 +18,10 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Outcome, Record, Request
 from nightshift.cli.output import summary
 from nightshift.config.train_toml import load
+from nightshift.engines.base import NO_GPU
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
-from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
+from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.errors import Failure
 from nightshift.executors import network
@@ -234,9 +235,9 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert len(lines) <= 10, stdout
     assert lines[0].startswith("missing:  prime-rl needs two NVIDIA GPUs")
     assert lines[1].startswith(f"missing:  prime-rl is not installed in {checkout / 'prime-rl'}")
-    assert {"takes:", "GPUs:", "model:"} <= {line.split()[0] for line in lines}
+    assert {"takes:", "hardware:", "model:"} <= {line.split()[0] for line in lines}
     flags = (*flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl")
     code, stdout, stderr = finish(start_run(checkout, *flags))
-    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "GPUs:"):
+    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "hardware:"):
         assert word in stdout
     assert not (checkout / "runs").exists()

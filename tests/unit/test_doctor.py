@@ -58,13 +58,13 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
 
 def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus="none"))
-    assert "GPUs" not in [check.name for check in found]
+    assert "GPUs" not in names(found, "prime-rl", ok=True) + names(found, "prime-rl", ok=False)
 
 
 def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tmp_path, cards):
     cards += [Card(), Card()]
     found = checks(root, GSM8K_PRIME_RL, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
-    [gpus] = [check for check in found if check.name == "GPUs"]
+    [gpus] = [check for check in found if (check.engine, check.name) == ("prime-rl", "GPUs")]
     assert gpus.ok
     assert gpus.detail.startswith("GPU 0 (NVIDIA H100 80GB HBM3), 80.0 GB, compute capability 9.0, driver 570.86.15; ")
     [checkout] = [check for check in found if check.name == "checkout"]

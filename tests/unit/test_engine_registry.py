@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.train_toml import load
+from nightshift.engines import base
 from nightshift.engines.base import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.doctor import Doctor, checks
 from nightshift.engines.machine import Machine, read_machine
-from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.trl import engine as trl
 from nightshift.errors import UsageError
@@ -103,7 +103,7 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
         "network": "shared",
     }
     assert engine.versions() == found
-    monkeypatch.setattr(prime_rl, "list_gpus", lambda: list(PAIR))
+    monkeypatch.setattr(base, "list_gpus", lambda: list(PAIR))
     assert engine.versions() == found | {"driver": "570.86"}
 
 

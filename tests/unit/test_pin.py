@@ -46,7 +46,7 @@ def forced() -> dict[str, Any]:
 
 
 PINS = Pins.read(ROOT / "pyproject.toml")
-INSTALLED = Installation.find(PINS, os.environ).root
+INSTALLED = Installation.find(ROOT, os.environ).root
 FORCED = forced()
 # What is renamed where, and the row that must be named for it: keys, a variant, a marker, a metric, an
 # endpoint, a program.

@@ -17,8 +17,8 @@ from filelock import FileLock, Timeout
 from nightshift.campaign.records import Weights
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
-from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags, network_problem, scaled_rate
-from nightshift.engines.downloads import changes, prepare_data, prepare_model
+from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, network_problem, scaled_rate
+from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import LEARNING_RATES, effective
 from nightshift.engines.prime_rl.diagnose import PortTaken
@@ -26,57 +26,49 @@ from nightshift.engines.prime_rl.install import (
     ENGINE,
     ENV_VAR,
     Installation,
-    Pins,
     cache_dir,
     examine,
     guesses,
     install,
 )
-from nightshift.engines.prime_rl.launch import Launch, describe, free_ports
+from nightshift.engines.prime_rl.launch import Launch, free_ports
 from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors import network
-from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
+from nightshift.executors.gpus import Gpu, gpu_problems
 from nightshift.files import disk_error
 
-# A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
-# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-MIN_DRIVER = 525
 PORT_RETRIES = 3
-NO_GPU = "no GPU (--gpus none): not comparable"
 
 
 class PrimeRlEngine(Engine):
     """prime-rl on two GPUs of this machine, under the given rules."""
 
     name = ENGINE
+    num_gpus = 2
+    # A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
+    # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+    min_driver = 525
 
     def __init__(
         self,
-        rules: Rules,
-        root: Path,
-        environ: Mapping[str, str],
-        gpus: str | None = None,
-        keep_all: bool = False,
-        *,
+        *arguments: Any,
         installation: Installation | None = None,
         timing: Timing | None = None,
         reader: Sequence[str] = READER,
+        **named: Any,
     ) -> None:
-        """`gpus`: None takes the first two visible GPUs; `none` runs without GPUs, which compares with nothing.
+        """`arguments`, `named`: of Engine; `--gpus none` runs without GPUs, which compares with nothing.
 
-        `installation`: by default that of pyproject.toml's pins, where `environ` says. UsageError for other `gpus`.
+        `installation`: by default that of pyproject.toml's pins, where the environment says.
         """
-        self.rules, self.root = rules, root
-        self.installation = installation or Installation.find(Pins.read(root / "pyproject.toml"), environ)
-        self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
-        self._gpu_ids = None if gpus is None else parse_gpus(gpus, 2)
+        super().__init__(*arguments, **named)
+        self.installation = installation or Installation.find(self.root, self._environ)
         self._timing, self._reader = timing or Timing(self.startup_seconds), reader
-        if self.machine.limits.no_step_seconds is not None:
-            seconds = self.machine.limits.no_step_seconds
+        if (seconds := self.machine.limits.no_step_seconds) is not None:
             still_seconds = max(self._timing.still_seconds, seconds)
             self._timing = replace(self._timing, hang_seconds=seconds, still_seconds=still_seconds)
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
@@ -91,7 +83,7 @@ class PrimeRlEngine(Engine):
             raise UsageError("another prepare.py of yours is at work", "Wait for it.")
         installation, rules = self.installation, self.rules
         try:
-            gpus = self.pair()
+            gpus = self.gpus()
         except EngineError:
             if flags.smoke is None:
                 prepare_model(self.root, rules, note)
@@ -101,8 +93,6 @@ class PrimeRlEngine(Engine):
         config = load(self.root / "train.toml")
         for problem in gpu_problems(gpus):
             raise problem
-        for warning in gpu_warnings(gpus, MIN_DRIVER):
-            note(f"warning: {warning}")
         install(installation, self._environ, note, has_gpus=bool(gpus))
         runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus, rules, config)
         if flags.smoke is not None:
@@ -128,26 +118,10 @@ class PrimeRlEngine(Engine):
         for check in self._network():
             note(f"{check.name}: {check.problem}")
 
-    def doctor(self) -> list[Check]:
-        """Check the GPUs and their state, then each part of the installation."""
-        gpus: Sequence[Gpu] = ()
-        checks = []
-        try:
-            gpus = self.pair()
-            details = "; ".join(map(_describe, gpus))
-            checks = [Check(ENGINE, "GPUs", problem, details) for problem in gpu_problems(gpus)]
-            if gpus:
-                checks = checks or [Check(ENGINE, "GPUs", detail=details)]
-                checks.append(Check(ENGINE, "memory", detail=f"preset {self.rules.memory}"))
-        except EngineError as error:
-            checks.append(Check(ENGINE, "GPUs", error))
-        return checks + self.warnings() + examine(self.installation, self.rules, self.root, gpus)
-
-    def warnings(self) -> list[Check]:
-        """Return guesses about the GPUs and about the rest of this machine."""
-        gpus = self._gpus_here()
-        unfit = [Check(ENGINE, "GPUs", warning, is_warning=True) for warning in gpu_warnings(gpus, MIN_DRIVER)]
-        return unfit + self._network() + guesses(self.installation, self.rules, self.root, gpus)
+    def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
+        """Check each part of the installation, and guess what else may make a run fail on this machine."""
+        parts = (self.installation, self.rules, self.root, gpus)
+        return [*self._network(), *guesses(*parts), *examine(*parts)]
 
     def _network(self) -> list[Check]:
         """Return a warning if other processes of this machine can reach the server of a run."""
@@ -160,30 +134,15 @@ class PrimeRlEngine(Engine):
         """Return the problems of GPUs, installation, model and data. Takes the GPUs for this process."""
         return super().check() or [
             f"GPU {gpu.index} is taken by another experiment of yours. Wait for it, or choose others: --gpus"
-            for gpu in self.pair()
+            for gpu in self.gpus()
             if not self._hold(gpu.uuid)
         ]
-
-    def hardware(self) -> str:
-        """Return `2 x NVIDIA H100 80GB HBM3`, `1 x` where both share a GPU; both names where they differ."""
-        if self._gpu_ids == ():
-            return NO_GPU
-        try:
-            gpus = self.pair()
-        except EngineError:
-            return "no two GPUs"  # `check` says so before anything runs
-        names = [gpu.name for gpu in dict.fromkeys(gpus)]
-        return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
-
-    def gpu_ids(self) -> tuple[int, ...]:
-        """Return those of inference and trainer."""
-        return tuple(gpu.index for gpu in self.pair())
 
     def versions(self) -> dict[str, str]:
         """Return prime-rl's commit, the packages of its own environment, the driver, and whose network it uses."""
         versions = self.installation.versions()
         versions["network"] = "namespace of its own" if network.is_own else "shared"
-        for gpu in self._gpus_here()[:1]:
+        for gpu in self.gpus_here()[:1]:
             versions["driver"] = gpu.driver
         return versions
 
@@ -198,10 +157,10 @@ class PrimeRlEngine(Engine):
         rates = {path: config.get(path) for path in LEARNING_RATES if scale != 1}
         return Effective(settings, scaled=tuple(scaled_rate(path, rate, scale) for path, rate in rates.items() if rate))
 
-    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
-        """Return GPUs and model; then every process's command line, the complete config and ports."""
+    def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
+        """Return every process's command line, and the complete config with its ports."""
         launch = self.launch(settings, seed, run_dir)
-        return [*changes(self.rules, self._base), *describe(launch, verbose=verbose)]
+        return {command.name: command.argv for command in launch.commands}, launch.tree
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Validate the config, start all processes, and wait until the first weights are published.
@@ -256,26 +215,11 @@ class PrimeRlEngine(Engine):
             seed=seed,
             run_dir=run_dir,
             ports=free_ports(len(self.rules.environments)),
-            gpu_ids=tuple(gpu.index for gpu in self._gpus_here()),  # none in a dry run on a machine without GPUs
-            memory=self.rules.memory,
+            gpu_ids=tuple(gpu.index for gpu in self.gpus_here()),  # none in a dry run on a machine without GPUs
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
             variables=self.machine.environment,
         )
-
-    def pair(self) -> Sequence[Gpu]:
-        """Return the GPUs for inference and trainer, perhaps one GPU twice; none by --gpus none.
-
-        EngineError if this machine has not so many.
-        """
-        return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, 2, self._environ)
-
-    def _gpus_here(self) -> Sequence[Gpu]:
-        """Return those GPUs, none if this machine has not so many."""
-        try:
-            return self.pair()
-        except EngineError:
-            return ()
 
     def _hold(self, name: str) -> bool:
         """Hold a lock of this user until this process ends; False while another process holds the lock."""
@@ -290,12 +234,6 @@ class PrimeRlEngine(Engine):
                 raise disk_error(error, Path(lock.lock_file)) from None
             self._locks[name] = lock
         return True
-
-
-def _describe(gpu: Gpu) -> str:
-    major, minor = gpu.compute_capability
-    memory = "" if gpu.memory_gb is None else f", {gpu.memory_gb:.1f} GB"
-    return f"{gpu}{memory}, compute capability {major}.{minor}, driver {gpu.driver}"
 
 
 def _submitted(run_dir: Path) -> str:

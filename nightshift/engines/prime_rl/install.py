@@ -90,8 +90,10 @@ class Installation:
     pins: Pins
 
     @classmethod
-    def find(cls, pins: Pins, environ: Mapping[str, str]) -> Installation:
-        """Return the folder that NIGHTSHIFT_PRIME_RL names, else a folder in the user's cache."""
+    def find(cls, checkout: Path, environ: Mapping[str, str]) -> Installation:
+        """Return what a checkout of Nightshift pins, in the folder that NIGHTSHIFT_PRIME_RL names, else in the user's
+        cache."""
+        pins = Pins.read(checkout / "pyproject.toml")
         default = cache_dir(environ) / "prime-rl" / pins.commit
         return cls(Path(environ.get(ENV_VAR) or default).expanduser().absolute(), pins)
 

@@ -5,9 +5,7 @@ pinned commit, P/), which is not used: it waits half a minute before it stops an
 the server first. Nothing is started here.
 """
 
-import json
 import random
-import shlex
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nightshift.config.rules import NO_CARD
 from nightshift.engines.prime_rl.config import HOST, with_seed
 from nightshift.engines.prime_rl.remains import PRIME_DIR
 from nightshift.errors import EngineError
@@ -106,8 +103,7 @@ class Launch:
 
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
     installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
-    () hides every GPU from both. `memory`: the cards for which the defaults were chosen. `variables`: of machine.toml,
-    in place of what prime-rl's launcher sets.
+    () hides every GPU from both. `variables`: of machine.toml, in place of what prime-rl's launcher sets.
     """
 
     settings: Mapping[str, Any]
@@ -117,7 +113,6 @@ class Launch:
     gpu_ids: GpuIds
     bin_dir: Path
     environment: Mapping[str, str]
-    memory: str = NO_CARD
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -235,17 +230,3 @@ class Launch:
             command("orchestrator", orchestrator),
             command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
         )
-
-
-def describe(launch: Launch, *, verbose: bool) -> list[str]:
-    """Return the launch as text for --dry-run: GPUs and model; with `verbose` also processes and config."""
-    gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
-    gpus += " after it" if launch.is_shared else ""
-    lines = [
-        f"GPUs:     {gpus}; memory preset {launch.memory if launch.memory != NO_CARD else '2 x 80 GB'}",
-        f"model:    {launch.served_model}",
-    ]
-    if verbose:
-        lines += [f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands]
-        lines += [f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()]
-    return lines

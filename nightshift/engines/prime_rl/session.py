@@ -346,7 +346,7 @@ class PrimeRlSession(Session):
     def _death(self, child: Child) -> EngineError:
         """EngineError with the cause of the death of a process, from its log."""
         ending = "fatal error" if child.poll() is None else child.exit_cause()
-        problem = diagnose(child.name, ending, _log_lines(child), self._launch.memory)
+        problem = diagnose(child.name, ending, _log_lines(child), is_shared=self._launch.is_shared)
         problem.log = child.log_path.name
         return problem
 
