@@ -18,7 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.records import ProgressCallback, Training, Weights
+from nightshift.campaign.metrics import Step, num_without_gradient
+from nightshift.campaign.records import Phase, Progress, ProgressCallback, Training, Weights
 from nightshift.config.allowlist import KEYS, number_text
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import chosen_in
@@ -191,6 +192,19 @@ class Session(Policy):
     @abstractmethod
     def close(self) -> None:
         """Stop every process of the run and check that none is left. Safe to call twice."""
+
+
+def training_progress(steps: Sequence[Step], seconds_left: float, note: str = "") -> Progress:
+    """Return what the callback of a training gets after these steps."""
+    return Progress(
+        Phase.TRAINING,
+        len(steps),
+        seconds_left,
+        steps[-1].reward_mean if steps else None,
+        num_with_gradient=sum(step.has_gradient is True for step in steps),
+        num_without_gradient=num_without_gradient(steps),
+        note=note,
+    )
 
 
 class Proof(ABC):

@@ -78,7 +78,9 @@ class Trainer:
         send({"event": "ready"})
 
     def train(self, budget_seconds: float) -> None:
-        self._send({"event": "trained", **self._trainer.train_for(budget_seconds)})
+        training = self._trainer.train_for(budget_seconds)
+        earlier_steps = [step for step in self._trainer.earlier if step < training["num_steps"]]
+        self._send({"event": "trained", "training": training, "earlier_steps": earlier_steps})
 
     def load_final_weights(self) -> None:
         """Save the policy as a Hugging Face folder, then complete with what the file holds."""
@@ -96,7 +98,7 @@ class Trainer:
         self._policy, self._traces = self._load(final).to(self._spec["device"]), {}
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._send({"event": "weights", "step": step, "sha256": digest})
+        self._send({"event": "weights", "weights": {"step": step, "sha256": digest}})
 
     def load_step(self, step: int) -> None:
         for parameter, kept in zip(self._policy.parameters(), self._trainer.earlier[step], strict=True):
