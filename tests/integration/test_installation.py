@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.train_toml import load, parse, set_values
 from nightshift.engines import base
-from nightshift.engines.base import Check
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import install as checks
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import SUBMODULES, Installation, Pins, install
 from nightshift.errors import EngineError
-from nightshift.executors.gpus import Gpu
 from tests.conftest import git
-from tests.prime_rl_plans import GPU, PAIR
+from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
@@ -371,30 +368,6 @@ def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: In
     (source / "model.safetensors").unlink()  # the user empties the cache
     assert "is not complete" in str(checks.model_problem(installation, rules))
     assert checks.model_problem(installation, ARITHMETIC_TRL) is None  # in this repository
-
-
-def test_caches_are_warm_for_one_kind_of_gpus_and_cold_ones_refuse_no_run(installation: Installation) -> None:
-    def warnings(*gpus: Gpu) -> list[Check]:
-        checked = checks.guesses(installation, GSM8K_PRIME_RL, ROOT, gpus)
-        return [check for check in checked if check.name == "warm caches"]
-
-    [cold] = warnings(GPU, GPU)
-    assert (
-        f"the compile caches are cold for {GPU.name} with this train.toml: the first start takes longer. Run:"
-        in str(cold)
-    )
-    assert cold.ok
-    shipped = load(ROOT / "train.toml")
-    mark = installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL, shipped)
-    mark.parent.mkdir(parents=True)
-    mark.write_text("")
-    assert warnings(GPU, GPU) == warnings() == []
-    assert warnings(GPU, replace(GPU, name="NVIDIA L4"))
-    assert warnings(replace(GPU, driver="580.1"), GPU)
-    assert not installation.warm_mark((GPU, GPU), replace(GSM8K_PRIME_RL, model="their/model"), shipped).exists()
-    for key, value, is_warm in (("trainer.optim.lr", 1e-5, True), ("inference.vllm.enforce_eager", True, False)):
-        config = parse(set_values(shipped.source, {key: value}))
-        assert installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL, config).exists() is is_warm
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):

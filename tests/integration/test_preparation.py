@@ -85,14 +85,13 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
 
 
 @pytest.mark.slow
-def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain_and_downloads_nothing(prepared, monkeypatch):
+def test_the_caches_are_warmed_and_the_smoke_run_proves_the_chain_and_downloads_nothing(prepared, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise EngineError("no network")
 
     prepared.prepare()
     assert prepared.opened == ["warm-up"]
-    mark = prepared.installation.warm_mark(PAIR, RULES, CONFIG)
-    assert "weights of step" in mark.read_text()
+    assert "weights of step" in prepared.notes[-1]
     for name in ("prepare_model", "prepare_data"):
         monkeypatch.setattr(prime_rl, name, refuse)
     with pytest.raises(EngineError, match="no network"):
@@ -115,13 +114,12 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain_and_downl
         ("serves_the_start", True, r"the server did not serve the file"),
     ],
 )
-def test_a_failed_rehearsal_leaves_the_caches_cold_and_its_logs(prepared, fault, smoke, said):
+def test_a_failed_rehearsal_leaves_its_logs(prepared, fault, smoke, said):
     folder = "smoke" if smoke else "warm-up"
     prepared.misbehave(fault)
     with pytest.raises(EngineError, match=said) as caught:
         prepared.prepare(smoke=smoke)
     assert caught.value.fix.endswith(f"Read the logs in {prepared.installation.state_dir / 'runs'}/{folder}.")
-    assert not prepared.installation.warm_mark(PAIR, RULES, CONFIG).exists()
     assert list((prepared.installation.state_dir / "runs").glob(f"{folder}/inference.log"))
     if fault.endswith("_out_of_memory"):
         program = {"trainer": "trainer", "server": "inference"}[fault.partition("_")[0]]

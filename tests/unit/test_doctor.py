@@ -9,7 +9,7 @@ import pytest
 from nightshift.cli.run import checkout_checks
 from nightshift.engines.base import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, Doctor, checks
-from nightshift.engines.prime_rl.install import Installation, Pins, guesses
+from nightshift.engines.prime_rl.install import guesses
 from tests.checkouts import linked_checkout
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
@@ -85,8 +85,7 @@ LACKS: dict[str, tuple[str, object, str, str]] = {
 @pytest.mark.parametrize(("place", "answer", "name", "words"), LACKS.values(), ids=LACKS)
 def test_each_thing_that_the_machine_lacks_is_a_warning_with_its_command(root, monkeypatch, place, answer, name, words):
     monkeypatch.setattr(place, answer)
-    nowhere = Installation(root / "none", Pins.read(ROOT / "pyproject.toml"))
-    [check] = [check for check in guesses(nowhere, GSM8K_PRIME_RL, root, ()) if check.name == name]
+    [check] = [check for check in guesses(GSM8K_PRIME_RL, root) if check.name == name]
     assert re.search(f"warning  .*{words}", str(check)), str(check)
     assert check.ok  # it refuses no run
     assert "Run" in str(check)

@@ -12,7 +12,7 @@ import pytest
 
 from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
-from nightshift.engines.prime_rl.diagnose import PortTaken, diagnose
+from nightshift.engines.prime_rl.diagnose import diagnose
 from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
 from nightshift.errors import Failure
 from nightshift.text import clean
@@ -142,7 +142,8 @@ def test_an_exception_is_quoted_with_two_lines_of_its_message(name: str, log: st
     ],
 )  # fmt: skip
 def test_a_port_that_was_taken_is_told_from_all_else(name: str, line: str) -> None:
-    assert isinstance(end_of(name, f"{TRACEBACK}{line}"), PortTaken)
+    cause = end_of(name, f"{TRACEBACK}{line}")
+    assert (cause.failure, "a port was taken by another process" in str(cause)) == (INFRASTRUCTURE, True)
 
 
 OTHER = "Process 4711 has 7.00 GiB memory in use. "

@@ -179,10 +179,6 @@ _OTHER = re.compile(rf"{_NEWS.pattern}|^Traceback|^E\d{{4}} |{_EXCEPTION.pattern
 _FATAL = re.compile(rf"^{_FROM}ERROR Fatal error in \w+")
 
 
-class PortTaken(EngineError):
-    """A port was taken between its choice and its use: on others the same start may succeed."""
-
-
 def diagnose(name: str, ending: str, log_lines: Sequence[str], *, is_shared: bool = False) -> EngineError:
     """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
 
@@ -198,7 +194,7 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], *, is_shared: boo
         for at, line in enumerate(lines):
             if not _NEWS.match(line) and wanted.search(f"{name}: {line}"):
                 text = f"{name}: {cause.format(match=_message(lines[at:]))}"
-                kind = {_BIND: PortTaken, _EMPTY: NoGradient}.get(pattern, EngineError)
+                kind = NoGradient if pattern == _EMPTY else EngineError
                 return kind(text, fix, failure=failure)
     end = next((at for at, line in enumerate(lines) if _WRAPPER.search(line)), len(lines))
     near = range(max(0, end - _NEAR), end)

@@ -21,7 +21,6 @@ from nightshift.engines.base import Check, Effective, Engine, Note, Plan, Prepar
 from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import LEARNING_RATES, effective
-from nightshift.engines.prime_rl.diagnose import PortTaken
 from nightshift.engines.prime_rl.install import (
     ENGINE,
     ENV_VAR,
@@ -40,8 +39,6 @@ from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors import network
 from nightshift.executors.gpus import Gpu, gpu_problems
 from nightshift.files import disk_error
-
-PORT_RETRIES = 3
 
 
 class PrimeRlEngine(Engine):
@@ -94,7 +91,7 @@ class PrimeRlEngine(Engine):
         for problem in gpu_problems(gpus):
             raise problem
         install(installation, self._environ, note, has_gpus=bool(gpus))
-        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus, rules, config)
+        runs_dir = installation.state_dir / "runs"
         if flags.smoke is not None:
             tiny = smoke_rules(self.root, rules, flags.smoke)
             rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
@@ -103,12 +100,10 @@ class PrimeRlEngine(Engine):
             prepare_data(self.root, rules, flags.sources, note)
             if rules.model_revision is not None:
                 installation.pin_model(rules, model)
-        if gpus and flags.smoke is None and not mark.is_file():
-            note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
-            cold = warm_up_rules(rules)
-            line = rehearse(self.under(cold), config, runs_dir / cold.name, note)
-            mark.parent.mkdir(exist_ok=True)
-            mark.write_text(line + "\n")
+            if gpus:
+                note("filling the compile caches by an unscored run: up to 20 minutes to start, 5 to train")
+                cold = warm_up_rules(rules)
+                rehearse(self.under(cold), config, runs_dir / cold.name, note)
         if flags.prime_rl is not None:
             note(f"for run.py: export {ENV_VAR}={installation.root}")
 
@@ -120,8 +115,8 @@ class PrimeRlEngine(Engine):
 
     def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
         """Check each part of the installation, and guess what else may make a run fail on this machine."""
-        parts = (self.installation, self.rules, self.root, gpus)
-        return [*self._network(), *guesses(*parts), *examine(*parts)]
+        parts = examine(self.installation, self.rules, self.root, gpus)
+        return [*self._network(), *guesses(self.rules, self.root), *parts]
 
     def _network(self) -> list[Check]:
         """Return a warning if other processes of this machine can reach the server of a run."""
@@ -163,32 +158,20 @@ class PrimeRlEngine(Engine):
         return {command.name: command.argv for command in launch.commands}, launch.tree
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
-        """Validate the config, start all processes, and wait until the first weights are published.
-
-        A start that loses a port is repeated on other ports; what it wrote goes to `port-taken-N` in `run_dir`.
-        """
+        """Validate the config, start all processes, and wait until the first weights are published."""
         deadline = self._timing.clock() + deadline_seconds
         try:
             self.installation.copy_environments(self.root, self.rules)
         except OSError as error:
             raise disk_error(error, self.installation.state_dir) from None
-        kept, num_tries, source = {*run_dir.iterdir()}, 0, _submitted(run_dir)
-        while True:
-            launch = self.launch(settings, seed, run_dir)
-            session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
-            try:
-                session.open(source)
-                return session
-            except BaseException as error:
-                session.close()
-                num_tries += 1
-                if num_tries > PORT_RETRIES or not isinstance(error, PortTaken):
-                    raise
-            aside = run_dir / f"port-taken-{num_tries}"
-            for path in {*run_dir.iterdir()} - kept:
-                aside.mkdir(exist_ok=True)
-                path.rename(aside / path.name)
-            kept.add(aside)
+        launch = self.launch(settings, seed, run_dir)
+        session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
+        try:
+            session.open(_submitted(run_dir))
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> ServedProof:
         """Compare the served log-probabilities with those of the weights' file (served.py)."""

@@ -21,13 +21,11 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.records import MODELS_GB
 from nightshift.config.rules import TASKSET_FOLDERS, Rules
-from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import Check, Note
 from nightshift.engines.downloads import data_problem, is_whole_model, local_problem
-from nightshift.errors import ConfigError, EngineError
+from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup
@@ -50,13 +48,6 @@ _GRACE_SECONDS = 5.0  # git and uv clean up after themselves on SIGTERM
 _POLL_SECONDS = 0.5
 _NUM_QUOTED_LINES = 4
 _FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT")  # of other projects
-_COMPILING = (
-    "inference.vllm.enforce_eager",
-    "inference.vllm.max_",
-    "seq_len",
-    "trainer.model.compile",
-    "trainer.model.lora",
-)
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness
 from nightshift_taskset.training import training_set
 
@@ -165,15 +156,6 @@ class Installation:
             write_atomically(folder / "refs" / "main", rules.model_revision.encode())
         except OSError as error:
             raise disk_error(error, folder) from None
-
-    def warm_mark(self, gpus: Sequence[Gpu], rules: Rules, config: Config) -> Path:
-        """Exists once an unscored run has filled the compile caches for these GPUs, driver, model, packages and keys of
-        train.toml with which prime-rl or vLLM compile anew."""
-        parts = [f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus)]
-        parts += [rules.model, str(rules.model_revision), self.pins.torch, self.pins.vllm]
-        parts += [f"{path} = {value}" for path, value in sorted(config.values.items()) if path.startswith(_COMPILING)]
-        kind = "\0".join(parts)
-        return self.state_dir / "caches" / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
 
     def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
         """Return the variables that make a process use this installation; `path` is the caller's PATH."""
@@ -399,14 +381,9 @@ def model_problem(installation: Installation, rules: Rules) -> EngineError | Non
     return EngineError(f"{rules.model} at {rules.model_revision[:9]} is not complete in {folder}", PREPARE)
 
 
-def guesses(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
+def guesses(rules: Rules, root: Path) -> list[Check]:
     """Return what may make a run of the checkout at `root` slow or fail here. These warnings refuse no run."""
     warnings = dict[str, EngineError]()
-    with suppress(ConfigError):  # an invalid train.toml is reported by whoever runs it
-        if gpus and not installation.warm_mark(gpus, rules, load(root / CONFIG_NAME)).is_file():
-            ids = ",".join(str(gpu.index) for gpu in gpus)
-            cause = f"the compile caches are cold for {gpus[0].name} with this train.toml: the first start takes longer"
-            warnings["warm caches"] = EngineError(cause, f"Run: uv run prepare.py --gpus {ids}.")
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         warnings["compiler"] = EngineError("no cc, gcc or clang, which Triton needs", "Run: sudo apt install gcc.")
     if (free := free_disk_gb(_SHM)) < _SHM_GB:

@@ -39,8 +39,8 @@ def free_ports(num_environments: int = 1) -> Ports:
     """Ports that nobody uses now: five in a row, and one for every environment after the first.
 
     A race is left: between this call and the moment, up to half a minute later, at which a process binds its port,
-    another program could bind the same one out of 12,000; that process then ends with "address already in use", and
-    PrimeRlEngine.open tries others.
+    another program could bind the same one out of 12,000; that process then ends with "address already in use", an
+    infrastructure failure.
     """
     for _ in range(_PORT_TRIES):
         first = random.SystemRandom().choice(_PORT_RANGE)
