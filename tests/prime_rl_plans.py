@@ -10,7 +10,7 @@ from nightshift.config.allowlist import ANY, CURRICULUM, KEYS, Key, Kind, Value
 from nightshift.config.rules import NO_CARD
 from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.launch import Launch, Ports
+from nightshift.engines.prime_rl.launch import Launch
 from nightshift.errors import ConfigError
 from nightshift.executors.gpus import Gpu
 from tests.rules import GSM8K_PRIME_RL
@@ -22,7 +22,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lora": {"trainer.model.lora": {}, "trainer.model.lora.rank": 24},
     "max_steps": {"max_steps": 40, "trainer.scheduler.type": "linear", "trainer.scheduler.decay_steps": 30},
 }
-PORTS = Ports(inference=20001, rollouts=20002, env_server=20004, rendezvous=20005)
+PORT = 20001
 # As Installation.environment makes it.
 ENVIRONMENT = {
     "PATH": "/opt/prime-rl/.venv/bin:/usr/bin",
@@ -44,7 +44,7 @@ def variant(name: str) -> Config:
 def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -> Launch:
     """The plan of one run, with invented GPUs, ports and installation unless `changes` names others."""
     given: dict[str, Any] = {
-        "ports": PORTS,
+        "port": PORT,
         "gpu_ids": (0, 1),
         "bin_dir": Path("/opt/prime-rl/.venv/bin"),
         "environment": ENVIRONMENT,

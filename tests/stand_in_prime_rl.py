@@ -373,7 +373,7 @@ def step_of(folder: str | Path | None) -> int:
     return int(struct.unpack("<f", files[0].read_bytes()[-4:])[0]) if files else 0
 
 
-def reader(base: str, folder: str, fault: str | None) -> None:
+def reader(base: str, folder: str, served: str, answer: str, fault: str | None) -> None:
     """The stand-in for transformers: what `logprob` makes of the steps of the two folders."""
     sys.path.insert(0, str(HERE))
     from stand_in_server import logprob
@@ -384,9 +384,10 @@ def reader(base: str, folder: str, fault: str | None) -> None:
         time.sleep(0.1)
     if fault == "reader_fails":
         raise ValueError(f"{folder} lacks model.norm.weight")
-    prompts, steps = json.load(sys.stdin), {"start": step_of(base), "file": step_of(folder)}
+    prompts = json.loads(Path(served).read_bytes())["final"]["tokens"]
+    steps = {"start": step_of(base), "file": step_of(folder)}
     told = {name: [[logprob(t, step) for t in tokens[1:]] for tokens in prompts] for name, step in steps.items()}
-    print(json.dumps(told))
+    Path(answer).write_text(json.dumps(told))
 
 
 def break_engine() -> None:

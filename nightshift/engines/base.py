@@ -362,11 +362,6 @@ class Engine(ABC):
         file is not the one that was scored."""
         return None
 
-    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
-        """Return the line of the proof, after its end. EngineError if other weights were scored."""
-        proof = self.start_proof(run_dir, weights, note)
-        return proof.result() if proof else None
-
     @abstractmethod
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
         """Start the processes of one run and wait until they can train. EngineError with the cause.

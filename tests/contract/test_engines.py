@@ -107,7 +107,8 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
     assert living_children() == []
     # prove: that the weights that are left were evaluated, where they could be others; an engine that has no session
     notes: list[str] = []
-    told = engine.prove(run_dir, weights, notes.append)
+    proof = engine.start_proof(run_dir, weights, notes.append)
+    told = proof.result() if proof else None
     assert told is None or told.startswith("served = file: 0.0000 nats a token from the file, 0.")
     assert (told is None) is (notes == []) is (weights.served_sha256 is None)
     assert living_children() == []

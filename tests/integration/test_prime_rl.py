@@ -24,7 +24,6 @@ from nightshift.engines.base import NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError, Failure
@@ -356,7 +355,7 @@ def taken_port() -> Iterator[int]:
 
 @pytest.mark.slow
 def test_a_lost_port_is_no_fault_of_the_config(start: Open, taken_port: int, monkeypatch) -> None:
-    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: replace(free_ports(), env_server=taken_port))
+    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: taken_port - 3)
     with pytest.raises(EngineError, match="env-server: a port was taken by another process") as caught:
         start()
     assert caught.value.failure is Failure.INFRASTRUCTURE

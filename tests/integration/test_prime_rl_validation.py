@@ -25,7 +25,7 @@ from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, DEFAULTS
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError
 from nightshift.report.export.rl_toml import rl_toml
-from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
+from tests.prime_rl_plans import PORT, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
             for name in ("inference", "trainer", "orchestrator", "envs/train/gsm8k")
         )
         assert Path(trainer["output_dir"]) == Path(orchestrator["output_dir"]) == launch.prime_dir
-        assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORTS.env_server}"
+        assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORT + 3}"
         assert env_server["env"] == orchestrator["train"]["source"][0]["env"]
         lora = orchestrator["model"]["lora"]
         assert launch.served_model == (lora["name"] if lora else orchestrator["model"]["name"])
@@ -133,7 +133,7 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
         assert trainer["monitors"]["wandb"] is orchestrator["monitors"]["wandb"] is None
         for side in (trainer, orchestrator):
             assert side["weight_broadcast"] == {"type": "filesystem"}
-            assert side["rollout_transport"]["port"] == PORTS.rollouts
+            assert side["rollout_transport"]["port"] == PORT + 1
 
 
 def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class PrimeRlEngine(Engine):
             settings=settings,
             seed=seed,
             run_dir=run_dir,
-            ports=free_ports(len(self.rules.environments)),
+            port=free_ports(len(self.rules.environments)),
             gpu_ids=tuple(gpu.index for gpu in self.gpus_here()),  # none in a dry run on a machine without GPUs
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),

@@ -91,7 +91,7 @@ class PrimeRlSession(Session):
         self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
         self._waits: dict[str, float] = {}  # seconds of the start, by the process that was waited for
-        self._server = Server(launch.ports.inference, deadline, timing.clock)
+        self._server = Server(launch.port, deadline, timing.clock)
         self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
         algo = launch.tree["orchestrator"].get("algo", {})
