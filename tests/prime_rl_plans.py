@@ -28,7 +28,6 @@ ENVIRONMENT = {
     "PATH": "/opt/prime-rl/.venv/bin:/usr/bin",
     "PYTHONPATH": "/opt/prime-rl/.nightshift/environments/0123456789abcdef",
     "VLLM_CACHE_ROOT": "/opt/prime-rl/.nightshift/caches/vllm",
-    "HF_HUB_CACHE": "/opt/prime-rl/.nightshift/hub",
 }
 # Two cards that an installation is checked and prepared for.
 GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))

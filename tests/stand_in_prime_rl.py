@@ -24,7 +24,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 if __name__ != "__main__":  # the programs themselves import nothing of Nightshift
-    from nightshift.config.rules import Rules
     from nightshift.engines.prime_rl.install import Installation, Pins
 
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun", "python")
@@ -47,15 +46,11 @@ def install(folder: Path) -> Path:
     return bin_dir
 
 
-def installation(folder: Path, rules: Rules) -> Installation:
-    """An installation of stand-ins, with a base model that has a config and a tokenizer, and nothing else."""
+def installation(folder: Path) -> Installation:
+    """An installation of stand-ins."""
     pins = Pins.read(HERE.parent / "pyproject.toml")
     made = Installation(folder / "prime-rl", pins)
     install(made.venv)
-    snapshot = made.model_folder(rules) / "snapshots" / str(rules.model_revision)
-    snapshot.mkdir(parents=True)
-    for name in ("config.json", "tokenizer_config.json"):
-        (snapshot / name).write_text("{}")
     return made
 
 

@@ -49,7 +49,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
     monkeypatch.setattr(served, "ASK_SECONDS", NEVER)
     timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
-    installation = stand_in_prime_rl.installation(tmp_path, rules)
+    installation = stand_in_prime_rl.installation(tmp_path)
     given = {"installation": installation, "timing": timing, "reader": [str(installation.bin_dir / "reader.py")]}
     return prime_rl.PrimeRlEngine(rules, ROOT, dict(os.environ), "none", **given)
 

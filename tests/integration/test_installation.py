@@ -11,6 +11,7 @@ import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.engines import base
+from nightshift.engines.downloads import model_folder, model_problem
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import install as checks
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
@@ -346,28 +347,23 @@ def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(
     assert checks.requirements_problem(installation, rules) is None
 
 
-def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: Installation, tmp_path: Path) -> None:
-    """Asked through the real huggingface_hub, as vLLM and transformers do."""
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
+def test_the_pinned_model_is_where_the_hub_s_client_puts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants, try_to_load_from_cache
 
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     rules = GSM8K_PRIME_RL
-    source = tmp_path / "users-cache"
-    source.mkdir()
+    folder = model_folder(rules, ROOT)
+    fix = "Run: uv run prepare.py --engine prime-rl."
+    assert str(model_problem(rules, ROOT)) == f"{rules.model} is missing, or not complete, in {folder}. {fix}"
+    folder.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (source / name).write_text("{}")
-    assert "is not complete" in str(checks.model_problem(installation, rules))
-    for _ in range(2):
-        installation.pin_model(rules, source)
-    assert checks.model_problem(installation, rules) is None
-    found = try_to_load_from_cache(rules.model, "model.safetensors", cache_dir=installation.hub_dir)
-    assert Path(found).samefile(source / "model.safetensors")
-    offline = snapshot_download(rules.model, cache_dir=installation.hub_dir, local_files_only=True)
-    assert Path(offline).samefile(source)
-    (installation.model_folder(rules) / "refs" / "main").write_text("0" * 40)
-    assert "is not complete" in str(checks.model_problem(installation, rules))
-    (source / "model.safetensors").unlink()  # the user empties the cache
-    assert "is not complete" in str(checks.model_problem(installation, rules))
-    assert checks.model_problem(installation, ARITHMETIC_TRL) is None  # in this repository
+        (folder / name).write_text("{}")
+    assert model_problem(rules, ROOT) is None
+    found = try_to_load_from_cache(rules.model, "model.safetensors", tmp_path, rules.model_revision)
+    assert Path(str(found)).samefile(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()  # the user empties the cache
+    assert "is missing, or not complete" in str(model_problem(rules, ROOT))
+    assert model_problem(ARITHMETIC_TRL, ROOT) is None  # in this repository
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):

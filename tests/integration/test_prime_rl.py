@@ -61,7 +61,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def engine_for(rules: Rules, folder: Path, timing: Timing) -> PrimeRlEngine:
-    installation = stand_in_prime_rl.installation(folder, rules)
+    installation = stand_in_prime_rl.installation(folder)
     return PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
 
 

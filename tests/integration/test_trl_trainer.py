@@ -142,7 +142,6 @@ def make_spec(folder: Path, trained_at_once: int = 512, **changes: Any) -> dict[
         "settings": make_settings(**changes),
         "train_seed": 3,
         "budget_clock": "cpu",
-        "model_revision": None,
         "trained_at_once": trained_at_once,
         "sampled_at_once": 512,
         "weights_dir": str(folder / "weights"),

@@ -18,7 +18,7 @@ from nightshift.campaign.records import Weights
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, network_problem, scaled_rate
-from nightshift.engines.downloads import prepare_data, prepare_model
+from nightshift.engines.downloads import model_folder, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import LEARNING_RATES, effective
 from nightshift.engines.prime_rl.install import (
@@ -34,7 +34,7 @@ from nightshift.engines.prime_rl.launch import Launch, free_ports
 from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.errors import ConfigError, UsageError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors import network
 from nightshift.executors.gpus import Gpu, gpu_problems
@@ -74,19 +74,16 @@ class PrimeRlEngine(Engine):
         """Install prime-rl, fetch model and data, and fill the compile caches by an unscored run.
 
         With `smoke` the chain runs once with the tiny model instead, which needs no network once prime-rl is installed.
-        Without GPUs only model and data are fetched, before the EngineError.
+        Without GPUs model and data are fetched before the EngineError.
         """
         if not self._hold("prepare"):
             raise UsageError("another prepare.py of yours is at work", "Wait for it.")
         installation, rules = self.installation, self.rules
-        try:
-            gpus = self.gpus()
-        except EngineError:
-            if flags.smoke is None:
-                prepare_model(self.root, rules, note)
-                prepare_data(self.root, rules, flags.sources, note)
-                note("model and data are here; prime-rl is installed where the GPUs are")
-            raise
+        if flags.smoke is None:
+            prepare_model(self.root, rules, note)
+            prepare_data(self.root, rules, flags.sources, note)
+            note("model and data are here")
+        gpus = self.gpus()
         config = load(self.root / "train.toml")
         for problem in gpu_problems(gpus):
             raise problem
@@ -95,15 +92,10 @@ class PrimeRlEngine(Engine):
         if flags.smoke is not None:
             tiny = smoke_rules(self.root, rules, flags.smoke)
             rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
-        else:
-            model = prepare_model(self.root, rules, note)
-            prepare_data(self.root, rules, flags.sources, note)
-            if rules.model_revision is not None:
-                installation.pin_model(rules, model)
-            if gpus:
-                note("filling the compile caches by an unscored run: up to 20 minutes to start, 5 to train")
-                cold = warm_up_rules(rules)
-                rehearse(self.under(cold), config, runs_dir / cold.name, note)
+        elif gpus:
+            note("filling the compile caches by an unscored run: up to 20 minutes to start, 5 to train")
+            cold = warm_up_rules(rules)
+            rehearse(self.under(cold), config, runs_dir / cold.name, note)
         if flags.prime_rl is not None:
             note(f"for run.py: export {ENV_VAR}={installation.root}")
 
@@ -146,8 +138,6 @@ class PrimeRlEngine(Engine):
         loaded = load_environments(self.root, self.rules.environments)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
         settings = effective(config, self.rules, prompt_tokens)
-        if self.rules.model_revision is None:
-            settings["model"]["name"] = str(self._base)
         scale = self.rules.learning_rate_scale
         rates = {path: config.get(path) for path in LEARNING_RATES if scale != 1}
         return Effective(settings, scaled=tuple(scaled_rate(path, rate, scale) for path, rate in rates.items() if rate))
@@ -181,9 +171,7 @@ class PrimeRlEngine(Engine):
     @property
     def _base(self) -> Path:
         """The folder of the start weights."""
-        if self.rules.model_revision is None:
-            return self.root / self.rules.model
-        return self.installation.model_folder(self.rules) / "snapshots" / self.rules.model_revision
+        return model_folder(self.rules, self.root)
 
     def under(self, rules: Rules) -> PrimeRlEngine:
         """Return an engine for the same machine and installation under other rules."""
@@ -194,7 +182,7 @@ class PrimeRlEngine(Engine):
     def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
         """Return all that `open` would start, with ports that are free now."""
         return Launch(
-            settings=settings,
+            settings={**settings, "model": {"name": str(self._base)}},  # prime-rl has no key for a revision
             seed=seed,
             run_dir=run_dir,
             port=free_ports(len(self.rules.environments)),

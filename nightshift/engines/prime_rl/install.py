@@ -1,7 +1,7 @@
 """prime-rl's installation: clone it, sync its packages, check that it is what pyproject.toml pins.
 
 An installation is prime-rl's own checkout with its own environment in `.venv`. All that Nightshift adds is in one
-folder of the checkout, `.nightshift`: compile caches, copies of environments, links to the pinned model.
+folder of the checkout, `.nightshift`: compile caches and copies of environments.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from nightshift.campaign.records import MODELS_GB
 from nightshift.config.rules import TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
-from nightshift.engines.downloads import data_problem, is_whole_model, local_problem
+from nightshift.engines.downloads import data_problem, model_problem
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup
-from nightshift.files import disk_error, free_disk_gb, write_atomically
+from nightshift.files import disk_error, free_disk_gb
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
@@ -107,11 +107,6 @@ class Installation:
         return self.root / ".nightshift"
 
     @property
-    def hub_dir(self) -> Path:
-        """A Hugging Face cache whose only model is the pinned one, as its `main`: prime-rl has no revision key."""
-        return self.state_dir / "hub"
-
-    @property
     def unfinished_sync(self) -> Path:
         """Exists while packages are being installed, and after an installation that was interrupted."""
         return self.state_dir / "sync.unfinished"
@@ -135,28 +130,6 @@ class Installation:
         shutil.rmtree(target, ignore_errors=True)
         temporary.replace(target)
 
-    def model_folder(self, rules: Rules) -> Path:
-        """The folder in which a Hugging Face cache keeps the rules' model."""
-        return self.hub_dir / f"models--{rules.model.replace('/', '--')}"
-
-    def pin_model(self, rules: Rules, snapshot: Path) -> None:
-        """Show prime-rl the model's pinned revision as `main`, by a link to the user's own cache: no second copy.
-
-        prime-rl asks for the model by name only, which a Hugging Face cache resolves through refs/main. In the user's
-        cache, refs/main is absent or the revision that was downloaded last.
-        """
-        assert rules.model_revision is not None
-        folder = self.model_folder(rules)
-        link = folder / "snapshots" / rules.model_revision
-        try:
-            link.parent.mkdir(parents=True, exist_ok=True)
-            (folder / "refs").mkdir(exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(snapshot.absolute(), target_is_directory=True)
-            write_atomically(folder / "refs" / "main", rules.model_revision.encode())
-        except OSError as error:
-            raise disk_error(error, folder) from None
-
     def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
         """Return the variables that make a process use this installation; `path` is the caller's PATH."""
         caches = self.state_dir / "caches"
@@ -167,7 +140,6 @@ class Installation:
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
             "VLLM_CACHE_ROOT": str(caches / "vllm"),
-            "HF_HUB_CACHE": str(self.hub_dir),
         }
 
     def version(self, package: str) -> str | None:
@@ -308,7 +280,7 @@ def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence
         parts |= {
             "packages": packages_problem(installation, has_gpus=bool(gpus)),
             "environments": requirements_problem(installation, rules),
-            "model": model_problem(installation, rules) or local_problem(rules, root),
+            "model": model_problem(rules, root),
         }
     parts["data"] = data_problem(root, rules)
     details = {"checkout": str(installation.root)}
@@ -367,18 +339,6 @@ def requirements_problem(installation: Installation, rules: Rules) -> EngineErro
         return None
     fix = f"Run: uv pip install --python {installation.bin_dir / 'python'} {' '.join(sorted(missing))}"
     return EngineError("prime-rl's environment lacks what an environment of rules.toml requires", fix)
-
-
-def model_problem(installation: Installation, rules: Rules) -> EngineError | None:
-    """Return the problem if the installation lacks the rules' model, or its `main` is another revision."""
-    if rules.model_revision is None:
-        return None
-    folder = installation.model_folder(rules)
-    main = folder / "refs" / "main"
-    is_main = main.is_file() and main.read_text() == rules.model_revision
-    if is_main and is_whole_model(folder / "snapshots" / rules.model_revision):
-        return None
-    return EngineError(f"{rules.model} at {rules.model_revision[:9]} is not complete in {folder}", PREPARE)
 
 
 def guesses(rules: Rules, root: Path) -> list[Check]:

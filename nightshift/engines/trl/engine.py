@@ -20,7 +20,7 @@ from nightshift.config.rules import NO_CARD
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
 from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, scaled_rate, size_of
-from nightshift.engines.downloads import data_problem, local_problem, prepare_data, prepare_model
+from nightshift.engines.downloads import data_problem, model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, UsageError
@@ -85,10 +85,11 @@ class TrlEngine(Engine):
         self.prepare(PrepareFlags(), note)
 
     def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
-        """Check the base model and the data, which a run fetches at its start."""
+        """Check the base model and the data. A run fetches data and a model of the hub at its start."""
         names = ", ".join(environment.package for environment in self.rules.environments)
+        problem, is_on_hub = model_problem(self.rules, self.root), self.rules.model_revision is not None
         found = [
-            Check(self.name, "model", local_problem(self.rules, self.root), self.rules.model),
+            Check(self.name, "model", problem, self.rules.model, is_warning=is_on_hub),
             Check(self.name, "data", data_problem(self.root, self.rules), names, is_warning=True),
         ]
         if (fitting := self.capacity()) is not None:
@@ -166,8 +167,7 @@ class TrlEngine(Engine):
         memory = self.rules.memory
         trained, sampled = _AT_ONCE_ON_CPU if memory == NO_CARD else AT_ONCE[size_of(memory)[1]]
         return {
-            "model": self.rules.model if self.rules.model_revision else str(self.root / self.rules.model),
-            "model_revision": self.rules.model_revision,
+            "model": str(model_folder(self.rules, self.root)),
             "root": str(self.root),
             "environments": [asdict(environment) for environment in self.rules.environments],
             "train_seed": seed,

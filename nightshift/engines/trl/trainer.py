@@ -64,10 +64,9 @@ class Trainer:
         logging.disable_progress_bar()
         torch.set_num_threads(spec["num_threads"])
         torch.set_flush_denormal(True)  # a sharp attention makes many, and a step took 1.7 times as long
-        self._tokenizer = AutoTokenizer.from_pretrained(spec["model"], revision=spec["model_revision"])
+        self._tokenizer = AutoTokenizer.from_pretrained(spec["model"])
         # In float32; a GPU computes in bfloat16 by autocast.
-        options = {"revision": spec["model_revision"], "dtype": "float32", "use_safetensors": True}
-        self._load = partial(AutoModelForCausalLM.from_pretrained, **options)
+        self._load = partial(AutoModelForCausalLM.from_pretrained, dtype="float32", use_safetensors=True)
         self._policy = self._load(spec["model"]).to(spec["device"])
         self._traces: dict[str, Any] = {}  # by a chat up to an answer of the final policy
         wanted = msgspec.convert(spec["environments"], list[EnvironmentRules])
