@@ -165,7 +165,7 @@ def open_night(
 def _require_switch(repo: Repo, head: Head, branch: str) -> None:
     """Raise UsageError, with the command for the user, where this process may not switch back to the night's branch."""
     fix = f"git switch {shlex.quote(branch)}, then the same command resumes it."
-    if repo.is_dirty():
+    if repo.changes():
         cause = f"files have changes that are not committed, and the night that was cut off works on {branch}"
         raise UsageError(cause, f"Commit them, or put them aside: git stash && {fix}")
     here, there = repo.files_at(str(head.commit)), repo.files_at(repo.branches()[branch])

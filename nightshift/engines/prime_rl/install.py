@@ -10,7 +10,6 @@ import hashlib
 import os
 import shlex
 import shutil
-import subprocess
 import time
 import tomllib
 import uuid
@@ -21,6 +20,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from nightshift.campaign.git import Repo
 from nightshift.campaign.records import MODELS_GB
 from nightshift.config.rules import TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
@@ -43,7 +43,6 @@ PROGRAMS = ("python", "inference", "env-server", "orchestrator", "torchrun")
 RUN_DISK_GB = 6.0
 BROADCAST_GB = 1.3
 _SHM, _SHM_GB = Path("/dev/shm"), 0.5  # runs on a CPU left segments of 168 MB there; a container has 64 MB by default
-_GIT_SECONDS = 30.0
 _GRACE_SECONDS = 5.0  # git and uv clean up after themselves on SIGTERM
 _POLL_SECONDS = 0.5
 _NUM_QUOTED_LINES = 4
@@ -151,7 +150,7 @@ class Installation:
         """Return the commit of the checkout and the versions of its packages, without those that are missing."""
         found = {name: self.version(name) for name in ("torch", "vllm", "transformers")}
         with suppress(EngineError):
-            found["prime-rl"] = _read_git(self.root, "rev-parse", "HEAD")
+            found["prime-rl"] = Repo(self.root).head().commit
         return {name: version for name, version in found.items() if version is not None}
 
 
@@ -293,19 +292,18 @@ def checkout_problem(installation: Installation) -> EngineError | None:
     if not (root / ".git").exists():
         return EngineError(f"prime-rl is not installed in {root}", PREPARE)
     try:
-        head = _read_git(root, "rev-parse", "HEAD")
-        changes = _read_git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked")
+        head, changes = Repo(root).head().commit, Repo(root).changes()
     except EngineError as error:
-        return error
+        return EngineError(f"{root}: {error}", PREPARE)
     missing = [name for name in SUBMODULES if not (root / name / ".git").exists()]
     if head != commit:
-        cause = f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}"
+        cause = f"{root} is at commit {str(head)[:9]}, this version runs prime-rl at {commit[:9]}"
         fix = f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl."
     elif missing:
         cause = f"{root / missing[0]} is empty: a submodule is missing"
         fix = f"Run: git -C {root} submodule update --init --recursive."
     elif changes:
-        cause = f"{root}: {changes.splitlines()[0][2:].strip()} differs from the pinned commit"
+        cause = f"{root}: {changes[0]} differs from the pinned commit"
         fix = f"Look: git -C {root} status; then restore it, or leave out --prime-rl."
     else:
         return None
@@ -358,17 +356,3 @@ def guesses(rules: Rules, root: Path) -> list[Check]:
             f"{free:.1f} GB of disk are free; {needs}", "Run: du -sh runs/*; then delete old ones."
         )
     return [Check(ENGINE, name, warning, is_warning=True) for name, warning in warnings.items()]
-
-
-def _read_git(root: Path, *arguments: str) -> str:
-    """Return what a reading git command prints, whatever the user's git configuration is. EngineError if it fails."""
-    environ = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-    # Another user may have installed the checkout for all: nothing of it is executed here.
-    safe = ("--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false")
-    command = ["git", *safe, "-C", os.fspath(root), *arguments]
-    try:
-        result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        cause = " ".join(str(getattr(error, "stderr", None) or error).split())[:200]
-        raise EngineError(f"git {arguments[0]} fails in {root}: {cause}", PREPARE) from None
-    return result.stdout.strip("\n")
