@@ -25,7 +25,7 @@ from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import chosen_in
 from nightshift.config.train_toml import Config
 from nightshift.engines.machine import Machine, read_machine
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors import network
 from nightshift.executors.gpus import (
@@ -48,6 +48,7 @@ _ENGINES = {
     "prime-rl": ("nightshift.engines.prime_rl.engine", "PrimeRlEngine"),
 }
 ENGINES = tuple(_ENGINES)
+LEARNING_RATES = ("trainer.optim.lr", "trainer.scheduler.min_lr")
 NO_GPU = "no GPU (--gpus none): not comparable"
 ALL = "all"  # of a check that decides the readiness of every engine
 
@@ -158,6 +159,14 @@ class Check:
             "PROBLEM" if not self.ok else "ok" if self.problem is None else "warning" if self.is_needed else "not used"
         )
         return f"{self.engine:10}{self.name:14}{state:9}{text}".rstrip()
+
+
+def look(name: str, read: Callable[[], object]) -> Check:
+    """Check what `read` reads, for every engine; what it returns is the detail."""
+    try:
+        return Check(ALL, name, detail=str(read()))
+    except NightshiftError as error:
+        return Check(ALL, name, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,10 +385,14 @@ def _describe(gpu: Gpu) -> str:
     return f"{gpu}{memory}, compute capability {major}.{minor}, driver {gpu.driver}"
 
 
-def scaled_rate(path: str, rate: float, scale: float) -> str:
-    """Return the line of a learning rate that the rules multiply by `scale` for their model."""
-    times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
-    return f"{path} {times} on this model"
+def scaled_rates(config: Config, scale: float) -> tuple[str, ...]:
+    """Return a line for each learning rate of train.toml that the rules multiply by `scale` for their model."""
+    rates = {path: config.get(path) for path in LEARNING_RATES if scale != 1}
+    return tuple(
+        f"{path} {number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))} on this model"
+        for path, rate in rates.items()
+        if rate
+    )
 
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:

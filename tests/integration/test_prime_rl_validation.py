@@ -21,9 +21,10 @@ import pytest
 from nightshift.config.import_config import import_config
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse, set_values
-from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, DEFAULTS
+from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError
+from nightshift.executors.gpus import SIZES_GB
 from nightshift.report.export.rl_toml import rl_toml
 from tests.prime_rl_plans import PORT, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL
@@ -164,7 +165,7 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
     runs = [({}, variant(name)) for name in VARIANTS] + [({}, config) for config in open_configs().values()]
     runs += [({"rules": BOTH}, mixed), ({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train"))]
     runs += [({}, imported)]
-    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in DEFAULTS):
+    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in SIZES_GB):
         kept = {AC: None, AC_OFFLOADING: None}
         adapter = {"trainer.model.lora": {}, AC: {}, "trainer.model.ac.freq": 2}
         for changes in ({}, kept, adapter, {AC_OFFLOADING: {}}, {"trainer.model.fsdp_cpu_offload": True}):

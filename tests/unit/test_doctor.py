@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nightshift.cli.run import checkout_checks
-from nightshift.engines.base import Check, PrepareFlags
-from nightshift.engines.doctor import ALL, Doctor, checks
+from nightshift.engines.base import ALL, Check, PrepareFlags
+from nightshift.engines.doctor import Doctor, checks
 from nightshift.engines.prime_rl.install import guesses
 from tests.checkouts import linked_checkout
 from tests.conftest import git
@@ -39,7 +39,7 @@ def names(found: list[Check], engine: str, ok: bool) -> list[str]:
 
 def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(root: Path, tmp_path: Path) -> None:
     found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
-    assert names(found, ALL, ok=True) == ["train.toml"]
+    assert names(found, ALL, ok=True) == ["train.toml", "machine.toml"]
     assert names(found, "trl", ok=False) == []
     assert names(found, "prime-rl", ok=False) == [], "an engine that this machine does not use has no PROBLEM"
     lacks = {check.name: str(check) for check in found if check.engine == "prime-rl" and check.problem}

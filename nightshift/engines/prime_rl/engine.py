@@ -7,20 +7,20 @@ torch nor prime_rl is imported here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.records import Weights
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
-from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, network_problem, scaled_rate
+from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, network_problem, scaled_rates
 from nightshift.engines.downloads import model_folder, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
-from nightshift.engines.prime_rl.config import LEARNING_RATES, effective
+from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import (
     ENGINE,
     ENV_VAR,
@@ -34,11 +34,11 @@ from nightshift.engines.prime_rl.launch import Launch, free_ports
 from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors import network
 from nightshift.executors.gpus import Gpu, gpu_problems
-from nightshift.files import disk_error
+from nightshift.files import disk_error, read_file
 
 
 class PrimeRlEngine(Engine):
@@ -84,7 +84,7 @@ class PrimeRlEngine(Engine):
             prepare_data(self.root, rules, flags.sources, note)
             note("model and data are here")
         gpus = self.gpus()
-        config = load(self.root / "train.toml")
+        config = load(self.root / CONFIG_NAME)
         for problem in gpu_problems(gpus):
             raise problem
         install(installation, self._environ, note, has_gpus=bool(gpus))
@@ -138,9 +138,7 @@ class PrimeRlEngine(Engine):
         loaded = load_environments(self.root, self.rules.environments)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
         settings = effective(config, self.rules, prompt_tokens)
-        scale = self.rules.learning_rate_scale
-        rates = {path: config.get(path) for path in LEARNING_RATES if scale != 1}
-        return Effective(settings, scaled=tuple(scaled_rate(path, rate, scale) for path, rate in rates.items() if rate))
+        return Effective(settings, scaled=scaled_rates(config, self.rules.learning_rate_scale))
 
     def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
         """Return every process's command line, and the complete config with its ports."""
@@ -208,11 +206,9 @@ class PrimeRlEngine(Engine):
 
 
 def _submitted(run_dir: Path) -> str:
-    """Return the text of the train.toml that the experiment of the run submitted, "" without a valid one.
+    """Return the text of the train.toml that the experiment of the run submitted, "" without one.
 
     It is one folder up at most: the checkout's train.toml is of another moment.
     """
-    for path in (run_dir / "train.toml", run_dir.parent / "train.toml"):
-        with suppress(ConfigError, OSError):
-            return load(path).source.decode()
-    return ""
+    paths = (run_dir / CONFIG_NAME, run_dir.parent / CONFIG_NAME)
+    return next((read_file(path).decode() for path in paths if path.is_file()), "")

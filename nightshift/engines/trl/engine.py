@@ -19,7 +19,7 @@ from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, uses
 from nightshift.config.rules import NO_CARD
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, scaled_rate, size_of
+from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, scaled_rates, size_of
 from nightshift.engines.downloads import data_problem, model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
@@ -138,14 +138,12 @@ class TrlEngine(Engine):
         if length is None or length >= cap:  # any value up there means the same
             settings["max_completion_tokens"] = cap
             unused.add(_SETTINGS["max_completion_tokens"])
-        scale, scaled = self.rules.learning_rate_scale, []
+        scale = self.rules.learning_rate_scale
         for name, leaf in (("optimizer", "lr"), ("scheduler", "min_lr")):
-            rate = settings[name].get(leaf)
-            if rate and scale != 1:
+            if rate := settings[name].get(leaf):
                 settings[name][leaf] = rate * scale
-                scaled.append(scaled_rate(f"{_TABLES[name]}.{leaf}", rate, scale))
         in_file = tuple(path for path in config.values if path in unused)
-        return Effective(settings, in_file, frozenset(unused), tuple(scaled))
+        return Effective(settings, in_file, frozenset(unused), scaled_rates(config, scale))
 
     def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
         """Return the trainer's command line and the fields of its spec.json."""
