@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -172,16 +172,16 @@ class PrimeRlSession(Session):
             step: partial(self._load_earlier, folder) for step, folder in folders if step < self._final_step
         }
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
-        return Training(
+        training = Training(
             outcome,
             num_steps=self._tail.num_steps if last_step is None else last_step,
             training_seconds=seconds,
             reward_mean=self._tail.reward_mean(last_step),
             peak_memory_gb=self._memory.peak_gb,
-            cause=None if problem is None else str(problem),
-            failure=None if problem is None else problem.failure,
-            log=None if problem is None else problem.log,
         )
+        if problem is None:
+            return training
+        return replace(training, cause=str(problem), failure=problem.failure, log=problem.log)
 
     def load_final_weights(self) -> Weights:
         """Load the last weights published before the end into the server, from a folder of this run's own."""
