@@ -39,8 +39,7 @@ def step_seconds(checkout: Path, num_steps: int) -> float:
         engine = TrlEngine(ARITHMETIC_TRL, checkout, dict(os.environ))
         settings = dict(engine.validate(config).settings) | {"max_steps": num_steps}
         spec = Path(folder) / "spec.json"
-        older = {"score_last": 1, "model_revision": None}  # which earlier versions read, too
-        read = engine.spec(settings, SEED, Path(folder)) | older
+        read = engine.spec(settings, SEED, Path(folder)) | {"score_last": 1, "model_revision": None}  # of 0.2.0, too
         spec.write_text(json.dumps(read))
         command = [python, "-m", "nightshift.engines.trl.trainer", str(spec)]
         train = json.dumps({"command": "train", "budget_seconds": 1e6}) + "\n"
