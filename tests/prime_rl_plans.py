@@ -10,7 +10,7 @@ from nightshift.config.allowlist import ANY, CURRICULUM, KEYS, Key, Kind, Value
 from nightshift.config.rules import NO_CARD
 from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.launch import Launch, Ports
+from nightshift.engines.prime_rl.launch import Launch
 from nightshift.errors import ConfigError
 from nightshift.executors.gpus import Gpu
 from tests.rules import GSM8K_PRIME_RL
@@ -22,13 +22,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lora": {"trainer.model.lora": {}, "trainer.model.lora.rank": 24},
     "max_steps": {"max_steps": 40, "trainer.scheduler.type": "linear", "trainer.scheduler.decay_steps": 30},
 }
-PORTS = Ports(inference=20001, rollouts=20002, env_server=20004, rendezvous=20005)
+PORT = 20001
 # As Installation.environment makes it.
 ENVIRONMENT = {
     "PATH": "/opt/prime-rl/.venv/bin:/usr/bin",
     "PYTHONPATH": "/opt/prime-rl/.nightshift/environments/0123456789abcdef",
     "VLLM_CACHE_ROOT": "/opt/prime-rl/.nightshift/caches/vllm",
-    "HF_HUB_CACHE": "/opt/prime-rl/.nightshift/hub",
 }
 # Two cards that an installation is checked and prepared for.
 GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
@@ -53,7 +52,7 @@ def variant(name: str) -> Config:
 def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -> Launch:
     """The plan of one run, with invented GPUs, ports and installation unless `changes` names others."""
     given: dict[str, Any] = {
-        "ports": PORTS,
+        "port": PORT,
         "gpu_ids": (0, 1),
         "bin_dir": Path("/opt/prime-rl/.venv/bin"),
         "environment": ENVIRONMENT,

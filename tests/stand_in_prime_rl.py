@@ -24,7 +24,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 if __name__ != "__main__":  # the programs themselves import nothing of Nightshift
-    from nightshift.config.rules import Rules
     from nightshift.engines.prime_rl.install import Installation, Pins
 
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun", "python")
@@ -47,15 +46,11 @@ def install(folder: Path) -> Path:
     return bin_dir
 
 
-def installation(folder: Path, rules: Rules) -> Installation:
-    """An installation of stand-ins, with a base model that has a config and a tokenizer, and nothing else."""
+def installation(folder: Path) -> Installation:
+    """An installation of stand-ins."""
     pins = Pins.read(HERE.parent / "pyproject.toml")
     made = Installation(folder / "prime-rl", pins)
     install(made.venv)
-    snapshot = made.model_folder(rules) / "snapshots" / str(rules.model_revision)
-    snapshot.mkdir(parents=True)
-    for name in ("config.json", "tokenizer_config.json"):
-        (snapshot / name).write_text("{}")
     return made
 
 
@@ -373,7 +368,7 @@ def step_of(folder: str | Path | None) -> int:
     return int(struct.unpack("<f", files[0].read_bytes()[-4:])[0]) if files else 0
 
 
-def reader(base: str, folder: str, fault: str | None) -> None:
+def reader(base: str, folder: str, served: str, answer: str, fault: str | None) -> None:
     """The stand-in for transformers: what `logprob` makes of the steps of the two folders."""
     sys.path.insert(0, str(HERE))
     from stand_in_server import logprob
@@ -384,9 +379,10 @@ def reader(base: str, folder: str, fault: str | None) -> None:
         time.sleep(0.1)
     if fault == "reader_fails":
         raise ValueError(f"{folder} lacks model.norm.weight")
-    prompts, steps = json.load(sys.stdin), {"start": step_of(base), "file": step_of(folder)}
+    prompts = json.loads(Path(served).read_bytes())["final"]["tokens"]
+    steps = {"start": step_of(base), "file": step_of(folder)}
     told = {name: [[logprob(t, step) for t in tokens[1:]] for tokens in prompts] for name, step in steps.items()}
-    print(json.dumps(told))
+    Path(answer).write_text(json.dumps(told))
 
 
 def break_engine() -> None:

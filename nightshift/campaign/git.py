@@ -217,9 +217,10 @@ class Repo:
         """Return whether git takes `name` for a branch."""
         return self._run("check-ref-format", "--branch", name).returncode == 0
 
-    def is_dirty(self) -> bool:
-        """Return whether a file that git tracks has changes that are not committed."""
-        return bool(self._git("status", "--porcelain", "--untracked-files=no"))
+    def changes(self) -> list[str]:
+        """Return the files and submodules that git tracks and that have changes which are not committed."""
+        lines = self._git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked").splitlines()
+        return [line[2:].strip() for line in lines]
 
     def switch(self, branch: str, is_new: bool = False) -> None:
         """Check out a branch; a new one is created at HEAD, and no file changes. UsageError with git's words if that

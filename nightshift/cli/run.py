@@ -23,8 +23,8 @@ from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import load, parse
-from nightshift.engines.base import ALL, Check, PrepareFlags, on_cards, open_engine, used_keys
-from nightshift.errors import ExitCode, Interrupted, NightshiftError, UsageError
+from nightshift.engines.base import Check, PrepareFlags, look, on_cards, open_engine, used_keys
+from nightshift.errors import ExitCode, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.experiment.checkout import checked_head, next_start
 from nightshift.experiment.checkout import plan as plan_start
@@ -40,17 +40,8 @@ _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a mode
 
 def checkout_checks(root: Path) -> list[Check]:
     """Check what `run` refuses of the checkout itself: the state of git, and the direction."""
-    looks: dict[str, Callable[[], object]] = {
-        "git": lambda: checked_head(Repo(root)),
-        "direction": lambda: read_direction(root),
-    }
-    found = []
-    for name, look in looks.items():
-        try:
-            look()
-        except NightshiftError as error:
-            found.append(Check(ALL, name, error))
-    return found
+    checks = look("git", lambda: checked_head(Repo(root))), look("direction", lambda: read_direction(root))
+    return [check for check in checks if not check.ok]
 
 
 def run(root: Path, request: Request) -> int:

@@ -62,9 +62,9 @@ def night(
         end_leftovers(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
         controller, proposer = open_night(root, request, reporter, branch)
+        controller.bench.engine.prepare_at_start(reporter.note)
         for warning in controller.bench.warnings():
             reporter.note(f"warning: {warning}")
-        controller.bench.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, controller)
         controller.begin(branch)
         state = replace(begin(request, controller), sandbox=proposer.sandbox)
@@ -165,7 +165,7 @@ def open_night(
 def _require_switch(repo: Repo, head: Head, branch: str) -> None:
     """Raise UsageError, with the command for the user, where this process may not switch back to the night's branch."""
     fix = f"git switch {shlex.quote(branch)}, then the same command resumes it."
-    if repo.is_dirty():
+    if repo.changes():
         cause = f"files have changes that are not committed, and the night that was cut off works on {branch}"
         raise UsageError(cause, f"Commit them, or put them aside: git stash && {fix}")
     here, there = repo.files_at(str(head.commit)), repo.files_at(repo.branches()[branch])

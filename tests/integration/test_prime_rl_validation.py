@@ -22,11 +22,12 @@ from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.import_config import import_config
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse, set_values
-from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, DEFAULTS
+from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError
+from nightshift.executors.gpus import SIZES_GB
 from nightshift.report.export.rl_toml import rl_toml
-from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
+from tests.prime_rl_plans import PORT, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +124,7 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
             for name in ("inference", "trainer", "orchestrator", "envs/train/gsm8k")
         )
         assert Path(trainer["output_dir"]) == Path(orchestrator["output_dir"]) == launch.prime_dir
-        assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORTS.env_server}"
+        assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORT + 3}"
         assert env_server["env"] == orchestrator["train"]["source"][0]["env"]
         lora = orchestrator["model"]["lora"]
         assert launch.served_model == (lora["name"] if lora else orchestrator["model"]["name"])
@@ -134,7 +135,7 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
         assert trainer["monitors"]["wandb"] is orchestrator["monitors"]["wandb"] is None
         for side in (trainer, orchestrator):
             assert side["weight_broadcast"] == {"type": "filesystem"}
-            assert side["rollout_transport"]["port"] == PORTS.rollouts
+            assert side["rollout_transport"]["port"] == PORT + 1
 
 
 def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
     runs += [({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train")), ({}, imported)]
     tried = {find_key(path) for _, config in runs for path in config.values}
     assert [key.path for key in KEYS if "prime-rl" in key.engines and key not in tried] == []
-    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in DEFAULTS):
+    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in SIZES_GB):
         kept = {AC: None, AC_OFFLOADING: None}
         adapter = {"trainer.model.lora": {}, AC: {}, "trainer.model.ac.freq": 2}
         for changes in ({}, kept, adapter, {AC_OFFLOADING: {}}, {"trainer.model.fsdp_cpu_offload": True}):

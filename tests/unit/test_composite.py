@@ -196,9 +196,8 @@ def test_training_takes_the_environments_by_their_ratio() -> None:
     ("rules", "text", "said"),
     [
         (chosen("gsm8k", "arithmetic"), "arithmetik = 2", ":4: orchestrator.train.ratio.arithmetik = 2.0: these rules "
-         "train on gsm8k and arithmetic. Did you mean arithmetic?"),
-        (chosen("gsm8k", "arithmetic"), "arithmetic = 5e-324", ":4: orchestrator.train.ratio.arithmetic = 5e-324: too "
-         "small to share by. Write arithmetic = 1e-06 or more"),
+         "train on gsm8k and arithmetic. Delete it"),
+        (chosen("gsm8k", "arithmetic"), "arithmetic = 5e-324", ":4: orchestrator.train.ratio.arithmetic = 5e-324"),
         (ARITHMETIC_TRL, "arithmetic = 2", "these rules train on arithmetic. Delete it"),
     ],
 )  # fmt: skip

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.cli.run import checkout_checks
-from nightshift.engines.base import Check, PrepareFlags
-from nightshift.engines.doctor import ALL, Doctor, checks
-from nightshift.engines.prime_rl.install import Installation, Pins, guesses
+from nightshift.engines.base import ALL, Check, PrepareFlags
+from nightshift.engines.doctor import Doctor, checks
+from nightshift.engines.prime_rl.install import guesses
 from tests.checkouts import linked_checkout
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
@@ -39,7 +39,7 @@ def names(found: list[Check], engine: str, ok: bool) -> list[str]:
 
 def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(root: Path, tmp_path: Path) -> None:
     found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
-    assert names(found, ALL, ok=True) == ["train.toml"]
+    assert names(found, ALL, ok=True) == ["train.toml", "machine.toml"]
     assert names(found, "trl", ok=False) == []
     assert names(found, "prime-rl", ok=False) == [], "an engine that this machine does not use has no PROBLEM"
     lacks = {check.name: str(check) for check in found if check.engine == "prime-rl" and check.problem}
@@ -58,13 +58,13 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
 
 def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus="none"))
-    assert "GPUs" not in [check.name for check in found]
+    assert "GPUs" not in names(found, "prime-rl", ok=True) + names(found, "prime-rl", ok=False)
 
 
 def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tmp_path, cards):
     cards += [Card(), Card()]
     found = checks(root, GSM8K_PRIME_RL, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
-    [gpus] = [check for check in found if check.name == "GPUs"]
+    [gpus] = [check for check in found if (check.engine, check.name) == ("prime-rl", "GPUs")]
     assert gpus.ok
     assert gpus.detail.startswith("GPU 0 (NVIDIA H100 80GB HBM3), 80.0 GB, compute capability 9.0, driver 570.86.15; ")
     [checkout] = [check for check in found if check.name == "checkout"]
@@ -85,8 +85,7 @@ LACKS: dict[str, tuple[str, object, str, str]] = {
 @pytest.mark.parametrize(("place", "answer", "name", "words"), LACKS.values(), ids=LACKS)
 def test_each_thing_that_the_machine_lacks_is_a_warning_with_its_command(root, monkeypatch, place, answer, name, words):
     monkeypatch.setattr(place, answer)
-    nowhere = Installation(root / "none", Pins.read(ROOT / "pyproject.toml"))
-    [check] = [check for check in guesses(nowhere, GSM8K_PRIME_RL, root, ()) if check.name == name]
+    [check] = [check for check in guesses(GSM8K_PRIME_RL, root) if check.name == name]
     assert re.search(f"warning  .*{words}", str(check)), str(check)
     assert check.ok  # it refuses no run
     assert "Run" in str(check)

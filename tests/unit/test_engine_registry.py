@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.train_toml import load
+from nightshift.engines import base
 from nightshift.engines.base import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.doctor import Doctor, checks
+from nightshift.engines.downloads import model_folder
 from nightshift.engines.machine import Machine, read_machine
-from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.trl import engine as trl
 from nightshift.errors import UsageError
@@ -46,10 +47,10 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
 @pytest.mark.parametrize(
     ("rules", "gpus", "index", "model"),
     [
-        (GSM8K_TRL, None, "0", GSM8K_TRL.model),
-        (GSM8K_TRL, "1", "1", GSM8K_TRL.model),
-        (ARITHMETIC_TRL, "1", "1", str(ROOT / ARITHMETIC_TRL.model)),  # the tiny model, on a GPU that is asked for
-        (ARITHMETIC_TRL, None, None, str(ROOT / ARITHMETIC_TRL.model)),
+        (GSM8K_TRL, None, "0", model_folder(GSM8K_TRL, ROOT)),
+        (GSM8K_TRL, "1", "1", model_folder(GSM8K_TRL, ROOT)),
+        (ARITHMETIC_TRL, "1", "1", ROOT / ARITHMETIC_TRL.model),  # the tiny model, on a GPU that is asked for
+        (ARITHMETIC_TRL, None, None, ROOT / ARITHMETIC_TRL.model),
     ],
 )
 def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path, monkeypatch):
@@ -64,7 +65,7 @@ def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path
     engine = open_engine(rules, ROOT, {"CUDA_VISIBLE_DEVICES": "0,1"}, gpus)
     engine.open(engine.validate(load(ROOT / "train.toml")).settings, 1, tmp_path, 60.0)
     spec = json.loads((tmp_path / "spec.json").read_bytes())
-    assert (spec["device"], spec["model"]) == ("cpu" if index is None else "cuda", model)
+    assert (spec["device"], spec["model"]) == ("cpu" if index is None else "cuda", str(model))
     assert started[0]["CUDA_VISIBLE_DEVICES"] == (index or "0,1")
     if index is None:
         assert engine.hardware().startswith("cpu ")
@@ -103,7 +104,7 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
         "network": "shared",
     }
     assert engine.versions() == found
-    monkeypatch.setattr(prime_rl, "list_gpus", lambda: list(PAIR))
+    monkeypatch.setattr(base, "list_gpus", lambda: list(PAIR))
     assert engine.versions() == found | {"driver": "570.86"}
 
 
@@ -126,7 +127,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path, tmp_path: Path) -> None:
     rules = replace(prime_rl_rules(), startup_seconds=300.0)
-    installation = stand_in_prime_rl.installation(tmp_path, rules)
+    installation = stand_in_prime_rl.installation(tmp_path)
     engine = PrimeRlEngine(rules, root, dict(os.environ), "none", installation=installation)
     plain = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
     assert (engine._timing.startup_seconds, engine._timing.hang_seconds) == (300.0, 300.0)

@@ -196,12 +196,13 @@ def lose_runs(controller: Controller, causes: list[str], trains: bool = False) -
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_baseline_that_is_lost_three_times_ends_a_night_that_measured_nothing(controller, monkeypatch, trains):
-    monkeypatch.setattr("nightshift.engines.trl.engine.free_disk_gb", lambda path: 0.1)
+    problem = EngineError("the data is not here", "Fetch it.")
+    monkeypatch.setattr("nightshift.engines.trl.engine.data_problem", lambda root, rules: problem)
     controller, folders = lose_runs(controller, ["no driver, pid 71", "the disk is slow", "no driver"], trains)
     made, told, _ = night(controller, lambda: None)
     stop = made.run()
     assert len(folders) == 3
     assert not stop.is_planned
     assert stop.cause.startswith("the baseline crashed: no driver")
-    assert "0.10 GB of disk are free. Run: du -sh runs/*" in stop.cause  # the warning beside it
+    assert "the data is not here. Fetch it." in stop.cause  # the warning beside it
     assert told.events[-1] == ("end", stop.cause)

@@ -19,7 +19,7 @@ from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import Installation, Pins
-from nightshift.engines.prime_rl.launch import Launch, Ports
+from nightshift.engines.prime_rl.launch import Launch
 from tests.prime_rl_plans import leaves
 
 ROOT = Path(__file__).parents[2]
@@ -40,13 +40,13 @@ def forced() -> dict[str, Any]:
     """Every key that the engine sets besides train.toml's, dotted, with a value that it sets."""
     rules = rules_of(ROOT, Chosen(environments=["gsm8k", "arithmetic"]), "prime-rl", 2)
     place: dict[str, Any] = {"run_dir": Path("/r"), "bin_dir": Path("/b"), "environment": {}, "gpu_ids": ()}
-    launch = Launch(settings=effective(parse(_FULL), rules, prompt_tokens=1), seed=0, ports=Ports(1, 2, 3, 4), **place)
+    launch = Launch(settings=effective(parse(_FULL), rules, prompt_tokens=1), seed=0, port=1, **place)
     values = {re.sub(r"\[\d+\]", "", path): value for path, value in leaves(launch.tree)}
     return {k: v for k, v in values.items() if not find_key(k) and (not k.startswith(_OWN) or k == f"{_OWN}id")}
 
 
 PINS = Pins.read(ROOT / "pyproject.toml")
-INSTALLED = Installation.find(PINS, os.environ).root
+INSTALLED = Installation.find(ROOT, os.environ).root
 FORCED = forced()
 # What is renamed where, and the row that must be named for it: keys, a variant, a marker, a metric, an
 # endpoint, a program.

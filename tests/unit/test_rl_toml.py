@@ -109,9 +109,8 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     head = text.split("\n\n")[0]
     assert head.startswith(f"# experiment 0001 of {BRANCH}, for prime-rl 559b44772e")
     assert f"# trained: {record.result.training.num_steps} steps in a budget of 600 s" in head
-    assert re.search(
-        r"PYTHONPATH=\$PWD/\.nightshift/environments/[0-9a-f]{16} HF_HUB_CACHE=\$PWD/\.nightshift/hub ", head
-    )
+    words = r"PYTHONPATH=\$PWD/\.nightshift/environments/[0-9a-f]{16} uv run --no-sync rl @ THIS_FILE --model\.name /"
+    assert re.search(words, head)
     assert f"revision {SCALED.model_revision}" in head
     assert "train.toml times 20" in head
     assert str(tmp_path) not in text

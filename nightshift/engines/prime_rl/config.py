@@ -12,28 +12,26 @@ from typing import Any
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, Value, resolve
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import size_of
+from nightshift.engines.base import LEARNING_RATES, size_of
 from nightshift.engines.mixture import opponent, ratios, where, without
 from nightshift.errors import ConfigError
 
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 SHARE = "inference.vllm.gpu_memory_utilization"
-# For models below 1B: prime-rl's own defaults save memory that is not short on a large card.
-_TWO: Mapping[str, Value] = {OFFLOAD: False, AC: None, AC_OFFLOADING: None, SHARE: 0.9}
-_ONE: Mapping[str, Value] = {**_TWO, SHARE: 0.4}
-# Defaults by the smallest card in GB: on two cards, and on one, where the server takes its share first. Not measured.
-DEFAULTS: Mapping[int, tuple[Mapping[str, Value], Mapping[str, Value]]] = {
-    80: (_TWO, _ONE),
-    48: (_TWO, _ONE),
-    24: (_TWO, {**_ONE, AC: {}, SHARE: 0.35}),
-    16: ({**_TWO, AC: {}}, {**_ONE, AC: {}, OFFLOAD: True}),
-}
+
+
+def preset(memory: str) -> dict[str, Value]:
+    """Return the defaults for the cards of `Rules.memory`, which nobody measured. On one card the server takes its
+    share first. They are for models below 1B: prime-rl's own save memory that is not short on a large card."""
+    is_one, size = size_of(memory)
+    ac: Value = {} if size <= (24 if is_one else 16) else None
+    share = {24: 0.35}.get(size, 0.4) if is_one else 0.9
+    return {OFFLOAD: is_one and size == 16, AC: ac, AC_OFFLOADING: None, SHARE: share}
 
 
 def with_defaults(config: Config, memory: str) -> dict[str, Value]:
     """Return every open key that applies. If train.toml has no value, the card's default holds, else prime-rl's."""
-    is_one, size = size_of(memory)
-    defaults = {**DEFAULTS[size][is_one]}
+    defaults = preset(memory)
     if config.values.get(AC_OFFLOADING) is not None:
         del defaults[AC]  # it would switch it on, whatever is said here
     if config.values.get("trainer.model.fsdp_cpu_offload"):
@@ -49,7 +47,6 @@ _SAMPLER = f"{CURRICULUM}.sampler.type"
 _INFLIGHT, _INITIAL = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
 INFLIGHT_BATCHES = 2  # one is answered while one is trained on
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
-LEARNING_RATES = ("trainer.optim.lr", "trainer.scheduler.min_lr")
 
 
 def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, num_without_gradient, write_steps
+from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, write_steps
 from nightshift.campaign.records import (
     WEIGHTS_NAME,
     Completion,
@@ -28,7 +28,7 @@ from nightshift.campaign.records import (
     Weights,
 )
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient, Session
+from nightshift.engines.base import NoGradient, Session, training_progress
 from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
@@ -91,7 +91,7 @@ class PrimeRlSession(Session):
         self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
         self._waits: dict[str, float] = {}  # seconds of the start, by the process that was waited for
-        self._server = Server(launch.ports.inference, deadline, timing.clock)
+        self._server = Server(launch.port, deadline, timing.clock)
         self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
         algo = launch.tree["orchestrator"].get("algo", {})
@@ -172,16 +172,16 @@ class PrimeRlSession(Session):
             step: partial(self._load_earlier, folder) for step, folder in folders if step < self._final_step
         }
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
-        return Training(
+        training = Training(
             outcome,
             num_steps=self._tail.num_steps if last_step is None else last_step,
             training_seconds=seconds,
             reward_mean=self._tail.reward_mean(last_step),
             peak_memory_gb=self._memory.peak_gb,
-            cause=None if problem is None else str(problem),
-            failure=None if problem is None else problem.failure,
-            log=None if problem is None else problem.log,
         )
+        if problem is None:
+            return training
+        return replace(training, cause=str(problem), failure=problem.failure, log=problem.log)
 
     def load_final_weights(self) -> Weights:
         """Load the last weights published before the end into the server, from a folder of this run's own."""
@@ -274,9 +274,10 @@ class PrimeRlSession(Session):
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
         """Follow the run to its end. NoGradient if nothing is left to learn from, EngineError if it dies or hangs."""
         activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
-        reward, num_with, num_without, note = None, 0, 0, ""
+        note = ""
         while True:
-            now, has_news = self._clock(), self._tail.poll()
+            now = self._clock()
+            self._tail.poll()
             if self._launch.is_game:
                 self._earlier_weights.look(
                     max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9))
@@ -284,17 +285,11 @@ class PrimeRlSession(Session):
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()
-            if has_news:
-                if step := self._tail.not_finite_step():
-                    cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
-                    raise EngineError(cause, fix, failure=Failure.CONFIG)
-                steps = self._tail.steps(0.0)
-                reward = steps[-1].reward_mean if steps else None
-                num_with = sum(step.has_gradient is True for step in steps)
-                num_without = num_without_gradient(steps)
+            if step := self._tail.not_finite_step():
+                cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
+                raise EngineError(cause, fix, failure=Failure.CONFIG)
             left = began + budget_seconds - now
-            reading = Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward, note=note)
-            progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
+            progress(training_progress(self._tail.steps(0.0), max(0.0, left), note))
             if left <= 0:
                 self._raise_if_dead(time_is_up=True)
                 return Outcome.BUDGET
@@ -346,7 +341,7 @@ class PrimeRlSession(Session):
     def _death(self, child: Child) -> EngineError:
         """EngineError with the cause of the death of a process, from its log."""
         ending = "fatal error" if child.poll() is None else child.exit_cause()
-        problem = diagnose(child.name, ending, _log_lines(child), self._launch.memory)
+        problem = diagnose(child.name, ending, _log_lines(child), is_shared=self._launch.is_shared)
         problem.log = child.log_path.name
         return problem
 

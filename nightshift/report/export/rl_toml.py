@@ -3,10 +3,12 @@
 The values are those that the engine composes for a run: train.toml, and what the rules and the engine fix.
 """
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nightshift.engines.downloads import model_folder
 from nightshift.engines.prime_rl.config import with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import ENGINE
@@ -38,17 +40,15 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     run = next((r for r in story.records if r.number == number), story.campaign.incumbent_run)
     result = run.result if run else None
     engine = PrimeRlEngine(rules, root, environ)
-    folders = {"PYTHONPATH": engine.installation.environments_dir(root, rules)}
-    if rules.model_revision:
-        folders["HF_HUB_CACHE"] = engine.installation.hub_dir
-    variables = [f"{name}=$PWD/{folder.relative_to(engine.installation.root)}" for name, folder in folders.items()]
+    environments = engine.installation.environments_dir(root, rules).relative_to(engine.installation.root)
+    model = shlex.quote(str(model_folder(rules, root)))
     head = [
         f"{name} of {story.branch}, for prime-rl {engine.installation.pins.commit}",
         f"model {rules.model}{f', revision {rules.model_revision}' if rules.model_revision else ''}",
         f"trained: {f'{result.training.num_steps} steps in ' if result else ''}a budget of {rules.budget_text}; "
         "prime-rl trains until max_steps, without an end if it is None",
         "run it in the prime-rl checkout that prepare.py filled:",
-        f"  HF_HUB_OFFLINE=1 {' '.join(variables)} uv run --no-sync rl @ THIS_FILE",
+        f"  HF_HUB_OFFLINE=1 PYTHONPATH=$PWD/{environments} uv run --no-sync rl @ THIS_FILE --model.name {model}",
     ]
     if rules.learning_rate_scale != 1:
         head.append(f"learning rates are those of train.toml times {rules.learning_rate_scale:g}")
