@@ -30,7 +30,7 @@ _HEADING = re.compile(  # also the number of a list item. `## 1 Calculate` is a 
 _LABEL = re.compile(r"(?i)\b(?:step|part|question|problem|example|equation|line|confidence)s?[^\w*+/=-]{0,3}[0-9.]++")
 _MARKER = re.compile(
     r"(?P<line>####(?!#))|(?P<box>\\boxed\s*+\{)|(?P<tag>(?i:<(?:final_)?answer>))"
-    r"|(?P<phrase>(?i:\banswer\b[\"'*_\s]{0,4}(?::|=|\bis\b|\bequals\b))[\s*_:]*+)"
+    r"|(?P<phrase>(?im:(?:\b(?:the|final|correct)\s|^[^\w\n]{0,9})answer\b[\"'*_\s]{0,4}(?::|=|\bis\b|\bequals\b))[\s*_:]*+)"
 )
 _SENTENCE = re.compile(r"(?:[^\n.!?<]|<(?!\|)|[.!?](?!\s+[^\s0-9]))*+[.!?]?")
 _CONTENT = {"tag": re.compile("[^<]*+"), "box": re.compile(r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+")}
