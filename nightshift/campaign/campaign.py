@@ -123,7 +123,8 @@ class Campaign:
         elif record.judgement is not None and record.status != Verdict.CRASH:
             expected, sd = self.posterior.predict(replace(record.run, new=None).changes, self.hours(record))
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
-            self._observe(self.posterior, record)
+            # Only a refused decision, which `kept` below takes back, forgets the final check runs of an earlier night.
+            self._observe(self.posterior, record, decides=bool(record.judgement.refused))
             assert record.score is not None
             self.differences[record.number] = Effect(record.score - expected, sd)
             if self.posterior.kept != record.judgement.kept:
@@ -131,12 +132,12 @@ class Campaign:
         if not is_start:
             self.decided.append(record)
 
-    def _observe(self, posterior: Posterior, record: Record) -> tuple[Decision, ...]:
+    def _observe(self, posterior: Posterior, record: Record, *, decides: bool = True) -> tuple[Decision, ...]:
         scores, num = run_scores(record), len(run_scores(self.baseline or record))
         if len(scores) != num:
             cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
             raise UsageError(cause, without(record))
-        return posterior.observe(record.run, float(scores.mean()), self.hours(record))
+        return posterior.observe(record.run, float(scores.mean()), self.hours(record), decides=decides)
 
     def judge(
         self, record: Record, baseline: Config | None, validate: Callable[[Config], object] = lambda config: None

@@ -257,12 +257,7 @@ class Rollout(Struct, frozen=True):
     completion: str
     num_tokens: int | None = None
     truncated: bool = False
-    problem: str | None = None  # the page adds the text
     games: tuple[dict[str, str], ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
 class Result(Struct, frozen=True):

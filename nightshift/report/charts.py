@@ -18,16 +18,9 @@ from nightshift.report.data import CURVES, Experiment
 from nightshift.report.text import incumbent_score, score
 
 Spec = dict[str, Any]
-LIGHT = {  # by the names of report.css
-    "ink": "#1c2128",
-    "quiet": "#667080",
-    "rule": "#e3e6ea",
-    "page": "#ffffff",
-    "blue": "#2459d3",
-    "good": "#14804a",
-    "bad": "#c2410c",
-    "grey": "#8b95a3",
-}
+_NAMES = ("ink", "quiet", "rule", "page", "blue", "good", "bad", "grey")  # of colours, in report.css
+_LIGHT = ("#1c2128", "#5d6675", "#e3e6ea", "#ffffff", "#2459d3", "#14804a", "#c2410c", "#8b95a3")
+LIGHT = dict(zip(_NAMES, _LIGHT, strict=True))
 PAGE = {name: f"var(--{name})" for name in LIGHT}
 # Of a dot: its name in the legend, shape, fill and stroke, by Experiment.kind.
 STYLES = {
@@ -42,6 +35,7 @@ STYLES = {
 MANY = 150  # experiments: with more the dots are small, without intervals and numbers
 SVG_WIDTH, PNG_WIDTH, HEIGHT = 1110, 1000, 340
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_TIPS = ("experiment", "hypothesis", "change", "score", "effect")
 _IS_CHOSEN = "indexof(chosen, datum.n) >= 0"
 
 
@@ -62,6 +56,7 @@ def _spec(colours: Mapping[str, str], height: int, **parts: Any) -> Spec:
         "width": "container",
         "height": height,
         "autosize": {"type": "fit", "contains": "padding", "resize": True},
+        "padding": {"left": 4, "top": 4, "bottom": 4, "right": 8},
         "config": config,
         **parts,
     }
@@ -89,102 +84,68 @@ def progress(experiments: Sequence[Experiment], now: Standing | None, colours: M
     shown = [e for e in experiments if e.is_crash or e.has_score]
     if (span := domain(experiments, now)) is None:
         return None
-    low, high = span
     is_long, first, last = len(experiments) > MANY, shown[0].number - 0.5, shown[-1].number + 0.5
-    dots = [_dot(e, low, high, is_long) for e in shown]
+    dots = sorted((_dot(e, *span, is_long) for e in shown), key=lambda dot: bool(dot["kind"] == "keep"))
     kinds = [kind for kind in STYLES if any(dot["kind"] == kind for dot in dots)]
     names, shapes, fills, strokes = zip(*(STYLES[kind] for kind in kinds), strict=True)
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if (last - first) / s <= 16)
     ticks = [n for n in range(shown[0].number, shown[-1].number + 1) if n % step == 0 or n == shown[0].number]
     x_axis = {"values": ticks, "grid": False, "title": "experiment", "format": "d", "labelOverlap": True}
     x = {"field": "n", "type": "quantitative", "scale": {"domain": [first, last], "nice": False}, "axis": x_axis}
-    scale = {"domain": [low, high], "nice": False, "zero": False}
+    scale = {"domain": span, "nice": False, "zero": False}
 
-    def y(field: str) -> Spec:
-        return {"field": field, "type": "quantitative", "scale": scale, "title": "score, validation split"}
+    def layer(data: str, mark: Spec, y: str, **encoding: Any) -> Spec:
+        field = {"field": y, "type": "quantitative", "scale": scale, "title": "score, validation split"}
+        return {"data": {"name": data}, "mark": mark, "encoding": {"y": field, **encoding}}
 
     def style(values: Sequence[str]) -> Spec:
         return {"field": "label", "type": "nominal", "scale": {"domain": names, "range": values}}
 
-    band, line = {"type": "area", "color": colours["blue"], "opacity": 0.13}, {"color": colours["blue"]}
-    end = {"type": "text", "align": "left", "dx": 6, "fontWeight": "bold", "clip": False, "fontSize": 11}
-    number = {"type": "text", "dy": -12, "fontSize": 11, "fontWeight": "bold", "color": colours["good"]}
-    size = {"condition": {"test": "datum.label == 'kept'", "value": 60}, "value": 16} if is_long else {"value": 64}
+    line, bold = {"color": colours["blue"], "interpolate": "step-after"}, {"type": "text", "fontWeight": "bold"}
+    rule, point = {"type": "rule", "color": colours["grey"], "opacity": 0.45}, {"type": "point", "strokeWidth": 1.5}
+    high = {"field": "high"}
     is_shown = {"test": "!only.length || indexof(only, datum.n) >= 0", "value": 1}
-    layers: list[Spec] = [
-        {
-            "data": {"name": "dots"},
-            "mark": {"type": "rule", "color": colours["grey"], "opacity": 0.45},
-            "encoding": {"y": y("low"), "y2": {"field": "high"}},
-        },
-        {
-            "data": {"name": "dots"},
-            "transform": [{"filter": _IS_CHOSEN}, {"calculate": "hues[indexof(chosen, datum.n)]", "as": "hue"}],
-            "mark": {"type": "point", "size": 260, "strokeWidth": 3},
-            "encoding": {"y": y("y"), "stroke": {"field": "hue", "scale": None}},
-        },
-        {
-            "data": {"name": "dots"},
-            "mark": {"type": "point", "strokeWidth": 1.5, "opacity": 1, "cursor": "pointer"},
-            "encoding": {
-                "y": y("y"),
-                "size": size,
-                "shape": style(shapes),
-                "fill": style([colours[name] for name in fills]),
-                "stroke": style([colours[name] for name in strokes]),
-                "opacity": {"condition": is_shown, "value": 0.12},
-                "tooltip": _tips("experiment", "hypothesis", "change", "score", "effect"),
-            },
-        },
-        {
-            "data": {"values": [] if is_long else [dot for dot in dots if dot["kind"] == "keep"]},
-            "mark": number,
-            "encoding": {"y": y("y"), "text": {"field": "n", "format": "04d"}},
-        },
-    ]
-    datasets: dict[str, list[Spec]] = {"dots": sorted(dots, key=lambda dot: bool(dot["kind"] == "keep"))}
+    size = {"condition": {"test": "datum.label == 'kept'", "value": 60}, "value": 16} if is_long else {"value": 64}
+    dot = {
+        "size": size,
+        "shape": style(shapes),
+        "fill": style([colours[name] for name in fills]),
+        "stroke": style([colours[name] for name in strokes]),
+        "opacity": {"condition": is_shown, "value": 0.12},
+        "tooltip": _tips(*_TIPS),
+    }
+    ring = layer("dots", point | {"size": 260, "strokeWidth": 3}, "y", stroke={"field": "hue", "scale": None})
+    choice = [{"filter": _IS_CHOSEN}, {"calculate": "hues[indexof(chosen, datum.n)]", "as": "hue"}]
+    number = bold | {"dy": -12, "color": colours["good"]}
+    datasets: dict[str, list[Spec]] = {"dots": dots}
+    datasets["numbers"] = [] if is_long else [dot for dot in dots if dot["kind"] == "keep"]
+    layers = []
     if now is not None:
         known = [(e.number, e.standing) for e in shown if e.standing]
         steps = [(number, s, Z95 * s.incumbent_sd) for number, s in (*known, (last, now))]
         datasets["steps"] = [
-            {"n": n, "mean": s.incumbent, "low": s.incumbent - half, "high": s.incumbent + half} for n, s, half in steps
+            {"n": n, "y": s.incumbent, "low": s.incumbent - half, "high": s.incumbent + half} for n, s, half in steps
         ]
-        gap = max(0.05 * (high - low) - abs(now.gain), 0.0) / 2 * (1 if now.gain >= 0 else -1)  # of the two labels
-        datasets["ends"] = [
-            {"n": last, "y": now.incumbent + gap, "text": f"incumbent {incumbent_score(now)}"},
-            {"n": last, "y": now.baseline - gap, "text": f"baseline {score(now.baseline)}"},
-        ][0 if now.gain else 1 :]
-        layers[:0] = [
-            {
-                "data": {"name": "steps"},
-                "mark": band | {"interpolate": "step-after"},
-                "encoding": {"y": y("low"), "y2": {"field": "high"}},
-            },
-            {
-                "data": {"values": [{"n": first, "to": last, "y": now.baseline}]},
-                "mark": {"type": "rule", "strokeDash": [5, 4], "color": colours["quiet"]},
-                "encoding": {"x2": {"field": "to"}, "y": y("y")},
-            },
-            {
-                "data": {"name": "steps"},
-                "mark": line | {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
-                "encoding": {"y": y("mean")},
-            },
-            {
-                "data": {"name": "ends"},
-                "mark": end | {"color": colours["quiet"]},
-                "encoding": {"y": y("y"), "text": {"field": "text"}},
-            },
+        datasets["baseline"] = [{"n": first, "to": last, "y": now.baseline}]
+        # The two labels are moved apart.
+        gap = max(0.05 * (span[1] - span[0]) - abs(now.gain), 0.0) / 2 * (1 if now.gain >= 0 else -1)
+        ends = [(now.incumbent + gap, f"incumbent {incumbent_score(now)}")] if now.gain else []
+        ends.append((now.baseline - gap, f"baseline {score(now.baseline)}"))
+        datasets["ends"] = [{"n": last, "y": y, "text": text} for y, text in ends]
+        layers = [
+            layer("steps", line | {"type": "area", "opacity": 0.13}, "low", y2=high),
+            layer("baseline", rule | {"strokeDash": [5, 4], "opacity": 1}, "y", x2={"field": "to"}),
+            layer("steps", line | {"type": "line", "strokeWidth": 2}, "y"),
+            layer("ends", bold | {"align": "left", "dx": 6, "color": colours["quiet"]}, "y", text={"field": "text"}),
         ]
-    return _spec(
-        colours,
-        HEIGHT,
-        padding={"left": 4, "top": 4, "bottom": 4, "right": 8},
-        params=[{"name": name, "value": []} for name in ("chosen", "hues", "only")],
-        datasets=datasets,
-        encoding={"x": x},
-        layer=layers,
-    )
+    layers += [
+        layer("dots", rule, "low", y2=high),
+        ring | {"transform": choice},
+        layer("dots", point | {"opacity": 1, "cursor": "pointer"}, "y", **dot),
+        layer("numbers", number, "y", text={"field": "n", "format": "04d"}),
+    ]
+    params: list[Spec] = [{"name": name, "value": []} for name in ("chosen", "hues", "only")]
+    return _spec(colours, HEIGHT, params=params, datasets=datasets, encoding={"x": x}, layer=layers)
 
 
 def _dot(e: Experiment, low: float, high: float, is_long: bool) -> Spec:
@@ -198,21 +159,21 @@ def _dot(e: Experiment, low: float, high: float, is_long: bool) -> Spec:
 
 
 def _tips(*names: str) -> list[Spec]:
-    """Return what hovering shows; the page's script adds these fields to the dots."""
+    """Return what hovering shows; the page's script adds the fields of an experiment to its dots."""
     return [{"field": name.replace(" ", "_"), "title": name} for name in names]
 
 
 def values(key: KeyHistory, scores: Mapping[int, float | None], span: tuple[float, float]) -> Spec:
     """Return the chart of the measured scores of a key's values: a dot a run, and the mean of each value."""
     runs, means = list[Spec](), list[Spec]()
-    names = {row: row.value + "".join(f" +{short_key(other)}" for other in row.others) for row in key.values}
     for row in key.values:
-        runs += [{"n": n, "value": names[row], "score": scores.get(n)} for n in row.numbers]
-        _, counted, mean, difference = str(row).split(" | ")
-        texts = {"runs_counted": counted, "mean_score": mean, "difference": difference}
-        means += [{"value": names[row], "mean": row.mean_score, "setting": f"{key.key} = {row.name}", **texts}]
-    measured = [mean for mean in means if mean["mean"] is not None]
-    order = [mean["value"] for mean in measured]
+        name = row.value + "".join(f" +{short_key(other)}" for other in row.others)
+        runs += [{"n": n, "value": name, "score": scores.get(n)} for n in row.numbers]
+        if row.mean_score is not None:
+            _, counted, mean, difference = str(row).split(" | ")
+            texts = {"runs_counted": counted, "mean_score": mean, "difference": difference}
+            means.append({"value": name, "mean": row.mean_score, "setting": f"{key.key} = {row.name}", **texts})
+    order = [mean["value"] for mean in means]
     is_now = f"datum.value == {json.dumps(key.now)}"
     axis = {
         "title": None,
@@ -223,56 +184,41 @@ def values(key: KeyHistory, scores: Mapping[int, float | None], span: tuple[floa
         "labelColor": {"condition": {"test": is_now, "value": PAGE["good"]}, "value": PAGE["quiet"]},
     }
     y = {"type": "quantitative", "scale": {"domain": span, "nice": False, "zero": False, "clamp": True}, "title": None}
+    tick = {"type": "tick", "thickness": 3, "color": PAGE["blue"], "size": 26}
+    point = {"type": "point", "filled": True, "size": 45, "cursor": "pointer", "opacity": 0.75}
+    color = {"condition": {"test": _IS_CHOSEN, "value": PAGE["ink"]}, "value": PAGE["grey"]}
+    tips = _tips("setting", "runs counted", "mean score", "difference")
+    mean_y = y | {"field": "mean", "axis": {"tickCount": 4}}
+    run_encoding = {"y": y | {"field": "score"}, "color": color, "tooltip": _tips(*_TIPS)}
     return _spec(
         PAGE,
         150,
         params=[{"name": name, "value": []} for name in ("chosen", "hues")],
         encoding={"x": {"field": "value", "type": "nominal", "sort": order, "axis": axis}},
         layer=[
-            {
-                "data": {"values": measured},
-                "mark": {"type": "tick", "thickness": 3, "color": PAGE["blue"], "size": 26},
-                "encoding": {
-                    "y": y | {"field": "mean", "axis": {"tickCount": 4}},
-                    "tooltip": _tips("setting", "runs counted", "mean score", "difference"),
-                },
-            },
-            {
-                "data": {"values": runs},
-                "mark": {"type": "point", "filled": True, "size": 45, "cursor": "pointer", "opacity": 0.75},
-                "encoding": {
-                    "y": y | {"field": "score"},
-                    "color": {"condition": {"test": _IS_CHOSEN, "value": PAGE["ink"]}, "value": PAGE["grey"]},
-                    "tooltip": _tips("experiment", "hypothesis", "change", "score", "effect"),
-                },
-            },
+            {"data": {"values": means}, "mark": tick, "encoding": {"y": mean_y, "tooltip": tips}},
+            {"data": {"values": runs}, "mark": point, "encoding": run_encoding},
         ],
     )
 
 
 def curve(name: str) -> Spec:
     """Return the chart of one quantity of training: a smoothed line a run above its values, which the page fills in."""
-    color = {"field": "hue", "type": "nominal", "scale": None}
     y = {"type": "quantitative", "scale": {"zero": False}, "axis": {"tickCount": 4, "title": None}}
+    x = {"field": "step", "type": "quantitative", "axis": {"grid": False, "tickCount": 4, "title": None}}
     smooth = {"op": "mean", "field": name, "as": "smooth"}
     tips = [{"field": "run", "title": "experiment"}, {"field": "step"}, {"field": name, "title": CURVES[name]}]
+    smoothed = {"type": "line", "strokeWidth": 2, "point": {"opacity": 0, "size": 80}}
     return _spec(
         PAGE,
         150,
         data={"name": "runs"},
         title={"text": CURVES[name], "anchor": "start", "fontSize": 12, "color": PAGE["ink"]},
         transform=[{"window": [smooth], "frame": [-3, 3], "groupby": ["run"], "sort": [{"field": "step"}]}],
-        encoding={
-            "x": {"field": "step", "type": "quantitative", "axis": {"grid": False, "tickCount": 4, "title": None}},
-            "color": color,
-            "detail": {"field": "run"},
-        },
+        encoding={"x": x, "color": {"field": "hue", "type": "nominal", "scale": None}, "detail": {"field": "run"}},
         layer=[
             {"mark": {"type": "line", "strokeWidth": 1, "opacity": 0.25}, "encoding": {"y": y | {"field": name}}},
-            {
-                "mark": {"type": "line", "strokeWidth": 2, "point": {"opacity": 0, "size": 80}},
-                "encoding": {"y": y | {"field": "smooth"}, "tooltip": tips},
-            },
+            {"mark": smoothed, "encoding": {"y": y | {"field": "smooth"}, "tooltip": tips}},
         ],
     )
 

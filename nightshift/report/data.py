@@ -8,7 +8,6 @@ readers, which follow no link and have a bound. What cannot be read is absent.
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
-
-from msgspec import structs
 
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign, uncommitted
@@ -78,9 +74,8 @@ _NUM_LAST = 20
 class Experiment:
     """One row of the page. Scores are fractions.
 
-    `standing` is what was estimated after this experiment, None where it was not measured or decided nothing. What its
-    files contain is left out without details; `rollouts` is None then. `answers`: to the examples that were asked for,
-    by (package, key).
+    `standing`: the estimates after this experiment, None if it was not measured or decided nothing. Without
+    `is_detailed` nothing is read from its files. `answers`: to the examples that were asked for, by (package, key).
     """
 
     record: Record
@@ -89,7 +84,7 @@ class Experiment:
     standing: Standing | None
     uses: Seconds = field(default_factory=dict)
     curves: Mapping[str, Any] = field(default_factory=dict)  # empty without a run
-    rollouts: tuple[Rollout, ...] | None = None
+    is_detailed: bool = False
     lost_game: Mapping[str, str] = field(default_factory=dict)
     slices: tuple[Slice, ...] = ()  # of a measured change, against the last keep before it
     answers: Mapping[tuple[str, str], Rollout] = field(default_factory=dict)
@@ -382,12 +377,12 @@ def with_details(
     record, folder = e.record, ledger.run_dir(e.record.number)
     steps = read_steps(folder / METRICS_NAME) if record.result else []
     parent = measured.get(record.parent or 0) if record.number in measured else None
-    answers = read_rollouts(folder) if record.evaluation else []
+    answers = read_rows(folder / ANSWERS_NAME, Rollout) if record.evaluation else []
     return replace(
         e,
         uses=split_experiment(record, steps),
         curves=curves(steps) if record.result else {},
-        rollouts=tuple(sampled(answers, record.number, examples.texts)),
+        is_detailed=True,
         lost_game=lost_game(answers) if record.evaluation and record.evaluation.figures else {},
         slices=examples.flips(record, parent) if parent else (),
         answers={place: one for one in answers if (place := (one.environment, one.key)) in wanted},
@@ -407,19 +402,6 @@ def curves(steps: Sequence[Step]) -> dict[str, Any]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(f"{sum(known) / len(known):.4g}") if known else None
-
-
-def read_rollouts(run_dir: Path) -> list[Rollout]:
-    """All answers of one run that can be read, in the order of its file."""
-    return read_rows(run_dir / ANSWERS_NAME, Rollout)
-
-
-def sampled(rows: Sequence[Rollout], seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
-    """The first right, wrong and truncated answer from a place in the file that `seed` alone decides: not chosen."""
-    start = zlib.crc32(str(seed).encode()) % max(len(rows), 1)
-    first = {row.kind: row for row in (*rows[start:], *rows[:start])[::-1]}
-    found = (first[kind] for kind in ("right", "wrong", "truncated") if kind in first)
-    return [structs.replace(row, problem=problems.get((row.environment, row.key))) for row in found]
 
 
 def lost_game(rows: Sequence[Rollout]) -> Mapping[str, str]:

@@ -8,9 +8,8 @@ policy allows its own two scripts alone, by their hashes; Vega interprets its ex
 import base64
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -58,7 +57,8 @@ _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}; "
     "base-uri 'none'; form-action 'none'"
 )
-Settings = Mapping[str, str]  # by key
+# Of a row, as the script sorts and filters by them.
+_FIELDS = ("number", "now", "eval_score", "strict_score", "effect_at_decision", "p_helps", "total_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,32 +86,22 @@ def write_report(
     """
     ledger = Ledger(root)
     folder = output or ledger.runs_dir
-    with _writable(folder):
-        if folder.is_dir():
-            tempfile.TemporaryFile(dir=folder).close()  # refused before the page is drawn
     view = view_of(ledger, now, branch)
     morning, picture = view.morning, charts.progress(view.morning.experiments, view.morning.standing, charts.LIGHT)
     files = {PAGE_NAME: render(view, is_live).encode(), SUMMARY_NAME: summary(view, picture is not None).encode()}
     if picture is not None:
         files[PICTURE_NAME] = charts.png(picture, view.headline.title, text.visible(morning.story.branch, 80))
-    with _writable(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_atomically(folder / name, data)
         if picture is None:
             (folder / PICTURE_NAME).unlink(missing_ok=True)  # one of another campaign would lie beside this page
-    return view.headline, [folder / name for name in files]
-
-
-@contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    """Raise EngineError, which says where else to write, when the disk refuses to write into `folder`."""
-    try:
-        yield
     except OSError as error:
         cause = f"cannot write {folder}: {error.strerror or error}"
         fix = "Free disk space, or write elsewhere: uv run nightshift report --output FOLDER."
         raise EngineError(cause, fix) from None
+    return view.headline, [folder / name for name in files]
 
 
 def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
@@ -120,8 +110,7 @@ def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
     campaign, records = morning.story.campaign, morning.story.records
     shown = detailed(morning.experiments)
     examples = shown_examples(records[-1].environments if records else (), ledger.root)
-    scores = {e.number: examples.scores(e.record) for e in shown}
-    wanted = _dividing([each for each in scores.values() if each], examples)
+    wanted = _dividing([scores for e in shown if (scores := examples.scores(e.record))], examples)
     measured = {e.number: e.record for e in morning.experiments if e.standing}
     details = {e.number: with_details(e, ledger, measured, examples, wanted) for e in shown}
     experiments = tuple(
@@ -208,7 +197,7 @@ def _next_steps(morning: Morning) -> Iterator[tuple[str, str]]:
             is_numbered = bool(kept.change.experiment)
             command = f"uv run nightshift revert {kept.change.name}" if is_numbered else f"git revert {kept.commit}"
             yield sentence, command
-    yield "Continue the search:", "uv run nightshift night --hours 8"
+    yield "Continue the search:", "uv run nightshift night --agent claude --hours 8"
     if morning.kept:
         yield "Take the weights home:", "uv run nightshift export --to model"
 
@@ -228,14 +217,14 @@ def _data(
 ) -> dict[str, Any]:
     """Return what the script draws: rows, details, settings, answers and the charts."""
     experiments = morning.experiments
-    shown = [e for e in experiments if e.rollouts is not None]
+    shown = [e for e in experiments if e.is_detailed]
     paths = list(dict.fromkeys(key for e in shown if e.number in configs for key in configs[e.number].values))
     settings = {
         e.number: {key: spelled(configs[e.number].shown(key)) for key in paths} for e in shown if e.number in configs
     }
     first = next(iter(settings.values()), {})
     places = {key: index for index, key in enumerate(examples.texts)}
-    told = [key for key in dict.fromkeys(key for e in shown for key in e.answers) if key in places]
+    told = dict.fromkeys(key for e in shown for key in e.answers)
     scores = {e.number: e.record.evaluation.example_scores for e in shown if e.record.evaluation}
     levels = sorted({value for each in scores.values() for value in set(each)})
     letters = {value: chr(_FIRST_LEVEL + i) for i, value in enumerate(levels)} if len(levels) <= _MAX_LEVELS else {}
@@ -243,7 +232,7 @@ def _data(
     rows = []
     for e in experiments:
         row = _row(e, len(experiments))
-        if e.rollouts is not None:
+        if e.is_detailed:
             if own := settings.get(e.number):
                 row["settings"] = {key: value for key, value in own.items() if value != first.get(key)}
             if letters and e.record.evaluation:
@@ -252,7 +241,7 @@ def _data(
                 row["answers"] = {
                     places[key]: texts.setdefault(text.cut(answer.completion, _MAX_ANSWER), len(texts))
                     for key, answer in e.answers.items()
-                    if key in places
+                    if e.record.evaluation.examples_sha256 == examples.digest
                 }
         rows.append(row)
     span = charts.domain(experiments, morning.standing)
@@ -274,7 +263,7 @@ def _data(
 
 def _row(e: Experiment, num_experiments: int) -> dict[str, Any]:
     """Return one line of the table, with what opening it shows."""
-    record, row, is_detailed = e.record, e.row, e.rollouts is not None
+    record, row, is_detailed = e.record, e.row, e.is_detailed
     changes = [
         [change.key, short_key(change.key), change.old or "unset", change.new or "unset"] for change in e.changes
     ]
@@ -285,16 +274,10 @@ def _row(e: Experiment, num_experiments: int) -> dict[str, Any]:
         words = f"left out of a page of {counted(num_experiments)}: they are in runs/{e.number:04d}/"
         details.append(("Curves, times, answers", words))
     return {
-        "number": e.number,
+        **{name: getattr(row, name) for name in _FIELDS},
         "verdict": e.verdict,
-        "now": row.now,
         "failure": row.failure or "",
         "kind": e.kind,
-        "eval_score": row.eval_score,
-        "strict_score": row.strict_score,
-        "effect_at_decision": row.effect_at_decision,
-        "p_helps": row.p_helps,
-        "total_seconds": row.total_seconds,
         "title": text.brief(record.proposal.description, 120),
         "note": note,
         "changes": changes or [[line, line, "", ""] for line in record.diff],
@@ -307,18 +290,6 @@ def _row(e: Experiment, num_experiments: int) -> dict[str, Any]:
         ],
         "details": details,
         "curves": e.curves or None,
-        "samples": [
-            [
-                rollout.kind,
-                rollout.num_tokens,
-                f"not available here: its key is {text.brief(rollout.key, 80)}"
-                if rollout.problem is None
-                else text.cut(rollout.problem, 900),
-                text.brief(rollout.answer, 60),
-                text.cut(rollout.completion, 1200),
-            ]
-            for rollout in e.rollouts or ()
-        ],
     }
 
 
@@ -367,7 +338,7 @@ def _details(e: Experiment) -> Iterator[tuple[str, str]]:
     yield "A game that it lost", "\n".join(lines)
     whole = sum(e.uses.values())
     times = (f"{use} {text.duration(seconds)} ({100 * seconds / whole:.0f} %)" for use, seconds in e.uses.items())
-    yield "Time", ", ".join(times) if e.rollouts is not None else ""
+    yield "Time", ", ".join(times) if e.is_detailed else ""
     lines = [
         f"{text.brief(s.name, 80)}: {s.num_examples} examples, {s.fixed} fixed, {s.broken} broken, "
         f"net {s.fixed - s.broken:+d} ± {s.spread:.0f}"

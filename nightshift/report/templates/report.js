@@ -84,18 +84,14 @@ const mark = (number, line) => {
 const detailsOf = (row) => {
   const list = el("dl", { className: "details" });
   for (const [label, text] of row.details) list.append(el("dt", {}, label), el("dd", {}, text));
-  const samples = row.samples.map(([kind, tokens, problem, right, answer]) => el("figure", {},
-    el("b", {}, kind), el("small", {}, tokens === null ? "" : ` ${tokens} tokens`),
-    el("p", { className: "quiet" }, "Problem"), el("pre", {}, problem),
-    el("p", { className: "quiet" }, `Answer${kind === "right" ? "" : ` (right: ${right})`}`), el("pre", {}, answer || "(empty)")));
-  return [list, el("div", { className: "samples" }, ...samples)];
+  return list;
 };
 const toggle = (row, line, wanted) => {
   const isOpen = line.nextSibling?.className === "open";
   if (isOpen === (wanted ?? !isOpen)) return;
   line.querySelector("button").ariaExpanded = String(!isOpen);
   if (isOpen) line.nextSibling.remove();
-  else line.after(el("tr", { className: "open" }, el("td", { colSpan: 8 }, ...detailsOf(row))));
+  else line.after(el("tr", { className: "open" }, el("td", { colSpan: 8 }, detailsOf(row))));
   if (isOpen === chosen.includes(row.number)) choose(row.number);
 };
 const lineOf = (row) => {
