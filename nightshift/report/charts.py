@@ -55,7 +55,7 @@ def _spec(colours: Mapping[str, str], height: int, **parts: Any) -> Spec:
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
         "height": height,
-        "autosize": {"type": "fit", "contains": "padding", "resize": True},
+        "autosize": {"type": "fit", "contains": "padding"},
         "padding": {"left": 4, "top": 4, "bottom": 4, "right": 8},
         "config": config,
         **parts,

@@ -43,7 +43,7 @@ class Tab:
 
     def drawn(self) -> "Tab":
         """Wait until the script has drawn everything."""
-        self.page.wait_for_function("document.documentElement.dataset.drawn")
+        self.page.wait_for_selector("html[data-drawn]", state="attached")
         return self
 
     def numbers(self) -> list[int]:

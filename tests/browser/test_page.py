@@ -46,7 +46,7 @@ def test_a_dot_shows_its_run_and_a_click_draws_its_curves(tab: Tab) -> None:
     assert len(after) <= 6
     for _ in after:
         page.locator("#chips button").first.click()
-    page.wait_for_function("!document.querySelector('#curve-reward_mean .mark-line path')")
+    page.wait_for_selector("#curve-reward_mean .mark-line path", state="detached")
     assert lines >= 2
 
 

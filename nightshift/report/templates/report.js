@@ -27,6 +27,7 @@ const choose = (number) => {
   else if (chosen.push(number) > HUES.length) chosen.shift();
   showChosen();
 };
+const isCurve = (id) => id.startsWith("curve-");
 const points = (name) => chosen.flatMap((number) => {
   const { steps, values } = byNumber.get(number).curves ?? { steps: [], values: {} };
   const run = steps.map((step, i) => ({ run: named(number), hue: hue(number), step, [name]: values[name]?.[i] ?? null }));
@@ -40,10 +41,10 @@ const showChosen = () => {
     return el("button", { type: "button", title: "remove", onclick: () => choose(number) }, dot, words);
   }));
   for (const [id, view] of Object.entries(views)) {
-    if (id.startsWith("curve-")) view.data("runs", points(id.replace("curve-", ""))).runAsync();
-    else view.signal("hues", HUES).signal("chosen", [...chosen]).runAsync();
+    if (!isCurve(id)) view.signal("hues", HUES).signal("chosen", [...chosen]).runAsync();
   }
   for (const [number, line] of lines) mark(number, line);
+  return Promise.all(Object.keys(specs).filter(isCurve).map((id) => draw(id, specs[id]))); // anew: other data, other axes
 };
 
 // What hovering over a dot shows.
@@ -64,8 +65,9 @@ const draw = async (id, spec) => {
     if (Array.isArray(values)) values.forEach((dot, i) => { values[i] = tips(dot); });
   }
   if (innerWidth < 600 && spec.datasets?.ends) spec.datasets.ends = []; // no room beside the lines
-  if (id.startsWith("curve-")) spec.datasets = { runs: points(id.replace("curve-", "")) };
+  if (isCurve(id)) spec.datasets = { runs: points(id.replace("curve-", "")) };
   const { view } = await vegaEmbed(at(id), spec, { ast: true, actions: false, renderer: "svg", logLevel: 1 });
+  views[id]?.finalize();
   views[id] = view;
   view.addEventListener("click", (_, item) => {
     if (byNumber.has(item?.datum?.n) && item.mark.marktype === "symbol") choose(item.datum.n);
@@ -201,8 +203,8 @@ if (pairs.length > 1) {
 } else at("compare").hidden = true;
 
 filter();
-Promise.all(Object.entries(specs).filter(([, spec]) => spec).map(([id, spec]) => draw(id, spec))).then(() => {
-  showChosen();
-  follow();
-  document.documentElement.dataset.drawn = "yes";
-});
+Promise.all(Object.entries(specs).filter(([id, spec]) => spec && !isCurve(id)).map(([id, spec]) => draw(id, spec)))
+  .then(showChosen).then(() => {
+    follow();
+    document.documentElement.dataset.drawn = "yes";
+  });
