@@ -273,12 +273,10 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     configs = campaign.configs
     on_test = [(c, _obsolete(c, story, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, damage))[0])
-    try:
-        night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "")
-    except UsageError:  # `status` reports the damaged file
-        night = None
-    if night is not None and night.branch != story.branch:
-        night = None
+    night = None
+    with suppress(UsageError):  # `status` reports the damaged file
+        found = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "")
+        night = found if found and found.branch == story.branch else None
     return Morning(
         story,
         campaign.standing,
@@ -304,21 +302,14 @@ def kept_changes(campaign: Campaign, configs: Configs | None, experiments: Itera
     by_number = {e.number: e for e in experiments}
     decisions = [d for e in by_number.values() for d in e.record.user_decisions]
     by_user = {d.change.identity: d for d in (*decisions, *campaign.user_decisions)}
-    found = list[Kept]()
+    kept = list[Kept]()
     for change in campaign.kept:
         assert campaign.posterior is not None
-        decision = by_user.get(change.identity)
-        found.append(
-            Kept(
-                change=change,
-                changes=_keys_of(change, campaign, configs),
-                effect=campaign.posterior.effect(change),
-                is_confirmed=campaign.is_confirmed(change),
-                experiment=by_number.get(change.experiment),
-                user_commit=decision.commit if decision and decision.action is Action.KEEP else None,
-            )
-        )
-    return sorted(found, key=lambda kept: -kept.effect.p_helps)
+        effect, decision = campaign.posterior.effect(change), by_user.get(change.identity)
+        commit = decision.commit if decision and decision.action is Action.KEEP else None
+        experiment, is_confirmed = by_number.get(change.experiment), campaign.is_confirmed(change)
+        kept.append(Kept(change, _keys_of(change, campaign, configs), effect, is_confirmed, experiment, commit))
+    return sorted(kept, key=lambda each: -each.effect.p_helps)
 
 
 def _keys_of(change: Change, campaign: Campaign, configs: Configs | None) -> tuple[train_toml.Change, ...]:

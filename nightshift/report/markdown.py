@@ -1,13 +1,11 @@
 """report.md: the morning page's headline, its kept changes and its table, for a README, an issue or a terminal."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 from nightshift.campaign.records import PICTURE_NAME
 from nightshift.report.text import (
     UNKNOWN,
+    View,
     besides,
     certificate_line,
     cut,
@@ -18,9 +16,6 @@ from nightshift.report.text import (
     share,
     visible,
 )
-
-if TYPE_CHECKING:
-    from nightshift.report.page import View
 
 _LONGEST = 200  # characters of a cell
 _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/|(?<=www)\.)", re.IGNORECASE)

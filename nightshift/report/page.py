@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -44,8 +44,8 @@ from nightshift.report.data import (
 )
 from nightshift.report.markdown import summary
 from nightshift.report.slices import SelectionSet, shown_examples
-from nightshift.report.text import Headline
-from nightshift.report.timing import Night, Use, nights, split_experiment
+from nightshift.report.text import Headline, View
+from nightshift.report.timing import Use, nights, split_experiment
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MAX_TEXTS = 4000  # answers: with 150 experiments those to 26 examples
@@ -59,22 +59,6 @@ _POLICY = (
 )
 # Of a row, as the script sorts and filters by them.
 _FIELDS = ("number", "now", "eval_score", "strict_score", "effect_at_decision", "p_helps", "total_seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Everything that page, summary and picture are drawn from."""
-
-    morning: Morning
-    headline: Headline
-    facts: tuple[tuple[str, str], ...]
-    copied: tuple[tuple[str, str], ...]  # what to copy: a sentence and its command
-    next_steps: tuple[tuple[str, str], ...]  # a sentence and its command
-    keys: tuple[KeyHistory, ...]
-    nights: tuple[Night, ...]
-    notebook: str
-    data: dict[str, Any]  # of the script
-    written: datetime
 
 
 def write_report(

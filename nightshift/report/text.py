@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nightshift import text
+from nightshift.agents.history import KeyHistory
 from nightshift.campaign.campaign import compare
 from nightshift.campaign.records import (
     NO_DIFFERENCE,
@@ -25,6 +26,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.campaign.results import contradiction, gain_text, last_scores
 from nightshift.report.data import Morning, counted
+from nightshift.report.timing import Night
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -51,6 +53,22 @@ class Headline:
     title: str
     sentence: str
     tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything that page, summary and picture are drawn from."""
+
+    morning: Morning
+    headline: Headline
+    facts: tuple[tuple[str, str], ...]
+    copied: tuple[tuple[str, str], ...]  # what to copy: a sentence and its command
+    next_steps: tuple[tuple[str, str], ...]  # a sentence and its command
+    keys: tuple[KeyHistory, ...]
+    nights: tuple[Night, ...]
+    notebook: str
+    data: dict[str, Any]  # of the script
+    written: datetime
 
 
 def headline(morning: Morning) -> Headline:
