@@ -135,7 +135,9 @@ class Campaign:
         elif record.judgement is not None and record.status != Verdict.CRASH:
             expected, sd = self.posterior.predict(replace(record.run, new=None).changes, self.hours(record))
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
-            self._observe(record)
+            # A refused decision, which `kept` below takes back, forgets the final check runs of an earlier night, and a
+            # guard looks at what the rule decided.
+            self._observe(record, decides=bool(record.judgement.refused or self.guards))
             assert record.score is not None
             self.differences[record.number] = Effect(record.score - expected, sd)
             for posterior in self._posteriors:
@@ -144,17 +146,18 @@ class Campaign:
         if not is_start:
             self.decided.append(record)
 
-    def _observe(self, record: Record) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
+    def _observe(self, record: Record, *, decides: bool = True) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
         """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
         scores, num = run_scores(record), len(run_scores(self.baseline or record))
         if len(scores) != num:
             cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
             raise UsageError(cause, without(record))
         assert self.posterior is not None
-        decisions, falls = self.posterior.observe(record.run, float(scores.mean()), self.hours(record)), {}
+        hours, falls = self.hours(record), dict[Settings, str]()
+        decisions = self.posterior.observe(record.run, float(scores.mean()), hours, decides=decides)
         for guard in record.evaluation.guards if record.evaluation else ():
             posterior = self.guards[guard.environment]
-            posterior.observe(record.run, guard.score, self.hours(record))
+            posterior.observe(record.run, guard.score, hours, decides=False)
             # The incumbent of a night's last runs is fixed.
             for change in self.posterior.kept if posterior.stage is not Stage.LAST_INCUMBENTS else ():
                 effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])

@@ -334,7 +334,7 @@ def new(what: str, name: str) -> None:
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="With --serve; 0: any free port."
 )
 def report(output: Path | None, branch: str | None, is_served: bool, port: int) -> None:
-    """Write the morning page report.html, with progress.svg and report.md, from the records."""
+    """Write the morning page report.html, with progress.png and report.md, from the records."""
     from nightshift.report import page
     from nightshift.report.serve import serve
 

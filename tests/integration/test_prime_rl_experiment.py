@@ -78,7 +78,7 @@ def test_a_measured_experiment(controller: Controller) -> None:
     assert proof.startswith("served = file: 0.0000 nats a token from the file, 0.")
     assert f"\nhealth:           {proof}\n" in summary(record)
     page = render(view_of(controller.ledger, controller.now()))
-    assert f"<li>{proof}</li>" in page
+    assert proof in page
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
     notebook = (root / "runs" / "notebook.md").read_text()
     assert notebook.count("pp\n  reported outcome: better, +9.0 pp, confirmed\n") == len(lied), "below the measured one"
     page = (root / "runs" / "report.html").read_text()
-    assert page.count("Outcome, as told") == len(lied)
+    assert page.count("Outcome, as reported") == len(lied)
 
 
 @pytest.mark.slow
