@@ -35,7 +35,7 @@ from nightshift.cli.shell import (
     use_prime_rl,
 )
 from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
-from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config
+from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config, merged
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
@@ -459,16 +459,18 @@ def _text(form: str, story: Story, root: Path, experiment: int | None) -> bytes:
 
 
 @commands.command("import")
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-def import_command(file: Path) -> None:
-    """Write train.toml from the config FILE, and the lines of rules.toml that carry over; commit what changed.
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def import_command(files: tuple[Path, ...]) -> None:
+    """Write train.toml from the config FILES, and the lines of rules.toml that carry over; commit what changed.
 
-    FILE is a config of prime-rl with today's names or older ones, autoresearch-rl's train.toml, or a config of prime's
-    hosted training. Every key that train.toml cannot hold is listed with its owner. FILE is kept as imported.toml.
+    FILES are one config of prime-rl with today's names or older ones, autoresearch-rl's train.toml, or a config of
+    prime's hosted training. Of several files a later one wins, as in `rl @ base.toml @ overlay.toml`; a trainer.toml
+    and an orchestrator.toml make one config. Every key that train.toml cannot hold is listed with its owner. The
+    config is kept as imported.toml, from which `export --to rl.toml` starts.
     """
-    root = run.process_root()
-    source = file.read_bytes()
-    imported = import_config(source, file.name)
+    root, name = run.process_root(), clean(" + ".join(file.name for file in files), 80)
+    source = merged([(file.name, file.read_bytes()) for file in files])
+    imported = import_config(source, name)
     repo = Repo(root)
     ledger = Ledger(root)
     with ledger.lock():
@@ -476,19 +478,19 @@ def import_command(file: Path) -> None:
         if any(record.branch == head.branch for record in ledger.records()):
             raise UsageError(f"{head.branch} is a campaign", "Import on your own branch: git switch BRANCH.")
         blobs = repo.files_at(head.commit) if head.commit else {}
-        for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
-            if repo.differs(name, blobs[name]) if name in blobs else os.path.lexists(root / name):
-                raise UsageError(f"{name} has changes that are not committed", "Commit them, or move the file away.")
+        for path in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
+            if repo.differs(path, blobs[path]) if path in blobs else os.path.lexists(root / path):
+                raise UsageError(f"{path} has changes that are not committed", "Commit them, or move the file away.")
         rules, notes = carried_rules(imported, root, num_gpus(os.environ))
-        files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source, RULES_NAME: rules}
-        files = {name: data for name, data in files.items() if name not in blobs or read_file(root / name) != data}
-        for name, data in files.items():
-            write_atomically(root / name, data)
-        outcome = f"wrote {', '.join(files)}; "
-        if not files:
+        new = {CONFIG_NAME: imported.train_toml(name), IMPORTED_NAME: source, RULES_NAME: rules}
+        new = {path: data for path, data in new.items() if path not in blobs or read_file(root / path) != data}
+        for path, data in new.items():
+            write_atomically(root / path, data)
+        outcome = f"wrote {', '.join(new)}; "
+        if not new:
             outcome = "nothing changed: this config was imported before"
         elif head.branch and head.commit:
-            committed = repo.commit_files(head, files, f"Import {clean(file.name, 80)}")
+            committed = repo.commit_files(head, new, f"Import {name}")
             outcome += f"committed as {(committed.commit or '')[:7]} on {head.branch}"
         else:
             outcome += "not committed: no branch is checked out"
