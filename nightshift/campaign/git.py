@@ -91,9 +91,9 @@ class Repo:
         ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
         return Head(ref.removeprefix("refs/heads/"), commit or None)
 
-    def config_at(self, commit: str) -> bytes | None:
-        """Return the bytes of train.toml in `commit`; None if it has none."""
-        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{CONFIG_NAME}")  # `:NAME` is in the index
+    def config_at(self, commit: str, name: str = CONFIG_NAME) -> bytes | None:
+        """Return the bytes of train.toml, or of another file, in `commit`; None if it has none."""
+        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{name}")  # `:NAME` is in the index
         return blob.stdout if blob.returncode == 0 else None
 
     def files_at(self, commit: str) -> dict[str, tuple[str, str]]:

@@ -7,6 +7,7 @@ never copied. Every other key is listed with its owner.
 import re
 import tomllib
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,21 @@ _TITLES = {
 class Import:
     """What becomes of the keys of an imported config.
 
-    `tree`: the config's tables. `values`: for train.toml. `notes`: the keys whose name or value changed.
+    `tree`: the config's tables. `values`: for train.toml. `names`: the paths in the file of the keys that have other
+    names there. `notes`: the keys whose name or value changed.
     """
 
     tree: Mapping[str, Any]
     dialect: Dialect
     values: dict[str, Value]
+    names: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     left_out: list[Problem] = field(default_factory=list)
+
+    def places(self, key: str) -> list[str]:
+        """Return the paths at which the file has an open key; [] if the file does not have the key."""
+        own = [key] if any(f"{'.'.join(path)}.".startswith(f"{key}.") for path, _ in _leaves(self.tree)) else []
+        return own + self.names.get(key, [])
 
     def leave_out(self, path: str, cause: str) -> None:
         """Remove a key and the keys below it from the values."""
@@ -134,8 +142,19 @@ def merged(files: Sequence[tuple[str, bytes]]) -> bytes:
             together = edited
         else:
             _merge(together, {table: edited} if table else edited)
-    with_comments, without = tomlkit.dumps(together), tomlkit.dumps(tree)
-    return (with_comments if tomllib.loads(with_comments) == tree else without).encode()
+    return toml_text(together, tree)
+
+
+def toml_text(document: Any, tree: Mapping[str, Any]) -> bytes:
+    """Return the text of a document of tomlkit with the tables `tree`. Where tomlkit writes other tables, as it does
+    below dotted keys, comments are lost."""
+    import tomlkit
+
+    text = tomlkit.dumps(document)
+    with suppress(tomllib.TOMLDecodeError):
+        if tomllib.loads(text) == tree:
+            return text.encode()
+    return tomlkit.dumps(tree).encode()
 
 
 def _merge(node: Any, other: Mapping[str, Any]) -> None:
@@ -154,18 +173,19 @@ def _table_of(name: str, tree: Mapping[str, Any]) -> str:
     paths = [".".join(path) for path, _ in _leaves(tree)]
     stem = Path(name).stem
     candidates = [*(table for table in tables if len(stem) > 3 and table.startswith(stem)), "", *tables]
-    return max(candidates, key=lambda table: sum(_is_known(f"{table}.{path}".strip(".")) for path in paths))
+    return max(candidates, key=lambda table: sum(is_known(f"{table}.{path}".strip(".")) for path in paths))
 
 
-def _is_known(path: str) -> bool:
+def is_known(path: str) -> bool:
+    """True for the path of an open key, also in another version of prime-rl."""
     return find_key(path) is not None or path in FORMER
 
 
 def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of every key that is no table, and of every item of a list."""
+    """Yield path and value of every key but a table that has keys, and of every item of a list."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     for path, node in waiting:  # which grows
-        if isinstance(node, dict):
+        if isinstance(node, dict) and node:
             waiting += [((*path, name), value) for name, value in node.items()]
         elif isinstance(node, list):
             waiting += [(path, item) for item in node]
@@ -199,6 +219,7 @@ def import_config(source: bytes, name: str) -> Import:
         elif key is None or target not in values:
             result.left_out.append(problem)
         elif key.kind is Kind.TABLE or (is_accepted(key, value) and accept(key, value) == values[target]):
+            result.names.setdefault(target, []).append(path)
             result.notes.append(f"{path} -> {target}" + ("" if values[target] == {} else f" = {value_text(value)}"))
         else:
             cause = f"{spelled_out(problem.path, value)} is not copied"
@@ -234,7 +255,7 @@ def _dialect(tree: Mapping[str, Any]) -> Dialect:
         if any(map(has, dialect.signs)) or (dialect.needs and all(map(has, dialect.needs))):
             return dialect
     paths = [path for path, _ in _leaves(tree)]
-    is_prime_rl = any(len(path) > 1 and _is_known(".".join(path)) for path in paths)
+    is_prime_rl = any(len(path) > 1 and is_known(".".join(path)) for path in paths)
     origins = {renamed.origin for path in paths if (renamed := find_renamed(path))} - {"", OTHER_VERSION, PRIME_RL}
     return Dialect(PRIME_RL if is_prime_rl or not origins else listed(sorted(origins)))
 
@@ -331,6 +352,7 @@ def _convert(tree: Mapping[str, Any], result: Import) -> None:
         is_schedule = path == "trainer.scheduler" or (renamed and renamed.key.path == SCHEDULE)
         if is_schedule and problem.value in ("constant", "cosine"):  # these mean the same to all trainers
             result.values.setdefault(SCHEDULE, problem.value)
+            result.names.setdefault(SCHEDULE, []).append(path)
             notes[path] = f" -> {SCHEDULE} = {value_text(problem.value)}"
     for path, name, ratio in _ratios(tree):
         result.values[f"{RATIO}.{name}"] = accept(_KEYS[f"{RATIO}.{ANY}"], ratio)
