@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
+from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import read_file, remove_tree, write_atomically
@@ -221,6 +223,12 @@ def history(as_json: bool) -> None:
     metavar="COMMAND",
     help="Run it at a keep, a crash that repeats, an agent that cannot be asked, and the end, with JSON on its stdin.",
 )
+@click.option(
+    "--wandb",
+    metavar="PROJECT",
+    help="Log each experiment in this project of Weights & Biases while it runs. Default: machine.toml's.",
+)
+@click.option("--no-tag", is_flag=True, help="Do not tag the branch at the end with results.tsv and certificate.")
 @BRANCH
 @click.option("--allow-sleep", is_flag=True, help="Let this machine fall asleep during the night.")
 @click.option("--detach", is_flag=True, help="Return when the first run trains; nightshift wait --night follows it.")
@@ -229,7 +237,16 @@ def history(as_json: bool) -> None:
     is_flag=True,
     help="Cancel the jobs in SLURM of a night whose controller was killed; with no other option.",
 )
-def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool, detach: bool, **flags: Any) -> None:
+def night(
+    stop: bool,
+    slurm: Path | None,
+    notify: str | None,
+    wandb: str | None,
+    no_tag: bool,
+    allow_sleep: bool,
+    detach: bool,
+    **flags: Any,
+) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
@@ -246,6 +263,8 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
         raise click.UsageError("--pairs and --slurm do not go together. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
+    if wandb and find_spec("wandb") is None:
+        raise UsageError("--wandb: the package wandb is not installed", "Install it: uv sync --extra wandb.")
     branch = flags.pop("branch")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
     if detach:
@@ -256,7 +275,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
             has_begun = partial(is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
-        exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch)
+        exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch, wandb, not no_tag)
     sys.exit(exit_code)
 
 
@@ -440,7 +459,7 @@ def _write(form: str, story: Story, root: Path, path: Path, experiment: int | No
     from nightshift.report.export.wandb_runs import write_runs
 
     if form == "wandb":
-        return write_runs(story, path)
+        return write_runs(story, path, read_machine(root).wandb.project or f"nightshift-{story.tag}")
     if form == "model":
         return copy_model(story, experiment, path)
     target = path.resolve()

@@ -82,7 +82,7 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
 
     told = tuple(replace(row, changes=(*row.changes, "@SUM(1)")) for row in story.rows[:3])
     few = replace(story, records=story.records[:3], rows=told)
-    folder = write_runs(few, tmp_path / "runs")
+    folder = write_runs(few, tmp_path / "runs", "mine")
     files = sorted(folder.glob("offline-run-*/run-*.wandb"))
     assert len(files) == 3
     for file, record, row in zip(files, few.records, told, strict=True):
