@@ -10,7 +10,6 @@ import os
 import select
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -25,8 +24,7 @@ from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Record
 from nightshift.campaign.results import UNDECIDED, Row, row, verdict_of
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.executors.process import mark, python_command, python_path
-from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
+from nightshift.executors.process import ProcessGroup, python_command, python_path
 from nightshift.files import remove_tree, whole_folder
 from nightshift.report.data import Story
 from nightshift.report.export.table import values
@@ -130,15 +128,15 @@ def live_runs(root: Path, project: str | None, note: Callable[[str], None]) -> I
     if project is None:
         yield lambda: None
         return
-    ledger, marker = Ledger(root), f"wandb-{uuid.uuid4().hex}"
+    ledger, pipe, seconds = Ledger(root), subprocess.PIPE, _END_SECONDS
     first = next((r.number for r in ledger.readable()[0] if r.judgement is None), ledger.next_number())
+    group = ProcessGroup("wandb", _GRACE_SECONDS, _END_SECONDS)
     command = python_command("-m", __name__, os.fspath(root), project, str(first))
-    env = {**os.environ, "PYTHONPATH": python_path(), MARKER_NAME: marker, **mark()}
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null, env=env, process_group=0)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    output, seconds = process.stdout, _END_SECONDS
+    env, log = {**os.environ, "PYTHONPATH": python_path()}, ledger.runs_dir / "wandb.log"
+    child = group.start("W&B", command, log_path=log, env=env, cwd=root, stdin=pipe, stdout=pipe)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    output = child.stdout
     os.set_blocking(output.fileno(), False)
 
     def look() -> None:
@@ -152,15 +150,12 @@ def live_runs(root: Path, project: str | None, note: Callable[[str], None]) -> I
         raise
     finally:
         try:
-            process.stdin.close()
+            child.stdin.close()
             with waiting("sending the last steps to W&B", seconds), suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
-        finally:
-            tree = ProcessTree(None, lambda process: False)
-            tree.markers.add(marker)
-            tree.end(_GRACE_SECONDS)
+                child.wait(seconds)
             look()
-            output.close()
+        finally:
+            group.stop()
 
 
 def follow(root: Path, project: str, first: int) -> None:
@@ -170,29 +165,27 @@ def follow(root: Path, project: str, first: int) -> None:
     is_over = False
     while not is_over:
         is_over = bool(select.select([sys.stdin], [], [], _POLL_SECONDS)[0])
-        for number in ledger.numbers():
-            with suppress(UsageError):  # a damaged record, which the controller names
-                record = ledger.read(number) if number >= first and number not in ended else None
-                if record is not None:
-                    runs[number] = _follow(writer, ledger, record, runs.get(number))
-                    if verdict_of(record) is not None:
-                        ended.add(number)
+        try:
+            for number in (number for number in ledger.numbers() if number >= first and number not in ended):
+                with suppress(UsageError):  # a damaged record, which the controller names
+                    if (record := ledger.read(number)) is not None:
+                        runs[number] = _follow(writer, ledger, record, runs.get(number))
+                        if verdict_of(record) is not None:
+                            ended.add(number)
+        except writer.wandb.Error as error:
+            if writer.mode != "online":
+                raise
+            _tell(f"{error}; from now on offline runs in runs/wandb, which wandb sync sends")
+            writer.wandb.teardown()
+            writer.mode, is_over = "offline", False
+            runs.clear()  # to be written again from the first step
 
 
 def _follow(writer: Writer, ledger: Ledger, record: Record, open_run: tuple[Any, int] | None) -> tuple[Any, int]:
     """Log what is new of an experiment; return its run and the number of steps."""
     if open_run is None:
-        story = Story.of(ledger, record.branch)
         ours = (r for r in ledger.readable()[0] if (r.branch, r.rules_hash) == (record.branch, record.rules_hash))
-        first = next(ours)
-        try:
-            open_run = writer.open(story, first, record), 0
-        except writer.wandb.Error as error:
-            if writer.mode != "online":
-                raise
-            writer.mode = "offline"
-            _tell(f"{error}; from now on offline runs in runs/wandb, which wandb sync sends")
-            open_run = writer.open(story, first, record), 0
+        open_run = writer.open(Story.of(ledger, record.branch), next(ours), record), 0
     run, num_steps = open_run
     num_steps = log_steps(run, ledger.run_dir(record.number), num_steps)
     if verdict_of(record) is not None:

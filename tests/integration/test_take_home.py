@@ -1,0 +1,95 @@
+"""What a night leaves for others: its runs in Weights & Biases, logged while they ran, and a tag of the branch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift.campaign.metrics import METRICS_NAME, read_steps
+from nightshift.report.data import Story
+from nightshift.report.export.wandb_runs import write_runs
+from tests.checkouts import git
+from tests.night_checkout import Ledger, furnish, start
+from tests.unit.test_exports import entries
+
+pytestmark = pytest.mark.slow
+MACHINE = '[wandb]\nproject = "mine"\n'
+
+
+@pytest.fixture
+def root(checkout: Path) -> Path:
+    pytest.importorskip("wandb")
+    root = furnish(checkout)
+    (root / "machine.toml").write_text(MACHINE)
+    with (root / ".git" / "info" / "exclude").open("a") as file:
+        file.write("machine.toml\n")
+    for key, value in (("tag.gpgSign", "true"), ("tag.forceSignAnnotated", "true"), ("gpg.program", "/nowhere")):
+        git(root, "config", key, value)
+    return root
+
+
+def runs_below(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return group, project, name, tags, notes, config, summary and number of steps of each run by its id."""
+    from wandb.proto import wandb_internal_pb2
+
+    runs = {}
+    for path in folder.glob("offline-run-*/run-*.wandb"):
+        run, last, summary, num_steps = wandb_internal_pb2.RunRecord(), {}, dict[str, Any](), 0
+        for data in entries(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            num_steps += record.HasField("history")
+            summary |= {item.key: json.loads(item.value_json) for item in record.summary.update if item.key}
+            if record.HasField("run"):
+                run = record.run
+                last |= {item.key: item.value_json for item in run.config.update if item.key != "_wandb"}
+        summary = {key: value for key, value in summary.items() if not key.startswith("_") and key != "training_step"}
+        words = (run.run_group, run.project, run.display_name, sorted(run.tags), run.notes)
+        runs[run.run_id] = {"words": words, "config": last, "summary": summary, "steps": num_steps}
+    return runs
+
+
+def test_a_night_logs_what_the_export_writes_and_tags_its_branch(root, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    night = start(root, agent="random", experiments=3)
+    output, errors = night.communicate()
+    assert night.returncode == 0, errors
+    assert "W&B" not in output + errors
+    story = Story.of(Ledger(root), None)
+    live = runs_below(root / "runs" / "wandb")
+    assert live == runs_below(write_runs(story, tmp_path / "export", "mine"))
+    first, commit = story.records[0], git(root, "rev-parse", "HEAD").strip()
+    assert len(live) == 3
+    assert all(f"-{(first.commit or '')[:8]}-" in name for name in live)
+    num_steps = len(read_steps(story.ledger.run_dir(1) / METRICS_NAME))
+    assert live[min(live)]["steps"] == num_steps > 0
+
+    [name] = git(root, "for-each-ref", "--format=%(refname:lstrip=2)", "refs/tags").split()
+    assert name.startswith(f"night/{story.branch}/")
+    assert git(root, "rev-parse", f"{name}^{{commit}}").strip() == commit
+    message = git(root, "for-each-ref", "--format=%(contents)", f"refs/tags/{name}")
+    assert message.startswith(f"Night on {story.branch}\n\nnot certified\n\n")
+    assert (root / "results.tsv").read_text().strip() in message
+    tagger = git(root, "for-each-ref", "--format=%(taggername) %(taggeremail)", f"refs/tags/{name}")
+    assert tagger == git(root, "log", "-1", "--format=%cn <%ce>", first.commit or "")
+    assert f"tagged as {name}" in output + errors
+    assert git(root, "fsck", "--strict") is not None
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"WANDB_MODE": "offline", "WANDB_X_SERVICE_WAIT": "0.0001"}, "W&B: nothing more is logged: "),
+        ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}, "from now on offline runs in runs/wandb"),
+    ],
+)
+def test_a_failure_of_wandb_is_a_line(root: Path, monkeypatch, variables: dict[str, str], line: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    night = start(root, agent="random", experiments=2)
+    output, errors = night.communicate()
+    assert night.returncode == 0, errors
+    assert (output + errors).count("W&B: ") == 1
+    assert line in output + errors
+    assert len(Story.of(Ledger(root), None).records) == 2
