@@ -30,6 +30,7 @@ _NAMES = re.compile(
     r"|CUDA_(?!VISIBLE_DEVICES$|DEVICE_ORDER$)\w+"
     r"|VLLM_(?:ATTENTION_BACKEND|FLASH_ATTN_VERSION|(?:USE|ENABLE|DISABLE|WSL2)_\w+)"
 )
+Project = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"\A[^/\\#?%:\x00-\x1f]*\Z")]
 Seconds = Annotated[float, msgspec.Meta(ge=1, le=86_400)]
 
 
@@ -43,7 +44,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Wandb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The project of Weights & Biases in which experiments are logged while they run; None: in none."""
 
-    project: Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^/\\#?%:\x00-\x1f]*$")] | None = None
+    project: Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"\A[^/\\#?%:\x00-\x1f]*\Z")] | None = (
+        None
+    )
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
