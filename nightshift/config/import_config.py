@@ -5,9 +5,7 @@ never copied. Every other key is listed with its owner.
 """
 
 import re
-import tomllib
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,38 +124,20 @@ class Import:
 def merged(files: Sequence[tuple[str, bytes]]) -> bytes:
     """Return one config of several, given by name and bytes: as in `rl @ base.toml @ overlay.toml`, a later file wins
     key by key, and a list is replaced whole. What a trainer.toml or an orchestrator.toml has is put below its table.
+    Only a whole config that is alone keeps its comments. ConfigError: a file is no TOML."""
+    import tomlkit
 
-    ConfigError: a file is no TOML.
-    """
-    import tomlkit  # slow to import
-
-    tree, together = dict[str, Any](), tomlkit.document()
-    for number, (name, source) in enumerate(files):
-        text, tables = document(source, name, "Name a config file.")
-        table, edited = _table_of(name, tables), tomlkit.parse(text)
+    tree = dict[str, Any]()
+    for name, source in files:
+        _, tables = document(source, name, "Name a config file.")
+        table = _table_of(name, tables)
         if len(files) == 1 and not table:
             return source
         _merge(tree, {table: tables} if table else tables)
-        if number == 0 and not table:
-            together = edited
-        else:
-            _merge(together, {table: edited} if table else edited)
-    return toml_text(together, tree)
-
-
-def toml_text(document: Any, tree: Mapping[str, Any]) -> bytes:
-    """Return the text of a document of tomlkit with the tables `tree`. Where tomlkit writes other tables, as it does
-    below dotted keys, comments are lost."""
-    import tomlkit
-
-    text = tomlkit.dumps(document)
-    with suppress(tomllib.TOMLDecodeError):
-        if tomllib.loads(text) == tree:
-            return text.encode()
     return tomlkit.dumps(tree).encode()
 
 
-def _merge(node: Any, other: Mapping[str, Any]) -> None:
+def _merge(node: dict[str, Any], other: Mapping[str, Any]) -> None:
     for name, value in other.items():
         if isinstance(node.get(name), dict) and isinstance(value, dict):
             _merge(node[name], value)

@@ -13,7 +13,7 @@ from typing import Any
 from nightshift.campaign.git import Repo
 from nightshift.config.allowlist import RATIO, SOURCE, value_text
 from nightshift.config.checks import tables_of
-from nightshift.config.import_config import IMPORTED_NAME, at, environment_name, import_config, is_known, toml_text
+from nightshift.config.import_config import IMPORTED_NAME, at, environment_name, import_config, is_known
 from nightshift.config.train_toml import ABSENT, Change, Config, changed_keys, diff, parse
 from nightshift.engines.prime_rl.config import LEARNING_RATES, with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
@@ -87,10 +87,15 @@ def edited(source: bytes, config: Config, scale: float, head: list[str]) -> byte
     for node in (document, tree):
         for key, value in values.items():
             _change(node, imported.places(key) or [key], key, value)
-    text = toml_text(document, tree)
+    text = tomlkit.dumps(document)
+    is_whole = False
+    with suppress(tomllib.TOMLDecodeError):
+        is_whole = tomllib.loads(text) == tree
+    if not is_whole:  # tomlkit writes other tables below dotted keys: without comments
+        text = tomlkit.dumps(tree)
     missing: tuple[Change, ...] = ()
     with suppress(ConfigError):  # a file that has no research key left
-        missing = diff(parse(import_config(text, IMPORTED_NAME).train_toml(IMPORTED_NAME)), config)
+        missing = diff(parse(import_config(text.encode(), IMPORTED_NAME).train_toml(IMPORTED_NAME)), config)
     scaled = LEARNING_RATES if scale != 1 else ()
     lines = [
         f"a config of {imported.dialect.name}, as it was imported, but for:",
@@ -102,7 +107,7 @@ def edited(source: bytes, config: Config, scale: float, head: list[str]) -> byte
         ),
         *(f"the file cannot say: {change.line}" for change in missing if change.key not in scaled),
     ]
-    return f"{_comment(head + lines)}\n\n".encode() + text
+    return f"{_comment(head + lines)}\n\n{text}".encode()
 
 
 def _change(tree: Any, places: Sequence[str], key: str, value: Any) -> None:
