@@ -30,7 +30,7 @@ def root(checkout: Path) -> Path:
 
 
 def runs_below(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return group, project, name, tags, notes, config, summary and number of steps of each run by its id."""
+    """Return group, project, name, first tag, notes, config, summary and number of steps of each run by its id."""
     from wandb.proto import wandb_internal_pb2
 
     runs = {}
@@ -45,7 +45,8 @@ def runs_below(folder: Path) -> dict[str, dict[str, Any]]:
                 run = record.run
                 last |= {item.key: item.value_json for item in run.config.update if item.key != "_wandb"}
         summary = {key: value for key, value in summary.items() if not key.startswith("_") and key != "training_step"}
-        words = (run.run_group, run.project, run.display_name, sorted(run.tags), run.notes)
+        del summary["now"]  # may change when later experiments are decided, and with it name and tags
+        words = (run.run_group, run.project, run.display_name.split(",")[0], run.tags[0], run.notes)
         runs[run.run_id] = {"words": words, "config": last, "summary": summary, "steps": num_steps}
     return runs
 
