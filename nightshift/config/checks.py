@@ -116,10 +116,11 @@ def _not_open(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Prob
     if not items or len(path) >= MAX_DEPTH:
         yield _problem(path, value, values)
         return
-    problems = [problem for name, item in items for problem in _not_open((*path, name), item, values)]
+    below = (problem for name, item in items for problem in _not_open((*path, name), item, values))
     if lock(path) is None and lock_of_word(path) is None:
-        yield from problems
+        yield from below
         return
+    problems = list(below)
     yield from (problem for problem in problems if problem.target)
     others = [problem for problem in problems if not problem.target]
     yield from others if len(others) == 1 else [_problem(path, value, values)] if others else []
