@@ -91,9 +91,9 @@ class Repo:
         ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
         return Head(ref.removeprefix("refs/heads/"), commit or None)
 
-    def config_at(self, commit: str) -> bytes | None:
-        """Return the bytes of train.toml in `commit`; None if it has none."""
-        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{CONFIG_NAME}")  # `:NAME` is in the index
+    def config_at(self, commit: str, name: str = CONFIG_NAME) -> bytes | None:
+        """Return the bytes of train.toml, or of another file, in `commit`; None if it has none."""
+        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{name}")  # `:NAME` is in the index
         return blob.stdout if blob.returncode == 0 else None
 
     def files_at(self, commit: str) -> dict[str, tuple[str, str]]:
@@ -151,16 +151,30 @@ class Repo:
         self._git("update-index", "-z", "--index-info", index=index, **change)
         tree = self._git("write-tree", index=index).strip()
         index.unlink(missing_ok=True)
-        author = []  # what the user configured, else Nightshift
-        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
-            configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
-            author += ["-c", f"{key}={configured or default}"]
-        commit = self._git(*author, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
+        commit = self._git(
+            *self._author(), "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()
+        ).strip()
         # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
         self._run("update-index", "-z", "--index-info", **change)
         # Compare-and-swap: a commit that somebody makes at this moment is not lost.
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
         return Head(head.branch, commit)
+
+    def tag(self, name: str, branch: str, message: str) -> None:
+        """Tag the last commit of a branch, with a message. Not `git tag`, which would ask for a signature."""
+        commit = self.branches().get(branch, "")
+        tagger = self._git(*self._author(), "var", "GIT_COMMITTER_IDENT").strip()
+        text = f"object {commit}\ntype commit\ntag {name}\ntagger {tagger}\n\n{message.rstrip()}\n"
+        tag = self._git("mktag", stdin=text.encode(errors="replace")).strip()
+        self._git("update-ref", "-m", "nightshift", f"refs/tags/{name}", tag, "0" * len(tag))
+
+    def _author(self) -> list[str]:
+        """Return the options that name the author of a commit: what the user configured, else Nightshift."""
+        author = []
+        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
+            configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
+            author += ["-c", f"{key}={configured or default}"]
+        return author
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first; none after a reset."""

@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +36,11 @@ from nightshift.cli.shell import (
     use_prime_rl,
 )
 from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
-from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config
+from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config, merged
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
+from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import read_file, remove_tree, write_atomically
@@ -218,6 +220,12 @@ def history(as_json: bool) -> None:
     metavar="COMMAND",
     help="Run it at a keep, a crash that repeats, an agent that cannot be asked, and the end, with JSON on its stdin.",
 )
+@click.option(
+    "--wandb",
+    metavar="PROJECT",
+    help="Log each experiment in this project of Weights & Biases while it runs. Default: machine.toml's.",
+)
+@click.option("--no-tag", is_flag=True, help="Do not tag the branch at the end with results.tsv and certificate.")
 @BRANCH
 @click.option("--allow-sleep", is_flag=True, help="Let this machine fall asleep during the night.")
 @click.option("--detach", is_flag=True, help="Return when the first run trains; nightshift wait --night follows it.")
@@ -226,7 +234,16 @@ def history(as_json: bool) -> None:
     is_flag=True,
     help="Cancel the jobs in SLURM of a night whose controller was killed; with no other option.",
 )
-def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool, detach: bool, **flags: Any) -> None:
+def night(
+    stop: bool,
+    slurm: Path | None,
+    notify: str | None,
+    wandb: str | None,
+    no_tag: bool,
+    allow_sleep: bool,
+    detach: bool,
+    **flags: Any,
+) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
@@ -243,6 +260,8 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
         raise click.UsageError("--pairs and --slurm do not go together. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
+    if wandb and find_spec("wandb") is None:
+        raise UsageError("--wandb: the package wandb is not installed", "Install it: uv sync --extra wandb.")
     branch = flags.pop("branch")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
     if detach:
@@ -253,7 +272,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
             has_begun = partial(is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
-        exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch)
+        exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch, wandb, not no_tag)
     sys.exit(exit_code)
 
 
@@ -437,7 +456,7 @@ def _write(form: str, story: Story, root: Path, path: Path, experiment: int | No
     from nightshift.report.export.wandb_runs import write_runs
 
     if form == "wandb":
-        return write_runs(story, path)
+        return write_runs(story, path, read_machine(root).wandb.project or f"nightshift-{story.tag}")
     if form == "model":
         return copy_model(story, experiment, path)
     target = path.resolve()
@@ -456,16 +475,18 @@ def _text(form: str, story: Story, root: Path, experiment: int | None) -> bytes:
 
 
 @commands.command("import")
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-def import_command(file: Path) -> None:
-    """Write train.toml from the config FILE, and the lines of rules.toml that carry over; commit what changed.
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def import_command(files: tuple[Path, ...]) -> None:
+    """Write train.toml from the config FILES, and the lines of rules.toml that carry over; commit what changed.
 
-    FILE is a config of prime-rl with today's names or older ones, autoresearch-rl's train.toml, or a config of prime's
-    hosted training. Every key that train.toml cannot hold is listed with its owner. FILE is kept as imported.toml.
+    FILES are one config of prime-rl with today's names or older ones, autoresearch-rl's train.toml, or a config of
+    prime's hosted training. Of several files a later one wins, as in `rl @ base.toml @ overlay.toml`; a trainer.toml
+    and an orchestrator.toml make one config. Every key that train.toml cannot hold is listed with its owner. The
+    config is kept as imported.toml, from which `export --to rl.toml` starts.
     """
-    root = run.process_root()
-    source = file.read_bytes()
-    imported = import_config(source, file.name)
+    root, name = run.process_root(), clean(" + ".join(file.name for file in files), 80)
+    source = merged([(file.name, file.read_bytes()) for file in files])
+    imported = import_config(source, name)
     repo = Repo(root)
     ledger = Ledger(root)
     with ledger.lock():
@@ -473,19 +494,19 @@ def import_command(file: Path) -> None:
         if any(record.branch == head.branch for record in ledger.records()):
             raise UsageError(f"{head.branch} is a campaign", "Import on your own branch: git switch BRANCH.")
         blobs = repo.files_at(head.commit) if head.commit else {}
-        for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
-            if repo.differs(name, blobs[name]) if name in blobs else os.path.lexists(root / name):
-                raise UsageError(f"{name} has changes that are not committed", "Commit them, or move the file away.")
+        for path in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
+            if repo.differs(path, blobs[path]) if path in blobs else os.path.lexists(root / path):
+                raise UsageError(f"{path} has changes that are not committed", "Commit them, or move the file away.")
         rules, notes = carried_rules(imported, root, num_gpus(os.environ))
-        files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source, RULES_NAME: rules}
-        files = {name: data for name, data in files.items() if name not in blobs or read_file(root / name) != data}
-        for name, data in files.items():
-            write_atomically(root / name, data)
-        outcome = f"wrote {', '.join(files)}; "
-        if not files:
+        new = {CONFIG_NAME: imported.train_toml(name), IMPORTED_NAME: source, RULES_NAME: rules}
+        new = {path: data for path, data in new.items() if path not in blobs or read_file(root / path) != data}
+        for path, data in new.items():
+            write_atomically(root / path, data)
+        outcome = f"wrote {', '.join(new)}; "
+        if not new:
             outcome = "nothing changed: this config was imported before"
         elif head.branch and head.commit:
-            committed = repo.commit_files(head, files, f"Import {clean(file.name, 80)}")
+            committed = repo.commit_files(head, new, f"Import {name}")
             outcome += f"committed as {(committed.commit or '')[:7]} on {head.branch}"
         else:
             outcome += "not committed: no branch is checked out"

@@ -24,6 +24,7 @@ from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import Check, PrepareFlags, look, on_cards, open_engine, used_keys
+from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.experiment.checkout import checked_head, next_start
@@ -54,6 +55,7 @@ def run(root: Path, request: Request) -> int:
         from nightshift.executors.process import end_leftovers
         from nightshift.executors.slurm import end_jobs
         from nightshift.experiment.experiment import open_controller
+        from nightshift.report.export.wandb_runs import live_runs
 
         request = replace(request, only=scope_of(read_direction(root)))
         controller = open_controller(root, request, reporter, request.branch)
@@ -65,7 +67,8 @@ def run(root: Path, request: Request) -> int:
                 print_text(line)
             return ExitCode.USAGE if missing else ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
-        with controller.ledger.lock():
+        project = None if request.detach else read_machine(root).wandb.project
+        with controller.ledger.lock(), live_runs(root, project, reporter.note):
             end_leftovers(root, reporter.note)
             end_jobs(controller.ledger, reporter.note)
             controller.bench.engine.prepare_at_start(reporter.note)

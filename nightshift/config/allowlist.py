@@ -30,6 +30,7 @@ RATIO = "orchestrator.train.ratio"
 ANY = "*"
 MAX_SUGGESTIONS = 3
 MAX_NUMBER = 1e15  # keeps huge integers out of float()
+PRIME_RL = "prime-rl"
 OTHER_VERSION = "another version of prime-rl"
 
 
@@ -118,10 +119,12 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another format of configs: how `nightshift import` recognizes it, and what its keys mean."""
+    """Another format of configs: how `nightshift import` recognizes it, by any of `signs` or all of `needs`."""
 
     name: str
-    signs: tuple[str, ...]
+    signs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    is_rl: bool = True
     defaults: dict[str, Value] = {}
     other_meaning: dict[str, str] = {}
     note: str = ""
@@ -313,17 +316,24 @@ def lock_of_word(path: tuple[str, ...]) -> Lock | None:
     return next(filter(None, [*by_path, *map(_LOCKED_OTHERS.get, reversed(path))]), None)
 
 
+def find_part(path: tuple[str, ...]) -> Renamed | None:
+    """Return the only open key whose path ends with this one of two segments or more: `optim.lr`."""
+    dotted = ".".join(path)
+    keys = [key for key in KEYS if len(path) > 1 and key.path.endswith(f".{dotted}")]
+    return Renamed(keys[0], PRIME_RL) if len(keys) == 1 else None
+
+
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
     """Return the open key that a former name or a word of another framework means.
 
-    A framework's word may stand below its own tables. A former name may lack its tables, unless its last segment is a
-    key of today.
+    A framework's word may stand below its own tables. A former name, or one of today, may lack its tables, unless its
+    last segment alone is a key of today.
     """
     dotted = ".".join(path)
     if dotted in WORDS:
         return WORDS[dotted]
     words = (".".join(path[start:]) for start in range(1, len(path)))
-    below = next((_OTHERS[word] for word in words if word in _OTHERS), None)
+    below = find_part(path) or next((_OTHERS[word] for word in words if word in _OTHERS), None)
     if below is not None or _plain(path[-1]) in _LEAVES:
         return below
     return next((renamed for word, renamed in WORDS.items() if word.endswith(f".{dotted}")), None)

@@ -1,4 +1,4 @@
-"""The observers of a night: summary and page, notifications, and the price of its proposals.
+"""The observers of a night: summary and page, notifications, its tag, and the price of its proposals.
 
 `nightshift night --notify COMMAND` runs your command with one JSON object on its stdin. A notification can neither stop
 nor delay a night. The command is not stored: a resumed night runs its own --notify.
@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from subprocess import TimeoutExpired
 from typing import Any
 
@@ -37,9 +37,9 @@ from nightshift.campaign.records import (
     Stage,
     Verdict,
 )
-from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
+from nightshift.campaign.results import Counts, Row, last_scores, results_tsv, standing_text, verdict_of
 from nightshift.campaign.waits import FILL, LONG_SECONDS
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import mark
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.experiment.certify import p_value
@@ -274,6 +274,23 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
         "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
         "page": str((ledger.runs_dir / PAGE_NAME).absolute()),
     }
+
+
+def tag_night(desk: Desk, event: Event) -> None:
+    """An observer that tags the branch at the end of a night, with results.tsv and the certificate: `git push --tags`
+    sends them. A night without an experiment has no tag."""
+    state, controller = desk.state, desk.controller
+    if event.kind is not Kind.OVER:
+        return
+    try:
+        records = desk.ledger.records()
+        if decided(state.own(records)):
+            name = f"night/{state.branch}/{controller.now().astimezone(UTC):%Y%m%dT%H%M%SZ}"
+            lines = [f"Night on {state.branch}", "", state.certificate or "not certified", "", results_tsv(records)]
+            controller.repo.tag(name, state.branch, "\n".join(lines))
+            desk.note(f"tagged as {name}: git push --tags sends the results")
+    except (NightshiftError, OSError) as error:
+        desk.note(f"the night is not tagged: {error}")
 
 
 class Price:

@@ -23,15 +23,17 @@ from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import NIGHT_NAME
 from nightshift.config.train_toml import read_source
+from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.process import end_leftovers
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.checkout import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
-from nightshift.night.observers import Notifier
+from nightshift.night.observers import Notifier, tag_night
 from nightshift.night.proposals import undecided
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
+from nightshift.report.export.wandb_runs import live_runs
 from nightshift.text import clean
 
 _INHIBIT_SECONDS = 0.5  # systemd-inhibit says at once whether it can
@@ -50,14 +52,17 @@ def night(
     notify: str | None = None,
     allow_sleep: bool = False,
     branch: str | None = None,
+    wandb: str | None = None,
+    has_tag: bool = True,
 ) -> int:
-    """Run a night to its end. `tell` gets the summaries, `reporter` the news. `notify`, `branch`: the flags.
+    """Run a night to its end. `tell` gets the summaries, `reporter` the news. `notify`, `branch`, `wandb`: the flags.
 
     Returns the exit code. 0: a stop rule or the user ended it; 1: it could not go on, or a kept change could not be
     committed. Raises NightshiftError if it could not begin, and Interrupted.
     """
     ledger, notifier = Ledger(root), Notifier(notify, reporter.note)
-    with notifier.running(), ledger.lock():
+    project = wandb or read_machine(root).wandb.project
+    with notifier.running(), ledger.lock(), live_runs(root, project, reporter.note) as look:
         old = load(ledger)
         end_leftovers(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
@@ -78,7 +83,9 @@ def night(
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
-            stop = Night(state, controller, proposer, tell, notifier, filler, unavailable).run()
+            night = Night(state, controller, proposer, tell, notifier, filler, unavailable)
+            night.desk.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
+            stop = night.run()
         missing = uncommitted(controller.ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
 

@@ -175,6 +175,7 @@ def test_the_trainer_of_trl_gets_them_too(root: Path, tmp_path: Path, monkeypatc
         ("[limits", "machine.toml: "),
         ('[environment]\nCC = "gcc\\nready: yes"', r"machine.toml: CC contains a control character"),
         ('[environment]\nCC = "gcc\\u0000"', r"machine.toml: CC contains a control character"),
+        ('[wandb]\nproject = "of/mine"', "matching regex"),
         ("environment = " + 3000 * "[", "machine.toml: "),
     ],
 )
@@ -191,7 +192,8 @@ def test_anything_else_is_refused_in_one_line_before_anything_starts(root: Path,
 def test_its_text_is_what_a_record_and_doctor_show(root: Path) -> None:
     assert read_machine(root) == Machine()
     assert read_machine(root).text == ""
-    (root / "machine.toml").write_text(GOOD)
+    (root / "machine.toml").write_text(f'{GOOD}\n[wandb]\nproject = "mine"\n')
+    assert read_machine(root).wandb.project == "mine"  # of no run
     text = (
         "CC = /usr/bin/gcc-12, NCCL_P2P_DISABLE = 1, VLLM_USE_FLASHINFER_SAMPLER = 1, "
         "startup_seconds = 700.0, no_step_seconds = 900.0"

@@ -2,18 +2,15 @@
 
 import csv
 import io
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
@@ -71,48 +68,6 @@ def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_comp
 )  # fmt: skip
 def test_cells(value: str | float | bool | None, text: str) -> None:
     assert cell(value) == text
-
-
-@pytest.mark.slow
-def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    from wandb.proto import wandb_internal_pb2
-
-    from nightshift.report.export.wandb_runs import write_runs
-
-    told = tuple(replace(row, changes=(*row.changes, "@SUM(1)")) for row in story.rows[:3])
-    few = replace(story, records=story.records[:3], rows=told)
-    folder = write_runs(few, tmp_path / "runs")
-    files = sorted(folder.glob("offline-run-*/run-*.wandb"))
-    assert len(files) == 3
-    for file, record, row in zip(files, few.records, told, strict=True):
-        rows, config, numbers = 0, "", {}
-        for data in entries(file.read_bytes()):
-            found = wandb_internal_pb2.Record()
-            found.ParseFromString(data)
-            rows += found.HasField("history")
-            config += str(found.run.config) if found.HasField("run") else ""
-            numbers |= {item.key: json.loads(item.value_json) for item in found.summary.update}
-        assert rows == len(read_steps(few.ledger.run_dir(record.number) / METRICS_NAME))
-        assert "trainer.optim.lr" in config
-        cells = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
-        assert numbers.items() >= (cells | {"verdict": row.verdict, "now": row.now}).items()
-        assert b"@SUM(1)" in file.read_bytes()
-
-
-def entries(data: bytes) -> Iterator[bytes]:
-    """Of a run's file: LevelDB's log format in blocks of 32 KiB, after a header; the package reads none."""
-    block, place, whole = 32 * 1024, 7, b""
-    while place + 7 <= len(data):
-        if block - place % block < 7:
-            place += block - place % block
-            continue
-        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        whole += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            yield whole
-            whole = b""
 
 
 def test_a_link_in_runs_is_not_followed(tmp_path: Path) -> None:

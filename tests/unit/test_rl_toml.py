@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from nightshift.config.allowlist import CURRICULUM
 from nightshift.config.import_config import import_config
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.train_toml import Config, parse, set_values
+from nightshift.config.train_toml import ABSENT, Config, parse, set_values
 from nightshift.errors import UsageError
 from nightshift.files import write_json
 from nightshift.report.data import Story
-from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
-from tests.checkouts import ROOT
+from nightshift.report.export.rl_toml import as_rl_toml, edited, rl_toml
+from tests.campaigns import replace
+from tests.checkouts import ROOT, git
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.stand_in_campaign import BRANCH, build
@@ -51,16 +51,16 @@ OWN = re.compile(
 )
 
 
+def with_null(node: Any) -> Any:
+    """Return tables with null in place of "None"."""
+    if isinstance(node, list):
+        return [with_null(item) for item in node]
+    if isinstance(node, dict):
+        return {name: with_null(value) for name, value in node.items()}
+    return None if node == "None" else node
+
+
 def exported(rules: Rules, config: Config) -> dict[str, Any]:
-    """Return the tables of the file, with null in place of "None"."""
-
-    def with_null(node: Any) -> Any:
-        if isinstance(node, list):
-            return [with_null(item) for item in node]
-        if isinstance(node, dict):
-            return {name: with_null(value) for name, value in node.items()}
-        return None if node == "None" else node
-
     settings = launch_of(config, RUN_DIR, rules=rules).settings
     tables: dict[str, Any] = with_null(tomllib.loads(rl_toml(settings, 1003, ["x"]).decode()))
     return tables
@@ -117,6 +117,90 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     incumbent = as_rl_toml(story, None, tmp_path, {}).decode()
     assert incumbent.startswith(f"# the incumbent of {BRANCH}, ")
     assert tomllib.loads(incumbent)["orchestrator"]["renderer"] == {"name": "default"}
+
+
+MINE = b"""\
+# My own file.
+max_steps = 20  # short
+[model]
+name = "a/b"
+[monitors.wandb]
+project = "mine"
+[orchestrator]
+batch_size = 64
+[[orchestrator.train.source]]
+group_size = 8
+env.taskset = {id = "gsm8k", split = "main"}
+[orchestrator.train.source.curriculum.gates.mixed]
+[[orchestrator.train.source]]
+env.taskset.id = "countdown"
+"""
+WITH_OLD_NAMES = b"""\
+inference_gpu_ids = [0]
+[orchestrator]
+rollouts_per_example = 8
+sampling = {max_tokens = 100, top_p = 0.9}
+env = [{id = "gsm8k"}]
+"""
+GATES = f"{CURRICULUM}.gates"
+HEADER = b"[orchestrator.train.source.curriculum.gates.mixed]"
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "edits", "comment"),
+    [
+        (MINE, {}, {}, "a config of prime-rl, as it was imported, but for:"),
+        (
+            MINE,
+            {"trainer.optim.lr": 3e-6, "max_steps": None, "orchestrator.group_size": 4},
+            {"trainer.optim.lr": 3e-6, "max_steps": None, "orchestrator.train.source[0].group_size": 4,
+             "orchestrator.train.source[1].group_size": 4},
+            "-max_steps 20",
+        ),
+        (  # without its comments: tomlkit writes other tables below dotted keys
+            MINE.replace(HEADER, b"curriculum.gates.mixed = {}").partition(b"\n")[2],
+            {f"{GATES}.mixed": ABSENT, f"{GATES}.zero_advantage": {}, "orchestrator.train.ratio.countdown": 2.0},
+            {"orchestrator.train.source[0].curriculum.gates.mixed": None,
+             "orchestrator.train.source[0].curriculum.gates.zero_advantage": {},
+             "orchestrator.train.source[1].curriculum.gates.zero_advantage": {},
+             "orchestrator.train.source[1].ratio": 2.0},
+            "+orchestrator.train.ratio.countdown 2.0",
+        ),
+        (
+            WITH_OLD_NAMES,
+            {"orchestrator.group_size": 16, "orchestrator.train.sampling.max_completion_tokens": 64},
+            {"orchestrator.rollouts_per_example": 16, "orchestrator.sampling.max_tokens": 64},
+            "also trained with: trainer.loss.kl_tau = 0.0",
+        ),
+        (WITH_OLD_NAMES, {f"{GATES}.mixed": {}}, {}, f"the file cannot say: +{GATES}.mixed on"),
+    ],
+)  # fmt: skip
+def test_an_imported_config_goes_out_as_the_users_file_with_the_kept_keys_changed(
+    source: bytes, changes: dict[str, Any], edits: dict[str, Any], comment: str
+) -> None:
+    baseline = import_config(source, "rl.toml").train_toml("rl.toml")
+    text = edited(source, parse(set_values(baseline, changes)), 1.0, ["by me"]).decode()
+    before, after = (dict(leaves(with_null(tomllib.loads(each)))) for each in (source.decode(), text))
+    assert {path: after.get(path) for path in before | after if before.get(path) != after.get(path)} == edits
+    assert text.startswith("# by me\n")
+    assert f"# {comment}" in text.replace("#   ", "# ")
+    assert "# My own file." in text or b"# My own file." not in source
+
+
+def test_export_edits_the_file_that_the_campaign_began_with(tmp_path: Path) -> None:
+    story = story_of(tmp_path, SCALED)
+    (tmp_path / "imported.toml").write_bytes(MINE)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "imported.toml")
+    git(tmp_path, "commit", "--quiet", "-m", "Import")
+    (tmp_path / "imported.toml").write_bytes(b"# of another campaign")
+    first = replace(story.records[0], commit=git(tmp_path, "rev-parse", "HEAD").strip())
+    story = replace(story, records=(first, *story.records[1:]))
+    text = as_rl_toml(story, 1, tmp_path, {}).decode()
+    assert tomllib.loads(text)["monitors"] == {"wandb": {"project": "mine"}}
+    assert tomllib.loads(text)["trainer"]["optim"]["lr"] == pytest.approx(20 * story.configs[1].get("trainer.optim.lr"))
+    assert "# My own file." in text
+    assert "rl @ THIS_FILE" not in text
 
 
 @pytest.mark.parametrize(
