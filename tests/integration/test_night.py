@@ -297,23 +297,7 @@ def test_a_detached_night_that_cannot_begin_shows_its_error(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_night_ends_with_a_certificate(root: Path) -> None:
-    stdout, _ = good_night(root, agent="random", proposer="lr", experiments=2, certify=1)
-    line = state(root)["certificate"]
-    assert line.startswith("certified: better, +"), line
-    assert "test split, 1 fresh runs each, 95 % interval " in line
-    assert f"certificate:  {line}" in stdout
-    assert len([*(root / "runs" / "certify" / "0001").glob("*-*/run.json")]) == 2
-    assert f"certificate: {line}" in nightshift(root, "status")[1]
-    killed = {**state(root), "certificate": None, "cause": None}  # after comparison.json, before night.json
-    (root / "runs" / "night.json").write_text(json.dumps(killed))
-    code, stdout, stderr = whole_night(root, agent="random", proposer="lr", experiments=2, certify=1)
-    assert (code, state(root)["certificate"]) == (0, line), stderr
-    assert [path.name for path in (root / "runs" / "certify").iterdir()] == ["0001"]
-
-
-@pytest.mark.slow
-def test_a_certificate_is_made_in_all_slots_and_resumed_by_its_night(root: Path) -> None:
+def test_a_certificate_is_made_in_all_slots_resumed_by_its_night_and_told(root: Path) -> None:
     folder = root / "runs" / CERTIFY_NAME
     folder.mkdir(parents=True)
     fault(folder, "hold", once=False)
@@ -324,14 +308,22 @@ def test_a_certificate_is_made_in_all_slots_and_resumed_by_its_night(root: Path)
     night.kill()
     finish(night)
     (folder / "stand-in.json").unlink()
-    good_night(root, **asked)
-    assert state(root)["certificate"].startswith("certified: better, +")
-    assert [path.name for path in folder.iterdir()] == ["0001"]
+    stdout, _ = good_night(root, **asked)
+    line = state(root)["certificate"]
+    assert line.startswith("certified: better, +"), line
+    assert "test split, 2 fresh runs each, 95 % interval " in line
+    assert f"certificate:  {line}" in stdout
+    assert f"certificate: {line}" in nightshift(root, "status")[1]
     [comparison] = Ledger(root).comparisons()
     assert len(comparison.runs) == 4
     assert {access.number for access in Ledger(root).accesses()} == {1}
     jobs = [json.loads((path.parent / "job.json").read_bytes()) for path in folder.glob("*/*/run.json")]
     assert {job["slot"] for job in jobs} == {"slot 1", "slot 2"}
+    killed = {**state(root), "certificate": None, "cause": None}  # after comparison.json, before night.json
+    (root / "runs" / "night.json").write_text(json.dumps(killed))
+    assert whole_night(root, **asked)[0] == 0
+    assert state(root)["certificate"] == line
+    assert [path.name for path in folder.iterdir()] == ["0001"]
 
 
 def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> None:
