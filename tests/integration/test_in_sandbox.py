@@ -212,21 +212,26 @@ found["claudeAiOauth"]["accessToken"] = "renewed"
 """
 
 
-@pytest.mark.slow
-def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_not(user: User) -> None:
-    user.write("home/.claude/.credentials.json", TOKEN)
+def renewed(user: User, sandbox: str, python: str) -> str:
+    """Check what comes back from a program that renews its token and writes a hook. Return what the program prints."""
+    user.write("home/.claude/.credentials.json", TOKEN).chmod(0o600)
     user.write("home/.claude/settings.json", '{"model": "mine"}')
-    user.write("home/bin/claude", RENEWING.format(python=user.python)).chmod(0o755)
-    ended = user.run("claude", PATH=f"{user.home}/bin:{user.environ['PATH']}")
+    user.write("bin/claude", RENEWING.format(python=python)).chmod(0o755)
+    ended = user.run("claude", sandbox=sandbox, PATH=f"{user.folder}/bin:{user.environ['PATH']}")
     assert (ended["cause"], ended["notes"]) == (None, []), ended
-    preset = PRESETS["claude"]
-    flags = shlex.split(preset.command.replace("{own}", preset.own[1]))[1:]
-    assert flags[-1] == '{"sandbox":{"enabled":false}}'
-    assert f"read planted {{'model': 'mine'}} {flags}" in ended["log"]
     own = user.home / ".claude"
     assert json.loads((own / ".credentials.json").read_text()) == {"claudeAiOauth": {"accessToken": "renewed"}}
     assert (own / "settings.json").read_text() == '{"model": "mine"}'
     assert sorted(path.name for path in own.iterdir()) == [".credentials.json", "settings.json"]
+    return str(ended["log"])
+
+
+@pytest.mark.slow
+def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_not(user: User) -> None:
+    preset = PRESETS["claude"]
+    flags = shlex.split(preset.command.replace("{own}", preset.own[1]))[1:]
+    assert flags[-1] == '{"sandbox":{"enabled":false}}'
+    assert f"read planted {{'model': 'mine'}} {flags}" in renewed(user, "bwrap", user.python)
 
 
 def test_a_token_that_was_renewed_survives_a_night_that_is_stopped_now(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from nightshift.errors import Failure
 from nightshift.executors.watchdog import is_alive
 from tests.checkouts import ROOT, git
 from tests.night_checkout import (
-    BASELINE,
     finish,
     good_end,
     good_night,
@@ -103,38 +102,6 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     assert last[0].proposal.description == "baseline again"
     assert [bool(record.run.new) for record in last] == [False, True, True]
     assert {record.run.rider for record in last} == {None}
-
-
-@pytest.mark.slow
-def test_a_night_on_main_that_is_killed_goes_on_from_main_and_a_later_one_continues_its_campaign(root: Path) -> None:
-    git(root, "switch", "--quiet", "-C", "main")
-    git(root, "branch", "--delete", "--force", "autoresearch/test")
-    (root / "train.toml").write_bytes(BASELINE + b"# not committed\n")
-    main, asked = git(root, "rev-parse", "main"), {"agent": "lr", "proposer": "lr", "experiments": 3}
-    night = start(root, **asked)
-    wait_for(lambda: any(record.commits for record in records(root)))
-    night.kill()
-    night.communicate()
-    wait_for(lambda: not leftovers(root))
-    branch = git(root, "branch", "--show-current").strip()
-    git(root, "checkout", "--quiet", "train.toml")  # what the killed run tried
-    git(root, "switch", "--quiet", "main")
-    (root / "train.toml").write_bytes(BASELINE + b"# mine\n")
-    code, _, stderr = whole_night(root, **asked)
-    assert (code, f"git stash && git switch {branch}" in stderr) == (2, True), stderr
-    git(root, "checkout", "--quiet", "train.toml")
-    _, stderr = good_night(root, **asked)
-    assert f"switched from main back to {branch}, the branch of the night that was cut off" in stderr
-    assert "going on with the night of" in stderr
-    git(root, "switch", "--quiet", "main")
-    _, stderr = good_night(root, **asked)
-    assert f"continued {branch}, a campaign that began at this commit" in stderr
-    assert {record.branch for record in records(root)} == {branch}
-    assert [record.number for record in records(root) if record.parent is None] == [1]
-    assert git(root, "log", "--format=%s", branch).splitlines()[-3:] == [
-        *("Start campaign: train.toml as it was", "baseline config", "start")
-    ]
-    assert git(root, "rev-parse", "main") == main
 
 
 @pytest.mark.slow

@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agents.history import (
-    KeyHistory,
-    Memory,
-    ValueRow,
-    history,
-    load_configs,
-    of_last_campaign,
-)
+from nightshift.agents.history import KeyHistory, Memory, ValueRow, history, load_configs, of_last_campaign
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger

@@ -135,7 +135,9 @@ def test_a_measuring_file_that_changes_during_the_baseline_ends_the_night(contro
     monkeypatch.setattr(loop, "_SWITCH_SECONDS", 0.0)
     change = {100.0: lambda: (controller.bench.root / MEASURING).write_text("MEASURES = 'better'\n")}
     _, stop, _ = a_locked_night(controller, Watched(clock, controller, change), Thinker(clock, 15.0), experiments=6)
-    assert (MEASURING in stop.cause, stop.is_planned) == (True, False)
+    assert (stop.cause.startswith(f"{MEASURING} differ from commit"), stop.is_planned) == (True, False)
+    [record] = controller.ledger.records()
+    assert (record.failure, record.result, record.decided) == (Failure.INTERRUPTED, None, None)
 
 
 def test_a_disk_that_is_full_until_after_the_hours_loses_no_result(controller: Controller, clock: Clock) -> None:
@@ -172,6 +174,7 @@ def test_a_wait_of_a_killed_night_ended_with_it(controller: Controller, clock: C
     clock.now += 25_000.0
     [wait] = begin(NightRequest("stand-in"), controller).waits
     assert parse_time(wait.ended) == killed
+    assert f"going on with the night of {state.started}" in controller.reporter.notes
 
 
 @pytest.mark.parametrize("begins", [1_005.0, 1_190.0])
