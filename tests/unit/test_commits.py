@@ -70,7 +70,7 @@ class Branch:
     def edit(self, keys: dict[str, Any], message: str = "mine") -> str:
         """A commit of the user's own."""
         (self.repo.root / "train.toml").write_bytes(set_values(self.config().source, keys))
-        git(self.repo.root, "commit", "--quiet", "-m", message, "--", "train.toml")
+        git(self.repo.root, "commit", "--quiet", "--allow-empty-message", "-m", message, "--", "train.toml")
         return git(self.repo.root, "rev-parse", "HEAD").strip()
 
     def by_user(self, since: Head | None = None) -> list[tuple[str, str | None, dict[str, str | None]]]:
@@ -258,9 +258,9 @@ def test_a_branch_that_was_reset_or_merged_is_one_edit(branch: Branch) -> None:
 
 def test_an_edit_of_some_keys_of_a_kept_change_is_a_change_of_the_users(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6", kl="0.01")))
-    mine = branch.edit({LR: 4e-6})
+    mine = branch.edit({LR: 4e-6}, message="")
     assert branch.by_user() == [("keep", mine, {LR: "4e-6"})]
-    both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512})
+    both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512}, message="")
     assert branch.by_user() == [
         ("revert", both, {LR: "5e-6", KL: "0.01"}),
         ("keep", both, {BATCH: "512"}),

@@ -403,24 +403,8 @@ def test_the_journal_of_an_earlier_experiment_with_the_same_number_is_not_believ
     assert again.kept_commit == controller.repo.head().commit
 
 
-def test_a_commit_of_the_users_may_have_an_empty_message(controller: Controller) -> None:
-    baseline(controller, POOR, then=BAD)
-    for decay in (0.05, 0.06):
-        (controller.bench.root / "train.toml").write_bytes(
-            set_values(controller.repo.config_at("HEAD"), {DECAY: decay})
-        )
-        git(controller.bench.root, "commit", "--quiet", "--allow-empty-message", "-m", "", "--", "train.toml")
-    tried(controller, BAD)
-    assert [decision.change.keys for decision in controller.ledger.read(2).user_decisions] == [
-        {DECAY: "0.05"},
-        {DECAY: "0.06"},
-    ]
-
-
 @pytest.mark.slow
-def test_a_baseline_that_is_moved_away_while_an_experiment_runs_makes_that_one_the_baseline(
-    controller: Controller,
-) -> None:
+def test_a_baseline_that_is_moved_away_while_an_experiment_runs_makes_that_one_the_baseline(controller) -> None:
     baseline(controller, POOR, then=GOOD)
     with during(
         controller, lambda folder: controller.ledger.run_dir(1).rename(controller.bench.root.parent / "moved-out")
@@ -472,9 +456,7 @@ def test_a_campaign_stays_on_its_rules(controller: Controller) -> None:
 
 
 @pytest.mark.slow
-def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(
-    controller: Controller,
-) -> None:
+def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(controller) -> None:
     baseline(controller, then=BAD)
     run(controller)
     assert list(controller.ledger.runs_dir.glob("*/weights")) == []

@@ -114,9 +114,7 @@ def test_the_table_has_every_key_that_is_open_or_forced_and_nothing_twice() -> N
     assert len(texts) == len(set(texts))
 
 
-def test_every_row_stands_in_a_tree_made_of_the_rows_and_all_renames_are_named_at_once(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_row_stands_in_a_tree_made_of_the_rows_and_all_renames_are_named_at_once(tree, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     findings, _ = pin.look_up(tree, PINS)
     assert broken(tree) == {}

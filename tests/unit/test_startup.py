@@ -85,9 +85,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         ("sys.path.append('packages')", "has no package tomlkit"),
     ],
 )
-def test_a_python_without_packages_is_refused_with_the_command(
-    tmp_path: Path, program: str, preparation: str, problem: str
-) -> None:
+def test_a_python_without_packages_is_refused_with_the_command(tmp_path, program, preparation, problem) -> None:
     metadata = tmp_path / "packages" / "nightshift-1.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text(
