@@ -15,12 +15,8 @@ import psutil
 import pytest
 from msgspec import structs
 
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.commits import incumbent_values
-from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import CERTIFY_NAME
-from nightshift.config.train_toml import parse
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import Failure
 from nightshift.executors.watchdog import is_alive
@@ -56,37 +52,6 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary
-
-
-@pytest.mark.slow
-def test_each_commit_of_a_night_is_one_change_and_the_last_runs_measure_the_tip(root: Path) -> None:
-    stdout, _ = good_night(root, agent="tpe", experiments=24, budget_seconds=1.0)
-    ours, ledger, repo = records(root), Ledger(root), Repo(root)
-    campaign = Campaign.of(ours, ours[0].branch, ours[0].rules_hash)
-    assert [record.run.stage for record in ours] == [0] * 20 + [1, 1, 2, 2]
-    assert [record.run.changes for record in ours[20:]] == [(), (), campaign.kept, campaign.kept]
-    scores = "; ".join(f"{name} {', '.join(f'{100 * r.score:.1f}' for r in pair)} %"
-                       for name, pair in (("incumbent", ours[22:]), ("baseline", ours[20:22])))  # fmt: skip
-    assert f"last runs:    {scores}\n" in stdout
-    for record in ours[1:20]:
-        assert record.run.new
-        held = record.run.changes
-        values = incumbent_values(ledger.stored_config(ours[0]), held)
-        assert incumbent_values(ledger.stored_config(record)) == values, "a run is the changes that its record says"
-    assert any(record.run.rider for record in ours)
-    changes = {f"{d.action} {d.change.name}": d.change for r in ours for d in r.judgement.decisions}
-    history = repo.config_history(Head(ours[0].branch, ours[0].commit))
-    assert len(history) == sum(len(record.commits) for record in ours) > 0
-    for entry in history:
-        change = changes[entry.subject.partition(":")[0]]
-        before, after = (incumbent_values(parse(text)) for text in (entry.before, entry.after))
-        changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
-        others = {key for other in changes.values() if other != change for key in other.keys}
-        assert changed
-        assert changed <= {*change.keys} <= changed | others  # a key that another kept change sets too may stay
-    tip = incumbent_values(parse(repo.config_at("HEAD")))
-    assert tip == incumbent_values(ledger.stored_config(ours[-1]))
-    assert (root / "train.toml").read_bytes() == repo.config_at("HEAD")
 
 
 @pytest.mark.slow

@@ -10,10 +10,9 @@ from nightshift_arithmetic import data
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError
 from nightshift.evaluation.evaluate import examples_of_test_split
-from tests.rules import ARITHMETIC_TRL
+from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.stand_ins import small
 
-ROOT = Path(__file__).parents[2]
 RULES = small(ARITHMETIC_TRL, 8)
 ACCESS = {"number": 1, "branch": "autoresearch/x", "rules_hash": "abc", "token": "k"}
 

@@ -12,10 +12,9 @@ from nightshift.engines.doctor import ALL, Doctor, checks
 from nightshift.engines.prime_rl.install import Installation, Pins, guesses
 from tests.checkouts import linked_checkout
 from tests.conftest import git
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 from tests.unit.test_gpus import Card, StandInNvml
 
-ROOT = Path(__file__).parents[2]
 MACHINE = guesses.__module__
 
 

@@ -22,11 +22,9 @@ from tests import stand_in_prime_rl
 from tests.checkouts import linked_checkout
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR, SHIPPED
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, ROOT
 from tests.stand_ins import prime_rl_rules
 from tests.unit.test_gpus import Card, StandInNvml
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_flags_are_the_engine_s_to_refuse() -> None:

@@ -107,11 +107,6 @@ class Filler(Thinker):
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
     return timed(checkout, monkeypatch, clock)
 

@@ -27,6 +27,7 @@ from nightshift.errors import EngineError, Failure
 from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import Night
+from nightshift.night.observers import summary
 from nightshift.night.start import begin
 from nightshift.night.state import NightRequest, Stop, load, save
 from nightshift.report.data import gather
@@ -38,11 +39,6 @@ from tests.waiting import Clock
 RUN_SECONDS = 300.0
 RATES = [3e-6 - 7e-8 * number for number in range(30)]
 BEGINS = 1_000.0  # of what a night waits for: a run is under way, and an answer waits for it
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -327,7 +323,17 @@ def test_no_wait_for_an_agent_outlasts_the_last_question(controller: Controller,
     night, stop, _ = a_night(controller, Looking(1, clock, RUN_SECONDS), proposer, experiments=20)
     assert stop.cause == "20 experiments are done"
     assert (0, True) in stages
-    assert [is_waiting for stage, is_waiting in stages if stage] == [False] * 4
+    assert [(stage, is_waiting) for stage, is_waiting in stages[-4:]] == [
+        (1, False),
+        (1, False),
+        (2, False),
+        (2, False),
+    ]
+    records, campaign = controller.ledger.records(), controller.campaign()
+    assert [record.run.changes for record in records[-4:]] == [(), (), campaign.kept, campaign.kept]
+    baselines, incumbents = (", ".join(f"{100 * r.score:.1f}" for r in pair) for pair in (records[-4:-2], records[-2:]))
+    line = f"last runs:    incumbent {incumbents} %; baseline {baselines} %\n"
+    assert line in summary(night.state, records, campaign, controller.now())
     [wait] = night.state.waits
     assert wait.seconds(controller.now()) < 3 * RUN_SECONDS
 
