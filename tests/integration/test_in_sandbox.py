@@ -41,9 +41,8 @@ def why_no_bwrap(*as_user: str) -> str | None:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         return "bubblewrap is not installed"
-    done = subprocess.run(
-        [*as_user, bwrap, "--unshare-user", "--ro-bind", "/", "/", "true"], capture_output=True, text=True
-    )
+    words = [*as_user, bwrap, "--unshare-user", "--ro-bind", "/", "/", "true"]
+    done = subprocess.run(words, capture_output=True, text=True)
     return done.stderr.strip() or f"bwrap: exit {done.returncode}" if done.returncode else None
 
 
@@ -89,17 +88,11 @@ class User:
         self.write("temporary/made", "")
         if self.as_user:
             subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", str(self.folder)], check=True)
-        asked = {
-            "agent": agent,
-            "sandbox": sandbox,
-            "root": str(self.root),
-            "temporary": str(self.folder / "temporary"),
-        }
-        asked |= {"environ": {**self.environ, **environ}, "libraries": LIBRARIES}  # type: ignore[dict-item]
+        env, temporary = {**self.environ, **environ}, str(self.folder / "temporary")
+        asked: dict[str, Any] = {"agent": agent, "sandbox": sandbox, "root": str(self.root), "temporary": temporary}
+        asked |= {"environ": env, "libraries": LIBRARIES}
         words = [*before, *self.as_user, self.python, "-P", str(ROOT / "tests" / "in_sandbox.py"), json.dumps(asked)]
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=False, env={**self.environ, **environ}, cwd=self.folder
-        )
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=env, cwd=self.folder)
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         return told
@@ -192,9 +185,7 @@ def test_the_same_agent_without_a_sandbox_finds_all_of_it(user: User) -> None:
     assert ended["sandbox"] == "none"
     assert ended["warning"].startswith("agent: not isolated: it has your rights, so it can change code, records")
     assert found["hidden"] == hidden
-    assert (
-        found["abstract socket"] == found["signal"] == found["trace"].removesuffix(": None") + ": None" == "done: None"
-    )
+    assert (found["abstract socket"], found["signal"], found["trace"]) == ("done: None", "done: None", "done")
     assert found["processes"] > 0
     assert found["environments"]
 

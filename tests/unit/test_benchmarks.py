@@ -7,7 +7,7 @@ import decision_rules
 import pytest
 import recorded
 from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, kept_set, play
-from replay import compare
+from replay import compare, decision_lines, replay
 
 from nightshift.agents.search import SearchProposer
 from nightshift.campaign.commits import incumbent_values
@@ -94,3 +94,8 @@ def test_the_replayed_night_agrees_with_its_certificate(night: str) -> None:
     low, high = figures["certified_interval"]
     assert low < figures["gain"] < high
     assert low < figures["same_config"] < high
+
+
+def test_every_decision_that_moves_the_incumbent_has_a_line() -> None:
+    (line,) = decision_lines(replay("random-0"))
+    assert line.startswith("after 0018: keep 0018: ")

@@ -464,12 +464,14 @@ def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start
 )
 def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_the_incumbents(tmp_path, scores, stay):
     ledger = stored(tmp_path, judged(scores))
+    (ledger.runs_dir / "notes").mkdir()
+    (ledger.runs_dir / "notes" / "model").write_text("a file of the user's\n")
     for number in ledger.numbers():
         model = ledger.run_dir(number) / "model"
         model.mkdir()
         (model / "model.safetensors").write_bytes(b"0" * 1000)
     keep_model(ledger, replace(ledger.records()[-1], status="keep"), max_gb=3.5e-6)
-    assert [path.parent.name for path in sorted(ledger.runs_dir.glob("*/model"))] == stay
+    assert [path.parent.name for path in sorted(ledger.runs_dir.glob("0*/model"))] == stay
 
 
 def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_written(controller: Controller) -> None:
