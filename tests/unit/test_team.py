@@ -1,6 +1,7 @@
 """A team's questions, and the notebook: bounded and cleaned."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
@@ -8,7 +9,7 @@ from msgspec import structs
 from nightshift.agents.agent import complete
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.notebook import compare_prediction, entry, predicted
+from nightshift.agents.notebook import MAX_BYTES, compare_prediction, entry, notebook, predicted
 from nightshift.agents.team import TeamProposer, implementation, members, reflection, strategy
 from nightshift.campaign.records import Action, Change, Cost, Decision, Judgement, Proposal, Record, Run
 from nightshift.errors import UsageError
@@ -103,6 +104,12 @@ def test_a_hypothesis_is_not_paid_twice_while_its_implementer_cannot_be_asked(tm
         assert (answer.proposal.description, answer.unavailable is not None) == (description, is_away)
         dollars.append(answer.proposal.cost.dollars)
     assert dollars == pytest.approx([0.8, 0.4, 0.4, 0.8])
+
+
+def test_a_notebook_of_many_experiments_is_within_its_bound(tmp_path: Path) -> None:
+    campaign = context_of(tmp_path).campaign
+    many = SimpleNamespace(decided=campaign.decided * 30, effect_now=campaign.effect_now)
+    assert MAX_BYTES - 3_000 < len(notebook(many).encode()) <= MAX_BYTES + 1_000
 
 
 def test_foreign_text_cannot_leave_its_line(tmp_path: Path) -> None:
