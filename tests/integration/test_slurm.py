@@ -60,13 +60,11 @@ def executor(
     request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LocalExecutor | SlurmExecutor]:
     stand_ins.install("trl")
-    found = (
-        LocalExecutor(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)))
-        if request.param == "local"
-        else SlurmExecutor(root, dict(os.environ), CONFIG)
-    )
-    yield found
-    found.cancel(found.in_flight())
+    executor: LocalExecutor | SlurmExecutor = SlurmExecutor(root, dict(os.environ), CONFIG)
+    if request.param == "local":
+        executor = LocalExecutor(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)))
+    yield executor
+    executor.cancel(executor.in_flight())
 
 
 def folder_of(root: Path, number: int) -> Path:

@@ -261,10 +261,7 @@ def test_an_edit_of_some_keys_of_a_kept_change_is_a_change_of_the_users(branch: 
     mine = branch.edit({LR: 4e-6}, message="")
     assert branch.by_user() == [("keep", mine, {LR: "4e-6"})]
     both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512}, message="")
-    assert branch.by_user() == [
-        ("revert", both, {LR: "5e-6", KL: "0.01"}),
-        ("keep", both, {BATCH: "512"}),
-    ]
+    assert branch.by_user() == [("revert", both, {LR: "5e-6", KL: "0.01"}), ("keep", both, {BATCH: "512"})]
 
 
 def test_an_edit_that_the_user_takes_back_decides_nothing(branch: Branch) -> None:

@@ -133,9 +133,8 @@ def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(control
     mine = controller.repo.head().commit
     measured = run(controller)
     assert (measured.status, measured.commits) == ("measured", {})
-    assert [(d.action, d.commit, d.change.keys) for d in measured.user_decisions] == [
-        ("keep", mine, {"trainer.optim.lr": "3e-5"})
-    ]
+    [decision] = measured.user_decisions
+    assert (decision.action, decision.commit, decision.change.keys) == ("keep", mine, {"trainer.optim.lr": "3e-5"})
     campaign = controller.campaign()
     assert campaign.posterior.effect(campaign.kept[0]).p_helps < 0.05
     assert controller.repo.config_at("HEAD") == bad == (controller.bench.root / "train.toml").read_bytes()

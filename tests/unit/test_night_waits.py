@@ -323,12 +323,7 @@ def test_no_wait_for_an_agent_outlasts_the_last_question(controller: Controller,
     night, stop, _ = a_night(controller, Looking(1, clock, RUN_SECONDS), proposer, experiments=20)
     assert stop.cause == "20 experiments are done"
     assert (0, True) in stages
-    assert [(stage, is_waiting) for stage, is_waiting in stages[-4:]] == [
-        (1, False),
-        (1, False),
-        (2, False),
-        (2, False),
-    ]
+    assert stages[-4:] == [(1, False), (1, False), (2, False), (2, False)]
     records, campaign = controller.ledger.records(), controller.campaign()
     assert [record.run.changes for record in records[-4:]] == [(), (), campaign.kept, campaign.kept]
     baselines, incumbents = (", ".join(f"{100 * r.score:.1f}" for r in pair) for pair in (records[-4:-2], records[-2:]))

@@ -41,9 +41,8 @@ def test_a_run_that_does_nothing_is_shown_and_then_ended(clock: Clock) -> None:
     assert looks(watch, clock, 1, progress=1) == ""
     assert looks(watch, clock, 1, progress=1) == "standing still for 10 s"
     assert looks(watch, clock, 20, progress=1) == "standing still for 110 s"
-    with pytest.raises(
-        EngineError, match="the run stood still: no step, no CPU time and no GPU time for 120 s"
-    ) as error:
+    words = "the run stood still: no step, no CPU time and no GPU time for 120 s"
+    with pytest.raises(EngineError, match=words) as error:
         looks(watch, clock, 2, progress=1)
     assert error.value.failure is Failure.INFRASTRUCTURE
 
