@@ -221,11 +221,13 @@ def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
 def test_commits_of_the_user_are_told_from_ours(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6")))
     forged = branch.edit({KL: 0.1}, "keep 0009: mine\n\nNightshift-Experiment: 0009\n")
+    silent = branch.edit({BATCH: 128}, message="")
     git(branch.repo.root, "revert", "--no-edit", branch.ours[0])
     reverted = branch.repo.head().commit
     (branch.repo.root / "train.toml").write_bytes(b"# a comment is no decision\n" + branch.config().source)
     git(branch.repo.root, "commit", "--quiet", "-m", "comment", "--", "train.toml")
-    assert branch.by_user() == [("keep", forged, {KL: "0.1"}), ("revert", reverted, {LR: "5e-6"})]
+    kept = [("keep", forged, {KL: "0.1"}), ("keep", silent, {BATCH: "128"})]
+    assert branch.by_user() == [*kept, ("revert", reverted, {LR: "5e-6"})]
 
 
 def test_a_broken_commit_of_the_user_counts_with_its_repair(branch: Branch) -> None:
@@ -258,9 +260,9 @@ def test_a_branch_that_was_reset_or_merged_is_one_edit(branch: Branch) -> None:
 
 def test_an_edit_of_some_keys_of_a_kept_change_is_a_change_of_the_users(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6", kl="0.01")))
-    mine = branch.edit({LR: 4e-6}, message="")
+    mine = branch.edit({LR: 4e-6})
     assert branch.by_user() == [("keep", mine, {LR: "4e-6"})]
-    both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512}, message="")
+    both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512})
     assert branch.by_user() == [("revert", both, {LR: "5e-6", KL: "0.01"}), ("keep", both, {BATCH: "512"})]
 
 
