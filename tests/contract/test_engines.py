@@ -22,10 +22,9 @@ from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.evaluate import examples_of_validation_split
 from tests import stand_in_prime_rl
 from tests.conftest import ON_GPU, living_children, slow
-from tests.rules import ARITHMETIC_TRL
+from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.stand_ins import prime_rl_rules
 
-ROOT = Path(__file__).parents[2]
 STAND_IN = (str(ROOT / "tests" / "stand_in_trainer.py"),)
 SMALL = replace(
     ARITHMETIC_TRL,

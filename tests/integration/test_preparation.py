@@ -23,10 +23,9 @@ from tests import stand_in_prime_rl
 from tests.checkouts import linked_checkout
 from tests.conftest import living_children, slow
 from tests.prime_rl_plans import GPU, PAIR, SHIPPED
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 from tests.waiting import HANG_SECONDS
 
-ROOT = Path(__file__).parents[2]
 STAND_IN_WORKER = (str(ROOT / "tests" / "stand_in_trainer.py"),)
 ENDS = b"max_steps = 3\n"  # so no budget of seconds decides what a rehearsal does
 CONFIG = parse(ENDS + b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")

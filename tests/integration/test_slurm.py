@@ -60,13 +60,11 @@ def executor(
     request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LocalExecutor | SlurmExecutor]:
     stand_ins.install("trl")
-    found = (
-        LocalExecutor(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)))
-        if request.param == "local"
-        else SlurmExecutor(root, dict(os.environ), CONFIG)
-    )
-    yield found
-    found.cancel(found.in_flight())
+    executor: LocalExecutor | SlurmExecutor = SlurmExecutor(root, dict(os.environ), CONFIG)
+    if request.param == "local":
+        executor = LocalExecutor(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)))
+    yield executor
+    executor.cancel(executor.in_flight())
 
 
 def folder_of(root: Path, number: int) -> Path:
@@ -256,29 +254,13 @@ def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cl
 
 
 @pytest.mark.slow
-def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluster) -> None:
-    fault(root, "hold", once=False)
-    night = start(root, agent="lr", proposer="lr", experiments=8, slurm=str(root.parent / "slurm.toml"))
-    wait_for(lambda: any((root / "runs").glob("0001/metrics.jsonl")))
-    night.kill()
-    night.communicate()
-    stop(root, cluster, num_jobs=1)
-    assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
-
-
-@pytest.mark.slow
-def test_the_jobs_of_its_certificate_are_cancelled_too(root: Path, cluster: Cluster) -> None:
+def test_what_a_night_left_on_a_cluster_is_named_and_cancelled(root: Path, cluster: Cluster) -> None:
     killed_in_its_certificate(root)
-    stop(root, cluster, num_jobs=2)
-    assert [*(root / "runs" / CERTIFY_NAME).glob("*/*/job.json")] == []  # a new start waits for none of them
-
-
-def stop(root: Path, cluster: Cluster, num_jobs: int) -> None:
-    """Run night --stop. Check that status named the jobs before, and that nothing is left."""
-    assert nightshift(root, "status")[1].count(" is the job nightshift-") == num_jobs
+    assert nightshift(root, "status")[1].count(" is the job nightshift-") == 2
     assert nightshift(root, "night", "--stop")[0] == 0
     cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
     wait_for(lambda: not leftovers(root))
+    assert [*(root / "runs" / CERTIFY_NAME).glob("*/*/job.json")] == []  # a new start waits for none of them
 
 
 @pytest.mark.slow

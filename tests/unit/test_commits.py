@@ -70,7 +70,7 @@ class Branch:
     def edit(self, keys: dict[str, Any], message: str = "mine") -> str:
         """A commit of the user's own."""
         (self.repo.root / "train.toml").write_bytes(set_values(self.config().source, keys))
-        git(self.repo.root, "commit", "--quiet", "-m", message, "--", "train.toml")
+        git(self.repo.root, "commit", "--quiet", "--allow-empty-message", "-m", message, "--", "train.toml")
         return git(self.repo.root, "rev-parse", "HEAD").strip()
 
     def by_user(self, since: Head | None = None) -> list[tuple[str, str | None, dict[str, str | None]]]:
@@ -221,11 +221,13 @@ def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
 def test_commits_of_the_user_are_told_from_ours(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6")))
     forged = branch.edit({KL: 0.1}, "keep 0009: mine\n\nNightshift-Experiment: 0009\n")
+    silent = branch.edit({BATCH: 128}, message="")
     git(branch.repo.root, "revert", "--no-edit", branch.ours[0])
     reverted = branch.repo.head().commit
     (branch.repo.root / "train.toml").write_bytes(b"# a comment is no decision\n" + branch.config().source)
     git(branch.repo.root, "commit", "--quiet", "-m", "comment", "--", "train.toml")
-    assert branch.by_user() == [("keep", forged, {KL: "0.1"}), ("revert", reverted, {LR: "5e-6"})]
+    kept = [("keep", forged, {KL: "0.1"}), ("keep", silent, {BATCH: "128"})]
+    assert branch.by_user() == [*kept, ("revert", reverted, {LR: "5e-6"})]
 
 
 def test_a_broken_commit_of_the_user_counts_with_its_repair(branch: Branch) -> None:
@@ -261,10 +263,7 @@ def test_an_edit_of_some_keys_of_a_kept_change_is_a_change_of_the_users(branch: 
     mine = branch.edit({LR: 4e-6})
     assert branch.by_user() == [("keep", mine, {LR: "4e-6"})]
     both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512})
-    assert branch.by_user() == [
-        ("revert", both, {LR: "5e-6", KL: "0.01"}),
-        ("keep", both, {BATCH: "512"}),
-    ]
+    assert branch.by_user() == [("revert", both, {LR: "5e-6", KL: "0.01"}), ("keep", both, {BATCH: "512"})]
 
 
 def test_an_edit_that_the_user_takes_back_decides_nothing(branch: Branch) -> None:

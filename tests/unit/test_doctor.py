@@ -15,7 +15,6 @@ from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.unit.test_gpus import Card, StandInNvml
 
-ROOT = Path(__file__).parents[2]
 MACHINE = guesses.__module__
 
 

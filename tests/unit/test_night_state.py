@@ -84,9 +84,7 @@ def test_one_slow_run_does_not_begin_the_last_runs(records: list[Record]) -> Non
 
 
 @pytest.mark.parametrize(("num_slots", "num_waves"), [(1, 6), (2, 3), (4, 2)])
-def test_a_night_reserves_the_time_of_its_certificate_in_all_slots(
-    records: list[Record], num_slots: int, num_waves: int
-) -> None:
+def test_a_night_reserves_the_time_of_its_certificate_in_all_slots(records, num_slots, num_waves) -> None:
     for seconds, num_left in ((75 * (num_waves + 1) + 1, num_slots), (75 * (num_waves + 1) - 1, 0)):
         desk = desk_of(records, num_slots, hours=seconds / 3600, certify=3)
         assert desk.runs_left() == num_left

@@ -166,10 +166,8 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
     tables = {"gsm8k": {"weight": 3.0}}
     chosen = msgspec.convert({"environments": ["gsm8k", "arithmetic"], "environment": tables}, Chosen)
     rules = rules_of(ROOT, chosen, "trl", 1)
-    assert [(e.name, e.num_validation, e.weight) for e in rules.environments] == [
-        ("gsm8k", 1319, 3.0),
-        ("arithmetic", 4000, 1.0),
-    ]
+    environments = [(e.name, e.num_validation, e.weight) for e in rules.environments]
+    assert environments == [("gsm8k", 1319, 3.0), ("arithmetic", 4000, 1.0)]
     assert rules.decision.seed_sd == pytest.approx(0.75 * 0.0125 + 0.25 * 0.013)
     scale = (0.75 * 0.008 + 0.25 * 0.08) / 0.008
     assert rules.decision.least_worth == pytest.approx(scale * 0.0005)

@@ -5,7 +5,6 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,10 @@ from nightshift.config.train_toml import ABSENT, Config, changed_keys, parse, se
 from nightshift.errors import ConfigError
 from tests.campaigns import a_result
 from tests.recorded_nights import configs, records
+from tests.train_tomls import SHIPPED
 
 LR = "trainer.optim.lr"
 PENALTY = "orchestrator.algo.length_penalty"
-SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
 TRL = frozenset(key.path for key in KEYS if uses("trl", key.path))
 # Incumbents that an agent may have left behind.
 INCUMBENTS = {
