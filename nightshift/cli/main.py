@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 import time
 from contextlib import closing
@@ -17,7 +18,8 @@ import msgspec
 
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Comparison, Request
+from nightshift.campaign.records import Comparison, Record, Request
+from nightshift.campaign.results import last_campaign
 from nightshift.cli import run
 from nightshift.cli.output import print_error, print_found, print_text
 from nightshift.cli.progress import TerminalReporter, reporting
@@ -51,6 +53,13 @@ if TYPE_CHECKING:
 _ENDINGS = {"csv": ".csv", "wandb": "-wandb", "model": "-model", "rl.toml": "-rl.toml"}
 _TEXTS = ("csv", "rl.toml")  # that go to stdout
 _OF_ONE = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
+
+
+def experiments(ledger: Ledger) -> list[Record]:
+    """Return the records that can be read. UsageError if there is no experiment."""
+    if not ledger.numbers():
+        raise UsageError("no experiments yet", "Start one: uv run run.py")
+    return ledger.readable()[0]
 
 
 @click.group(cls=Group, help=__doc__)
@@ -391,6 +400,34 @@ def show(number: int, as_json: bool) -> None:
     print_found(shown(ledger, record, found), experiment_lines(record, found), as_json)
     if unread:
         print_error(unread)
+
+
+@commands.command()
+@click.argument("number", type=click.IntRange(min=1))
+@reporting("reading the records")
+def revert(number: int) -> None:
+    """Take the kept change NUMBER out of train.toml, key by key, in a commit of yours.
+
+    Keys that later changes have set stay. A night that runs takes the commit for your decision, and does not keep the
+    change again.
+    """
+    from nightshift.campaign.campaign import Campaign
+    from nightshift.campaign.commits import revert
+
+    root = run.process_root()
+    ledger, repo = Ledger(root), Repo(root)
+    records, head = experiments(ledger), repo.head()
+    name = last_campaign([record for record in records if record.branch == head.branch])
+    if not head.branch or not any(name):
+        fix = f"Check the campaign out: git switch {shlex.quote(records[-1].branch)}"
+        raise UsageError(f"{head} has no decided experiment", fix)
+    campaign = Campaign.of(records, *name).with_user_commits(ledger, repo)
+    change = next((change for change in campaign.kept if change.experiment == number), None)
+    if change is None or campaign.config is None:
+        names = ", ".join(change.name for change in campaign.kept) or "nothing"
+        raise UsageError(f"{number:04d} is not kept", f"Kept on {head}: {names}.")
+    commit = revert(repo, campaign.config, campaign.kept, change)
+    print_text(f"took out {change}", f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
 
 
 @commands.command("export")
