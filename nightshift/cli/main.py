@@ -18,10 +18,10 @@ import msgspec
 
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Comparison, Record, Request
+from nightshift.campaign.records import Comparison, Request
 from nightshift.campaign.results import last_campaign
 from nightshift.cli import run
-from nightshift.cli.output import print_error, print_found, print_text
+from nightshift.cli.output import plain, print_error, print_found, print_text
 from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import (
     AGENT_ENV,
@@ -36,7 +36,16 @@ from nightshift.cli.shell import (
     num_slots,
     use_prime_rl,
 )
-from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
+from nightshift.cli.status import (
+    Status,
+    all_lines,
+    experiment_lines,
+    experiments,
+    follow_night,
+    is_under_way,
+    shown,
+    wait_for_verdict,
+)
 from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import rules_here
@@ -55,13 +64,6 @@ _TEXTS = ("csv", "rl.toml")  # that go to stdout
 _OF_ONE = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
 
 
-def experiments(ledger: Ledger) -> list[Record]:
-    """Return the records that can be read. UsageError if there is no experiment."""
-    if not ledger.numbers():
-        raise UsageError("no experiments yet", "Start one: uv run run.py")
-    return ledger.readable()[0]
-
-
 @click.group(cls=Group, help=__doc__)
 def commands() -> None:
     """The group of all subcommands."""
@@ -76,7 +78,10 @@ def status(as_json: bool) -> None:
 
     root = run.process_root()
     ledger = Ledger(root)
-    found = Status.of(ledger, datetime.now(UTC), next_start(ledger, Repo(root)) or None)
+    start = next_start(ledger, Repo(root))
+    found = Status.of(ledger, datetime.now(UTC), start or None)
+    if not found.is_running and found.night is None and not found.damaged:
+        experiments(ledger, f": {start}" if start else "")
     print_found(found, found.lines(), as_json)
 
 
@@ -152,8 +157,10 @@ def history(as_json: bool) -> None:
     """Show every run of the last campaign with its measured score, the scores by key and value, and untried keys."""
     from nightshift.agents.history import of_last_campaign
 
-    tables = of_last_campaign(Ledger(run.process_root()))
-    print_found(tables, [str(tables)], as_json)
+    ledger = Ledger(run.process_root())
+    experiments(ledger)
+    memory = of_last_campaign(ledger)
+    print_found(memory, [str(memory)], as_json)
 
 
 @commands.command()
@@ -355,6 +362,7 @@ def report(output: Path | None, branch: str | None, is_served: bool, port: int) 
         if output is not None:
             raise UsageError("--serve writes no file", "Leave --output out.")
         return serve(root, branch, port, print_text)
+    experiments(Ledger(root))
     with reporting("drawing the page"):
         is_live = Ledger(root).is_running()
         headline, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
@@ -375,29 +383,32 @@ def diff(old: str, new: str, as_json: bool) -> None:
 
     root = run.process_root()
     ledger, repo = Ledger(root), Repo(root)
+    experiments(ledger)
     changes = Diff.of(find(old, root, ledger, repo), find(new, root, ledger, repo))
     print_found(changes, [str(changes)], as_json)
 
 
 @commands.command()
 @click.argument("number", type=click.IntRange(min=1))
+@click.option("--all", "is_all", is_flag=True, help="Everything that is recorded of the experiment.")
 @AS_JSON
 @reporting("reading the records")
-def show(number: int, as_json: bool) -> None:
-    """Print everything that is known of one experiment."""
+def show(number: int, is_all: bool, as_json: bool) -> None:
+    """Print one experiment on one screen."""
     from nightshift.campaign.campaign import Campaign
     from nightshift.campaign.results import fates_of, row
-    from nightshift.cli.status import experiment_lines, shown
 
     ledger = Ledger(run.process_root())
-    record, (records, _) = ledger.record(number), ledger.readable()
+    records, record = experiments(ledger), ledger.record(number)
     try:
         campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
         [found], unread = campaign.rows([record]), campaign.unread
     except UsageError as error:  # another record is damaged
         ours = [r for r in records if (r.branch, r.rules_hash) == (record.branch, record.rules_hash)]
         found, unread = row(record, fates_of(ours)), str(error)
-    print_found(shown(ledger, record, found), experiment_lines(record, found), as_json)
+    document = shown(ledger, record, found)
+    lines = experiment_lines(record, found, document["files"])
+    print_found(document, all_lines(plain(document), f"{number:04d}") if is_all else lines, as_json)
     if unread:
         print_error(unread)
 
@@ -448,9 +459,8 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     from nightshift.report.data import Story
 
     root = run.process_root()
+    experiments(Ledger(root))
     story = Story.of(Ledger(root), branch)
-    if not story.records:
-        raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
     if experiment is not None and form not in _OF_ONE:
         raise UsageError(f"--experiment {experiment} is for --to {' and '.join(_OF_ONE)}", "Leave it out.")
     if output == "-":

@@ -53,7 +53,12 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert [r.proposal.prediction for r in ours] == [None, *["better"] * 4]
     assert [r.proposal.lesson for r in ours[:-1]] == [None, "lesson 2", "lesson 3", "lesson 4"]
     assert ours[-1].proposal.lesson is None  # no brief came any more
-    assert stdout.count("counted:  ") == 5  # after every experiment, of which the last ends the night
+    lines = stdout.splitlines()
+    assert [line[:5] for line in lines[:5]] == [f"{number:04d} " for number in range(1, 6)]
+    assert re.match(
+        r"0002 lr 6e-07 -> 1e-06: measured \d+\.\d %, effect \S+ ± \S+ pp, \w+: P\(it helps\) \d+ %, ", lines[1]
+    )
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["page", "next"]
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary

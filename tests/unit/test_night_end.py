@@ -99,7 +99,7 @@ def test_a_state_that_cannot_be_written_pauses_the_night_and_the_user_is_notifie
     assert f": cannot write {path}: " in why
     assert "; ends when this machine is ready; next check at " in why
     assert end == ("end", stop.cause)
-    assert said == ["the summary", "the summary"]
+    assert [line[:11] for line in said] == ["0001 the ba", "the summary"]
     assert [wait.kind for wait in made.state.waits] == ["machine"]
 
 
