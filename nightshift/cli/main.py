@@ -81,7 +81,7 @@ def status(as_json: bool) -> None:
     start = next_start(ledger, Repo(root))
     found = Status.of(ledger, datetime.now(UTC), start or None)
     if not found.is_running and found.night is None and not found.damaged:
-        experiments(ledger, f": {start}" if start else "")
+        experiments(ledger, f" ({start})" if start else "")
     print_found(found, found.lines(), as_json)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from nightshift.agents.direction import read_direction
@@ -103,7 +104,9 @@ def print_keys(root: Path, request: Request) -> int:
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
     lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
     lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-    print_text(*lines, *describe_keys(unused, engine.name))
+    for line in (*lines, *describe_keys(unused, engine.name)):
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        print_text(*wrap(line, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""])
     if line := next_start(Ledger(root), Repo(root)):
         print_error(line)
     return ExitCode.MEASURED

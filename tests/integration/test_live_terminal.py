@@ -1,4 +1,4 @@
-"""What people see while they wait, on a real terminal: a line that is rewritten, and no code."""
+"""What people see while they wait, on a real terminal: a display that is redrawn, and no code but its own."""
 
 import fcntl
 import json
@@ -28,6 +28,8 @@ BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\n
 TICKS = 3  # so often a line has to come anew, each time with more seconds
 HOSTILE = "\x1b[31mlr\x1b]0;title\x07 \u202eevil\u2066\u200b\r\n---\x9b2J"
 CTRL_C = b"\x03"
+# The codes of the live display and its bar: erase a line, go up, show the cursor, colours.
+CODES = re.compile(r"\x1b\[(?:\?25[hl]|2K|1A|(?:0|1|38;5;\d+)m)")
 CONTROLS = {chr(code) for code in (*range(32), *range(127, 160))} - {"\r", "\n"}
 
 
@@ -38,6 +40,7 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+        environment |= {"PYTHONIOENCODING": "utf-8"}
         self.process = subprocess.Popen(
             command, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             env={**environment, "TERM": "xterm-256color", "TZ": "Europe/Berlin", **variables},
@@ -45,6 +48,11 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.said = ""
+
+    @property
+    def text(self) -> str:
+        """What it said, without the codes of the live display."""
+        return CODES.sub("", self.said)
 
     def look(self, seconds: float = 0.1) -> bool:
         """Read what comes within so many seconds; False at the end of the process."""
@@ -67,7 +75,7 @@ class Terminal:
 
     def shows(self, words: str) -> None:
         """Read on until it has said these words."""
-        self.until(lambda: words in " ".join(self.said.split()), words)
+        self.until(lambda: words in " ".join(self.text.split()), words)
 
     def press(self, key: bytes) -> None:
         """As a person does: b"\\x03" is Ctrl-C."""
@@ -90,18 +98,19 @@ def ticks(terminal: Terminal, words: str) -> None:
     """Read until the line with these words has come several times, with growing seconds."""
 
     def seconds() -> list[int]:
-        return [int(text) for text in re.findall(rf"\r{re.escape(words)}[^\r]*?(\d+) s\b", terminal.said)]
+        return [int(text) for text in re.findall(rf"\r[━╸╺ ]*{re.escape(words)}[^\r]*?(\d+) s\b", terminal.text)]
 
     terminal.until(lambda: len({*seconds()}) >= TICKS, f"ticks of {words!r}")
     assert seconds() == sorted(seconds())
 
 
 def is_plain(terminal: Terminal) -> None:
-    """No code but line ends and carriage returns reached the terminal, and no live line wrapped."""
-    assert not {*terminal.said} & CONTROLS
+    """No code but those of the live display reached the terminal, and no line of the display wrapped."""
+    assert not {*terminal.text} & CONTROLS
     assert not any(character in terminal.said for character in "\u202e\u2066\u200b")
+    assert terminal.said.count("\x1b[?25h") >= terminal.said.count("\x1b[?25l")
     live = [
-        part.rstrip() for line in terminal.said.replace("\r\n", "\n").split("\n") for part in line.split("\r")[1:-1]
+        part.rstrip() for line in terminal.text.replace("\r\n", "\n").split("\n") for part in line.split("\r")[1:-1]
     ]
     assert max(map(len, live), default=0) <= 80
 
@@ -113,14 +122,14 @@ def test_a_run_ticks_while_it_trains_and_ctrl_c_ends_it(root: Path) -> None:
     (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
     terminal = run_py(root, "-m", HOSTILE)
     ticks(terminal, "experiment 0002: training, step")
-    assert re.search(r"reward 0\.\d\d, \d+ s, \d+ s of the budget left", terminal.said)
+    assert re.search(r"━ experiment 0002: training, step \d+, reward 0\.\d\d, \d+ s, \d+ s left", terminal.text)
     terminal.press(CTRL_C)
     terminal.shows("ending the run (Ctrl-\\ does not wait)")
     (root / "stand-in.json").unlink()
     assert terminal.finish() == ExitCode.INTERRUPTED
     is_plain(terminal)
     left = "train.toml still holds what was tried; git checkout train.toml puts the incumbent's back"
-    assert " ".join(terminal.said.split()).endswith(f"{left} stopped by SIGINT")
+    assert " ".join(terminal.text.split()).endswith(f"{left} stopped by SIGINT")
 
 
 @pytest.mark.slow
@@ -133,7 +142,7 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
     terminal = Terminal(command, root, TMPDIR=str(root.parent / "temporary"))
     program = Path(sys.executable).name
     ticks(terminal, f"{program} is at work on experiment 0002,")
-    assert re.search(r"is at work on experiment 0002, \d+ s of at most 500 s", terminal.said)
+    assert re.search(r"is at work on experiment 0002, \d+ s of at most 500 s", terminal.text)
     terminal.press(CTRL_C)
     terminal.shows("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
     assert terminal.finish() == ExitCode.MEASURED
@@ -159,12 +168,13 @@ def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}])
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}, {"NO_COLOR": "1"}])
 def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, str]) -> None:
     terminal = run_py(root, "-m", f"Δ {HOSTILE}", **variables)
     assert terminal.finish() == ExitCode.MEASURED
     is_plain(terminal)
-    assert "TERM" not in variables or "\r" not in terminal.said.replace("\r\n", "\n")
+    assert "m" not in {code[-1] for code in CODES.findall(terminal.said)}
+    assert "NO_COLOR" in variables or "\x1b" not in terminal.said
     assert "PYTHONIOENCODING" not in variables or terminal.said.isascii()
 
 
