@@ -69,6 +69,7 @@ def describe_run(folder: Path, reading: Progress | None) -> Line:
         what = "waiting to start"
     elif reading.phase is Phase.STARTING:
         what = "starting"
+        left = f" of at most {lasted(job.deadline_seconds)} for the whole run" if job else ""
     elif reading.phase is Phase.EVALUATING:
         environments, num_done = job.rules.environments if job else (), reading.num_done or 0
         num = 0 if any(e.is_game for e in environments) else sum(e.num_validation for e in environments)
@@ -78,8 +79,12 @@ def describe_run(folder: Path, reading: Progress | None) -> Line:
         what = f"training, step {reading.num_steps}"
         what += "" if reading.reward is None else f", reward {reading.reward:.2f}"
         if reading.seconds_left is not None:
-            left = f", {max(reading.seconds_left, 0.0):.0f} s left"
-            share = 1 - max(reading.seconds_left, 0.0) / job.rules.budget_seconds if job else None
+            seconds_left, clock = (
+                max(reading.seconds_left, 0.0),
+                " CPU" if job and job.rules.budget_clock == "cpu" else "",
+            )
+            left = f", {seconds_left:.0f}{clock} s left"
+            share = 1 - seconds_left / job.rules.budget_seconds if job else None
     note = f", {clean(reading.note, 80)}" if reading and reading.note else ""
     return f"{place}{what}, {lasts}{left}{note}", share
 

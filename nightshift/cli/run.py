@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
@@ -41,12 +42,8 @@ _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a mode
 
 def checkout_checks(root: Path) -> list[Check]:
     """Check what `run` refuses of the checkout itself: the state of git, and the direction."""
-    looks: dict[str, Callable[[], object]] = {
-        "git": lambda: checked_head(Repo(root)),
-        "direction": lambda: read_direction(root),
-    }
     found = []
-    for name, look in looks.items():
+    for name, look in (("git", partial(checked_head, Repo(root))), ("direction", partial(read_direction, root))):
         try:
             look()
         except NightshiftError as error:
@@ -91,9 +88,8 @@ def run(root: Path, request: Request) -> int:
     if record is not None:
         return print_verdict(record, ledger)
     last = max(ledger.numbers(), default=0)
-    return start_detached(
-        ledger, lambda: max(ledger.numbers(), default=0) > last, "uv run nightshift wait --timeout 100"
-    )
+    wait = "uv run nightshift wait --timeout 100"
+    return start_detached(ledger, lambda: max(ledger.numbers(), default=0) > last, wait)
 
 
 def print_keys(root: Path, request: Request) -> int:
@@ -188,6 +184,14 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
             own_log.replace(log)
     print_text(f"running in process {child.pid}; its output: {log}\n{then}")
     return ExitCode.MEASURED
+
+
+def open_ledger(start: str = "") -> Ledger:
+    """Return the ledger of this checkout. UsageError if it has no experiment; `start`: what the first one does."""
+    ledger = Ledger(process_root())
+    if not ledger.numbers():
+        raise UsageError("no experiments yet", f"Start one: uv run run.py{start}")
+    return ledger
 
 
 def process_root() -> Path:

@@ -28,15 +28,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
 )
-from nightshift.campaign.results import (
-    Counts,
-    Row,
-    fates_of,
-    gain_text,
-    last_campaign,
-    row,
-    standing_text,
-)
+from nightshift.campaign.results import Counts, Row, fates_of, gain_text, last_campaign, row, standing_text
 from nightshift.cli.output import print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
 from nightshift.config.train_toml import UNSET
@@ -106,7 +98,9 @@ def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
             started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
             reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
             time.sleep(_LOOK_SECONDS)
-    records = experiments(ledger)
+    records, _ = ledger.readable()
+    if not records:
+        raise UsageError("no experiments yet", "Start one: uv run run.py")
     if records[-1].judgement is None:
         cause = f"experiment {records[-1].number:04d} was killed before its verdict"
         raise UsageError(cause, "The next run.py closes it as a crash.")
@@ -144,9 +138,7 @@ def follow_night(root: Path, timeout_seconds: float) -> int:
     ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
     start = num_printed = log.stat().st_size if log.exists() else 0
-    with reporting(
-        "waiting for the end of the night (uv run nightshift status: what stops it)", "The night continues."
-    ):
+    with reporting("waiting for the end of the night: status shows what stops it", "The night continues."):
         while True:
             is_on = ledger.is_running()  # before the state: a night writes its end, then lets the checkout go
             state = load(ledger)
@@ -177,14 +169,7 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
     return any(path.stat().st_mtime > since for path in paths)
 
 
-def experiments(ledger: Ledger, start: str = "") -> list[Record]:
-    """Return the records that can be read. UsageError if there is no experiment; `start`: what the first one does."""
-    if not ledger.numbers():
-        raise UsageError("no experiments yet", f"Start one: uv run run.py{start}")
-    return ledger.readable()[0]
-
-
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class Running(msgspec.Struct, frozen=True):
     """An experiment in flight. `progress`: how far its run is, None if it has not begun; `phase`: the same in words."""
 
     number: int
@@ -193,6 +178,13 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     progress: Progress | None
     phase: str
+
+    @classmethod
+    def of(cls, ledger: Ledger, record: Record, now: datetime) -> Running:
+        folder, seconds = ledger.run_dir(record.number), (now - datetime.fromisoformat(record.started)).total_seconds()
+        progress, text = read_progress(folder), record.proposal.description
+        phase, _ = describe_run(folder, progress)
+        return cls(record.number, record.started, seconds, text, progress, phase)
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +243,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         fates = fates_of(ours, incumbent.kept if incumbent else ())
         return cls(
             is_running=is_running,
-            running=tuple(_running(ledger, r, now) for r in records if is_running and r.status == STARTED),
+            running=tuple(Running.of(ledger, r, now) for r in records if is_running and r.status == STARTED),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
             counted=Counts.of([row(record, fates) for record in ours]),
@@ -270,9 +262,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows.append(("running", f"{running.number:04d}: {running.phase}, since {began:%H:%M:%S %Z}"))
             rows.append(("", running.description))
         if not self.running:
-            rows.append(
-                ("running", f"no experiment at this moment; {self.controller}" if self.is_running else "nothing")
-            )
+            rows.append(("running", f"no run at this moment; {self.controller}" if self.is_running else "nothing"))
         rows += [("start", self.next_start), ("results", self.counted), ("cost", self.cost)]
         night = self.night
         if (incumbent := self.incumbent) is not None:
@@ -295,19 +285,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows += [("note", note) for note in night.notes]
             rows.append(("stops", night.next_stop))
         return [f"{name and name + ':':12} {value}" for name, value in rows if value]
-
-
-def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
-    folder = ledger.run_dir(record.number)
-    progress = read_progress(folder)
-    return Running(
-        number=record.number,
-        since=record.started,
-        seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
-        description=record.proposal.description,
-        progress=progress,
-        phase=describe_run(folder, progress)[0],
-    )
 
 
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:

@@ -122,7 +122,7 @@ def test_a_run_ticks_while_it_trains_and_ctrl_c_ends_it(root: Path) -> None:
     (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
     terminal = run_py(root, "-m", HOSTILE)
     ticks(terminal, "experiment 0002: training, step")
-    assert re.search(r"━ experiment 0002: training, step \d+, reward 0\.\d\d, \d+ s, \d+ s left", terminal.text)
+    assert re.search(r"━ experiment 0002: training, step \d+, reward 0\.\d\d, \d+ s, \d+ CPU s left", terminal.text)
     terminal.press(CTRL_C)
     terminal.shows("ending the run (Ctrl-\\ does not wait)")
     (root / "stand-in.json").unlink()
