@@ -22,7 +22,7 @@ from nightshift.campaign.records import SIDES, Comparison, Request
 from nightshift.campaign.results import last_campaign
 from nightshift.cli import run, shell
 from nightshift.cli import status as views
-from nightshift.cli.output import plain, print_error, print_found, print_text
+from nightshift.cli.output import plain, print_error, print_found, print_tables, print_text
 from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import Finite
 from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config
@@ -118,7 +118,7 @@ def history(as_json: bool) -> None:
     from nightshift.agents.history import of_last_campaign
 
     memory = of_last_campaign(run.open_ledger())
-    print_found(memory, [str(memory)], as_json)
+    print_found(memory, (), as_json) if as_json else print_tables(str(memory))
 
 
 @commands.command()
@@ -175,7 +175,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
         with reporting() as reporter:
             create_branch(root, request, reporter, branch)
         ledger, since = Ledger(root), time.time()
-        with reporting("waiting for the first run to train"):
+        with reporting("waiting until the first run trains, at most 900 s"):
             has_begun = partial(views.is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:

@@ -78,19 +78,20 @@ def summary(record: Record) -> str:
 
 
 def print_text(*lines: str) -> None:
-    """Print on stdout: results. On a terminal lines with ` | ` are a table."""
+    """Print on stdout: results."""
     draw()
-    plain_lines = [printable(line) for line in "\n".join(lines).split("\n")]
-    if not is_terminal("stdout"):
-        return _write("stdout", "\n".join(plain_lines))
-    for is_table, group in groupby(plain_lines, lambda line: " | " in line):
+    _write("stdout", "\n".join(map(printable, "\n".join(lines).split("\n"))))
+
+
+def print_tables(text: str) -> None:
+    """Print on stdout; on a terminal the lines with ` | ` in columns that fit its width."""
+    for is_table, group in groupby(text.split("\n"), lambda line: " | " in line and is_terminal("stdout")):
+        lines, table = list(group), Table.grid(padding=(0, 2, 0, 0))
         if not is_table:
-            _write("stdout", "\n".join(group))
+            print_text(*lines)
             continue
-        table, num_bars = Table.grid(padding=(0, 2, 0, 0)), 0
-        for line in group:
-            num_bars = num_bars or line.count(" | ")
-            table.add_row(*map(Text, line.split(" | ", num_bars)))
+        for line in lines:
+            table.add_row(*map(Text, printable(line).split(" | ", lines[0].count(" | "))))
         Console().print(table)
 
 

@@ -33,9 +33,10 @@ class TerminalReporter:
         output.print_error(" ".join(text.split("\n")))
         self._spoke = time.monotonic()
 
-    def show(self, readings: Mapping[Path, Progress | None]) -> None:
-        """Show the progress of the runs in flight, by their folders; None: it waits for its turn."""
-        self._what, self._runs = "reading the result and deciding", readings
+    def show(self, readings: Mapping[Path, Progress | None], idle: str = "reading the result and deciding") -> None:
+        """Show the progress of the runs in flight, by their folders; None: it waits for its turn. `idle`: shown
+        without a run."""
+        self._what, self._runs = idle, readings
         self._look()
 
     def close(self) -> None:

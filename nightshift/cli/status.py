@@ -96,7 +96,8 @@ def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
                 print_text(*Status.of(ledger, datetime.now(UTC)).lines())
                 return TIMED_OUT
             started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
-            reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
+            what = f"waiting for the next experiment of {ledger.holder}"
+            reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)}, what)
             time.sleep(_LOOK_SECONDS)
     records, _ = ledger.readable()
     if not records:

@@ -39,7 +39,7 @@ from nightshift.campaign.records import (
     Verdict,
     percent,
 )
-from nightshift.campaign.results import Counts, Row, decisions_text, last_scores, standing_text, verdict_of
+from nightshift.campaign.results import Counts, decisions_text, last_scores, standing_text, verdict_of
 from nightshift.campaign.results import row as row_of
 from nightshift.campaign.waits import FILL, LONG_SECONDS
 from nightshift.config.train_toml import UNSET, changes_of
@@ -56,7 +56,6 @@ from nightshift.waiting import lasted, waiting
 KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
 MESSAGE_VERSION = 2  # of what the command gets
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
-_NUM_SHOWN = 5
 _MAX_CHANGE = 160
 
 
@@ -90,7 +89,7 @@ class Page:
         """Write when nothing else is left to do: a page takes a second."""
         self._news.add(event.kind)
         if event.record is not None:
-            self._tell(experiment_line(event.record, row_of(event.record, {})))
+            self._tell(experiment_line(event.record))
         if event.kind is Kind.STOPPED or (event.kind is Kind.IDLE and self._news & {Kind.CLOSED, Kind.WAITING}):
             try:
                 text = write_summary(desk.state, desk.controller)
@@ -107,12 +106,11 @@ def summary(
     """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
     own = state.own(records)
     began, headline = datetime.fromisoformat(state.started), state.headline(now)
-    table = campaign.rows(own)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
         ("agent", NOT_ISOLATED if state.sandbox == NO_SANDBOX else ""),
-        ("results", str(Counts.of(table))),
+        ("results", str(Counts.of(campaign.rows(own)))),
         ("cost", str(cost)),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
         ("last runs", last_scores(own)),
@@ -122,7 +120,6 @@ def summary(
         ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, own, now)),
     ]
     lines = [f"{name + ':':14}{text}" for name, text in rows if text]
-    lines += [f"  {experiment_line(*pair)}" for pair in [*zip(own, table, strict=True)][-_NUM_SHOWN:]]
     if state.cause is not None:
         lines += [f"{'page:':14}runs/{PAGE_NAME}", f"{'next:':14}{next_command(state, campaign)}"]
     return "\n".join([*([headline] if headline else []), *lines])
@@ -138,8 +135,9 @@ def next_command(state: NightState, campaign: Campaign) -> str:
     return show if state.certificate else f"uv run nightshift certify tests the gain with fresh runs; {show}"
 
 
-def experiment_line(record: Record, row: Row) -> str:
+def experiment_line(record: Record) -> str:
     """Return number, change, measured score, effect at the decision, verdict and its reason of an experiment."""
+    row = row_of(record, {})
     changes = [f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes)]
     change = clean(", ".join(changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", _MAX_CHANGE)
     figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]

@@ -19,7 +19,7 @@ import pytest
 from nightshift.cli.main import commands
 from nightshift.errors import ExitCode
 from tests.conftest import git
-from tests.night_checkout import leftovers, problems, start_run, until_training
+from tests.night_checkout import leftovers, problems
 from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS
 
@@ -82,10 +82,15 @@ class Terminal:
         os.write(self._ours, key)
 
     def finish(self) -> int:
-        """Read to the end; the exit code."""
+        """Read to the end; the exit code. No code but those of the live display came, and no line of it wrapped."""
         while self.look():
             pass
         os.close(self._ours)
+        assert not {*self.text} & CONTROLS
+        assert not any(character in self.said for character in "\u202e\u2066\u200b")
+        assert self.said.count("\x1b[?25h") >= self.said.count("\x1b[?25l")
+        drawn = [line.split("\r")[1:-1] for line in self.text.replace("\r\n", "\n").split("\n")]
+        assert max((len(part.rstrip()) for parts in drawn for part in parts), default=0) <= 80
         return self.process.wait()
 
 
@@ -104,30 +109,23 @@ def ticks(terminal: Terminal, words: str) -> None:
     assert seconds() == sorted(seconds())
 
 
-def is_plain(terminal: Terminal) -> None:
-    """No code but those of the live display reached the terminal, and no line of the display wrapped."""
-    assert not {*terminal.text} & CONTROLS
-    assert not any(character in terminal.said for character in "\u202e\u2066\u200b")
-    assert terminal.said.count("\x1b[?25h") >= terminal.said.count("\x1b[?25l")
-    live = [
-        part.rstrip() for line in terminal.text.replace("\r\n", "\n").split("\n") for part in line.split("\r")[1:-1]
-    ]
-    assert max(map(len, live), default=0) <= 80
-
-
 @pytest.mark.slow
-def test_a_run_ticks_while_it_trains_and_ctrl_c_ends_it(root: Path) -> None:
+def test_a_run_and_wait_tick_and_ctrl_c_ends_only_what_it_is_for(root: Path) -> None:
     assert run_py(root).finish() == ExitCode.MEASURED
     fault(root, "hold", once=False)
     (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
     terminal = run_py(root, "-m", HOSTILE)
     ticks(terminal, "experiment 0002: training, step")
     assert re.search(r"━ experiment 0002: training, step \d+, reward 0\.\d\d, \d+ s, \d+ CPU s left", terminal.text)
+    wait = Terminal(["nightshift", "wait"], root)
+    ticks(wait, "experiment 0002: training, step")
+    wait.press(CTRL_C)
+    wait.shows("stopped by SIGINT. What runs continues.")
+    assert (wait.finish(), terminal.process.poll()) == (ExitCode.INTERRUPTED, None)
     terminal.press(CTRL_C)
     terminal.shows("ending the run (Ctrl-\\ does not wait)")
     (root / "stand-in.json").unlink()
     assert terminal.finish() == ExitCode.INTERRUPTED
-    is_plain(terminal)
     left = "train.toml still holds what was tried; git checkout train.toml puts the incumbent's back"
     assert " ".join(terminal.text.split()).endswith(f"{left} stopped by SIGINT")
 
@@ -147,24 +145,6 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
     terminal.shows("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
     assert terminal.finish() == ExitCode.MEASURED
     assert (problems(root), leftovers(root)) == ([], [])  # no clone of the agent is left either
-    is_plain(terminal)
-
-
-@pytest.mark.slow
-def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
-    fault(root, "hold", once=False)
-    process = start_run(root, "--engine", "trl", "--budget-seconds", "1")
-    until_training(root, process)
-    terminal = Terminal(["nightshift", "wait"], root)
-    ticks(terminal, "experiment 0001: training, step")
-    terminal.press(CTRL_C)
-    terminal.shows("stopped by SIGINT. What runs continues.")
-    assert terminal.finish() == ExitCode.INTERRUPTED
-    is_plain(terminal)
-    assert process.poll() is None
-    (root / "stand-in.json").unlink()
-    process.communicate()
-    assert process.returncode == 0
 
 
 @pytest.mark.slow
@@ -172,7 +152,6 @@ def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
 def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, str]) -> None:
     terminal = run_py(root, "-m", f"Δ {HOSTILE}", **variables)
     assert terminal.finish() == ExitCode.MEASURED
-    is_plain(terminal)
     assert "m" not in {code[-1] for code in CODES.findall(terminal.said)}
     assert "NO_COLOR" in variables or "\x1b" not in terminal.said
     assert "PYTHONIOENCODING" not in variables or terminal.said.isascii()
@@ -186,20 +165,16 @@ def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
         (root / "train.toml").write_bytes(config)
         terminal = run_py(root, "-m", HOSTILE)
         assert terminal.finish() == ExitCode.MEASURED, terminal.said
-        is_plain(terminal)
     assert git(root, "log", "-2", "--format=%B").replace("\n", "").isprintable()
     commands = [["status"], ["show", "2"], ["history"], ["diff", "1", "2"], ["wait"]]
     for words in [*commands, ["report", "--output", str(root / HOSTILE)]]:
         terminal = Terminal(["nightshift", *words], root)
         assert terminal.finish() == ExitCode.MEASURED, (words, terminal.said)
-        is_plain(terminal)
     for words in ([f"--{HOSTILE}"], ["show", HOSTILE], [HOSTILE], ["diff", HOSTILE], ["doctor", "--engine", HOSTILE]):
         terminal = Terminal(["nightshift", *words], root)
         assert terminal.finish() == ExitCode.USAGE, words
-        is_plain(terminal)
     terminal = Terminal([sys.executable, str(root / "run.py"), f"--{HOSTILE}"], root)
     assert terminal.finish() == ExitCode.USAGE
-    is_plain(terminal)
 
 
 @pytest.mark.slow

@@ -161,10 +161,10 @@ def test_every_view_prints_the_row(seen: Seen) -> None:
         if row.verdict != "interrupted":
             assert plain(runs[row.number]).items() >= plain(row).items()
             assert f"\n| {clean(str(runs[row.number]))}\n" in prompt
-        verdict = "crash (config)" if row.verdict == "crash" else row.status
+        verdict = "crash (config)" if row.verdict == "crash" else row.verdict
         figures = [f"measured {100 * score:.1f} %" for score in (row.eval_score,) if score is not None]
         figures += [f"effect {row.effect}"] if row.effect else []
-        line = experiment_line(record, row)
+        line = experiment_line(record)
         assert line.startswith(f"{row.number:04d} ")
         assert f": {', '.join([*figures, verdict])}: " in line
 
