@@ -122,9 +122,7 @@ def history(as_json: bool) -> None:
 
 
 @commands.command()
-@option(
-    "--agent", help="claude, codex, gemini, opencode, pi, qwen, team:A,B, search, tpe, random, or your own command."
-)
+@option("--agent", help="claude, codex, gemini, opencode, pi, qwen, team:A,B, search, tpe, random, or a command.")
 @option("--direction", metavar="TEXT|FILE", help="What the agent is to try. Default: Direction of program.md.")
 @option("--only", metavar="KEYS", help="Change only these keys and tables: trainer.scheduler,trainer.optim.lr.")
 @option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -128,7 +127,7 @@ def draw(lines: Sequence[Line] = ()) -> None:
         words, grid = Text(printable(text), no_wrap=True, overflow="ellipsis"), Table.grid(padding=(0, 1))
         grid.add_row(ProgressBar(1.0, share or 0.0, width=_BAR_COLUMNS), words)
         rows.append(words if share is None else grid)
-    with suppress(OSError):  # a terminal that went away must not end a night
+    try:
         if not lines and _live is not None:
             live, _live = _live, None
             live.stop()
@@ -139,14 +138,15 @@ def draw(lines: Sequence[Line] = ()) -> None:
             _live.console.show_cursor()  # a kill would leave the terminal without a cursor
         if _live is not None:
             _live.update(Group(*rows), refresh=True)
+    except OSError:  # a terminal that went away must not end a night
+        _live = None
 
 
 def is_terminal(name: str = "stderr") -> bool:
     """Whether stdout or stderr is a terminal that can move its cursor and show a bar."""
     stream = getattr(sys, name)
-    return (
-        stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb" and "utf" in stream.encoding.lower()
-    )
+    is_dumb = os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not is_dumb and "utf" in stream.encoding.lower()
 
 
 def _write(name: str, text: str) -> None:

@@ -184,8 +184,7 @@ class Running(msgspec.Struct, frozen=True):
     def of(cls, ledger: Ledger, record: Record, now: datetime) -> Running:
         folder, seconds = ledger.run_dir(record.number), (now - datetime.fromisoformat(record.started)).total_seconds()
         progress, text = read_progress(folder), record.proposal.description
-        phase, _ = describe_run(folder, progress)
-        return cls(record.number, record.started, seconds, text, progress, phase)
+        return cls(record.number, record.started, seconds, text, progress, describe_run(folder, progress)[0])
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
