@@ -138,6 +138,7 @@ def draw(lines: Sequence[Line] = ()) -> None:
             _live.console.show_cursor()  # a kill would leave the terminal without a cursor
         if _live is not None:
             _live.update(Group(*rows), refresh=True)
+            print(end="\r", file=sys.stderr, flush=True)  # the echo of Ctrl-C lands on the line itself
     except OSError:  # a terminal that went away must not end a night
         _live = None
 
