@@ -158,7 +158,7 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
     request, parts = state.request, list[str]()
     if state.deadline is not None:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
-        parts.append(f"{local(state.deadline)} (in {left:.1f} h)")
+        parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
     if request.experiments is not None:
         num_left = max(request.experiments - len(decided(own)), 0)
         parts.append(f"after {num_left} more experiment{'' if num_left == 1 else 's'}")
