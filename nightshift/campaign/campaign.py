@@ -47,6 +47,7 @@ from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
+BASELINE_WHY = "the first experiment of the campaign: later ones are compared with it"
 _FALL = 2.0  # standard errors by which an environment falls
 _GUARD_LEVEL = 0.9  # P(a change lowers a guard by more than its limit) from which the change is not kept
 _SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
@@ -179,7 +180,7 @@ class Campaign:
         first experiment, None if this is the first one."""
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posterior(record), record)
-            return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
+            return replace(record, status=Verdict.KEEP, judgement=Judgement(why=BASELINE_WHY, standing=standing))
         after = self._copy()
         posterior = after.posterior
         assert posterior is not None
@@ -488,7 +489,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     if record.failure in (Failure.INFRASTRUCTURE, Failure.INTERRUPTED):
         return replace(record, git_action="train.toml left as it is: nothing was decided")
     if record.parent is None:
-        return replace(record, git_action="baseline: nothing to commit")
+        return replace(record, git_action="nothing to commit: train.toml is the baseline")
     if record.is_keep and record.decision is None:
         return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
     assert record.judgement is not None

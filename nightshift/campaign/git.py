@@ -144,7 +144,8 @@ class Repo:
                 id = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
             lines += f"{mode or 0} {id}\t{name}\0"
         change: dict[str, Any] = {"stdin": os.fsencode(lines)}
-        index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
+        # Of this process: `nightshift revert` commits while a night does.
+        index = self.root / self._git("rev-parse", "--git-path", f"nightshift-{os.getpid()}.index").strip()
         for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
             path.unlink(missing_ok=True)
         self._git("read-tree", parent, index=index)
@@ -231,10 +232,11 @@ class Repo:
         """Return whether git takes `name` for a branch."""
         return self._run("check-ref-format", "--branch", name).returncode == 0
 
-    def changes(self) -> list[str]:
-        """Return the files and submodules that git tracks and that have changes which are not committed."""
-        lines = self._git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked").splitlines()
-        return [line[2:].strip() for line in lines]
+    def changes(self, *names: str) -> list[str]:
+        """Return the files and submodules that git tracks, of `names` if there are any, that have changes which are not
+        committed."""
+        options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=untracked")
+        return [line[2:].strip() for line in self._git("status", *options, "--", *names).splitlines()]
 
     def switch(self, branch: str, is_new: bool = False) -> None:
         """Check out a branch; a new one is created at HEAD, and no file changes. UsageError with git's words if that

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from nightshift.agents.direction import read_direction
@@ -84,9 +85,8 @@ def run(root: Path, request: Request) -> int:
     if record is not None:
         return print_verdict(record, ledger)
     last = max(ledger.numbers(), default=0)
-    return start_detached(
-        ledger, lambda: max(ledger.numbers(), default=0) > last, "uv run nightshift wait --timeout 100"
-    )
+    wait = "uv run nightshift wait --timeout 100"
+    return start_detached(ledger, lambda: max(ledger.numbers(), default=0) > last, wait)
 
 
 def print_keys(root: Path, request: Request) -> int:
@@ -97,7 +97,9 @@ def print_keys(root: Path, request: Request) -> int:
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
     lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
     lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-    print_text(*lines, *describe_keys(unused, engine.name))
+    for line in (*lines, *describe_keys(unused, engine.name)):
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        print_text(*wrap(line, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""])
     if line := next_start(Ledger(root), Repo(root)):
         print_error(line)
     return ExitCode.MEASURED
@@ -179,6 +181,14 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
             own_log.replace(log)
     print_text(f"running in process {child.pid}; its output: {log}\n{then}")
     return ExitCode.MEASURED
+
+
+def open_ledger(start: str = "") -> Ledger:
+    """Return the ledger of this checkout. UsageError if it has no experiment; `start`: what the first one does."""
+    ledger = Ledger(process_root())
+    if not ledger.numbers():
+        raise UsageError("no experiments yet", f"Start one: uv run run.py{start}")
+    return ledger
 
 
 def process_root() -> Path:

@@ -421,6 +421,6 @@ def default_text(key: Key) -> str:
     if key.by_preset:
         return "by preset"
     if key.kind in (Kind.TABLE, Kind.LIST):
-        return "all" if key.kind is Kind.LIST else "on" if key.default == {} else "off"
+        return "all" if key.kind is Kind.LIST else "on" if key.default == {} else "unset"
     others = "".join(f" ({value_text(value)} with {name})" for name, value in key.default_for.items())
     return ("unset" if key.default is None else value_text(key.default)) + others

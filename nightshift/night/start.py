@@ -30,7 +30,7 @@ from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.checkout import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
-from nightshift.night.observers import Notifier, tag_night
+from nightshift.night.observers import Notifier, next_stop, tag_night
 from nightshift.night.proposals import undecided
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.report.export.wandb_runs import live_runs
@@ -81,6 +81,7 @@ def night(
                 executor.take_over(folder, job)
             numbers = ", ".join(sorted(folder.name for folder in jobs))
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
+        reporter.note(f"the night stops {next_stop(state, state.own(ledger.records()), controller.now())}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
             night = Night(state, controller, proposer, tell, notifier, filler, unavailable)

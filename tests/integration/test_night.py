@@ -22,6 +22,7 @@ from nightshift.errors import Failure
 from nightshift.executors.watchdog import is_alive
 from tests.checkouts import ROOT, git
 from tests.night_checkout import (
+    BASELINE,
     finish,
     good_end,
     good_night,
@@ -32,6 +33,7 @@ from tests.night_checkout import (
     records,
     start,
     start_held,
+    start_run,
     state,
     whole_night,
 )
@@ -48,10 +50,37 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert [r.proposal.prediction for r in ours] == [None, *["better"] * 4]
     assert [r.proposal.lesson for r in ours[:-1]] == [None, "lesson 2", "lesson 3", "lesson 4"]
     assert ours[-1].proposal.lesson is None  # no brief came any more
-    assert stdout.count("counted:  ") == 5  # after every experiment, of which the last ends the night
+    lines = stdout.splitlines()
+    assert [line[:5] for line in lines[:5]] == [f"{number:04d} " for number in range(1, 6)]
+    assert re.match(
+        r"0002 lr 6e-7 -> 1e-6: measured \d+\.\d %, effect \S+ ± \S+ pp, \w+: P\(it helps\) \d+ %, ", lines[1]
+    )
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["page", "next"]
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary
+
+
+@pytest.mark.slow
+def test_a_running_night_reads_revert_as_the_users_decision(root: Path) -> None:
+    for lr in (b"6e-7", b"3e-6"):
+        (root / "train.toml").write_bytes(BASELINE.replace(b"6e-7", lr))
+        good_end(start_run(root, "--engine", "trl", "--budget-seconds", "30"), root)
+    fault(root, "hold", once=False)
+    night = start(root, agent="keys", proposer="keys", experiments=2)
+    wait_for(lambda: is_running(root, 3))
+    code, stdout, stderr = nightshift(root, "revert", "0002")
+    assert (code, "took out 0002: trainer.optim.lr = 3e-6\ncommitted " in stdout) == (0, True), stderr
+    refusal = "0002 is not kept. Kept on autoresearch/test: nothing. The last experiment ran on autoresearch/test.\n"
+    assert nightshift(root, "revert", "2")[::2] == (2, refusal)
+    (root / "stand-in.json").unlink()
+    good_end(night, root)
+    *_, third, fourth = records(root)
+    decisions = [d for record in (third, fourth) for d in record.user_decisions]
+    assert [(d.action, d.change.name) for d in decisions] == [("revert", "0002")]
+    assert [change.name for change in third.run.kept] == ["0002"]
+    assert "0002" not in [change.name for change in fourth.run.changes]
+    assert b"lr = 6e-7  # poor" in (root / "train.toml").read_bytes()
 
 
 @pytest.mark.slow

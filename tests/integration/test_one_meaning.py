@@ -30,14 +30,15 @@ from nightshift.campaign.records import (
     percent,
 )
 from nightshift.campaign.results import COLUMNS, Counts, Row, gain_text, kept_by_records, last_campaign
+from nightshift.cli.output import plain as plain_json
 from nightshift.cli.output import summary
 from nightshift.cli.run import plan
-from nightshift.cli.status import Status, experiment_lines, shown
+from nightshift.cli.status import Status, all_lines, experiment_lines, shown
 from nightshift.config.train_toml import parse
 from nightshift.errors import Failure, UsageError
 from nightshift.experiment.certify import tasks
 from nightshift.experiment.experiment import Controller
-from nightshift.night.observers import one_line
+from nightshift.night.observers import experiment_line
 from nightshift.report import diff as compare
 from nightshift.report import markdown, text
 from nightshift.report.data import Story, gather
@@ -157,9 +158,12 @@ def test_every_view_prints_the_row(seen: Seen) -> None:
         if row.verdict != "interrupted":
             assert plain(runs[row.number]).items() >= plain(row).items()
             assert f"\n| {clean(str(runs[row.number]))}\n" in prompt
-        line = one_line(row)
-        assert line.startswith(f"  {row.number:04d} {'crash (config)' if row.verdict == 'crash' else row.status}")
-        assert f" {row.effect or ''}" in line
+        verdict = "crash (config)" if row.verdict == "crash" else row.verdict
+        figures = [f"measured {100 * score:.1f} %" for score in (row.eval_score,) if score is not None]
+        figures += [f"effect {row.effect}"] if row.effect else []
+        line = experiment_line(record)
+        assert line.startswith(f"{row.number:04d} ")
+        assert f": {', '.join([*figures, verdict])}: " in line
 
 
 def plain(row: Row) -> dict[str, Any]:
@@ -178,16 +182,18 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
     names = ("verdict", "now", "eval_score", "strict_score", "total_seconds", "effect_at_decision", "p_helps")
     assert {name: body[name] for name in names} == {name: getattr(row, name) for name in names}
     assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
-    lines = "\n".join(experiment_lines(record, row))
-    assert f"\neffect_at_decision:     {row.effect.with_p if row.effect else 'none'}\n" in lines
-    assert f"\nverdict:                {row.verdict}\nnow:                    {row.now}\n" in lines
-    printed = dict(line.split(":", 1) for line in summary(record).splitlines() if ":" in line)
-    assert (printed["verdict"].strip(), printed["why"].strip()) == (row.verdict, row.why)
-    assert printed["effect_at_decision"].strip() == formatted(row.effect_at_decision, "+.6f")
-    assert printed["p_helps"].strip() == ("" if row.effect is None else f"{percent(row.effect.p_helps) / 100:.2f}")
+    helps = "" if row.effect is None else f"{percent(row.effect.p_helps) / 100:.2f}"
+    wanted = {"verdict": row.verdict, "why": row.why, "p_helps": helps}
+    wanted |= {"effect_at_decision": formatted(row.effect_at_decision, "+.6f")}
+    for lines in (summary(record).splitlines(), list(experiment_lines(record, row, Path("runs")))):
+        printed = dict(line.split(":", 1) for line in lines if ":" in line)
+        assert {name: printed.get(name, "").strip() for name in wanted} == wanted
+        assert all(value.strip() for value in printed.values())
+    assert printed.get("now", "").strip() == row.now
+    assert f"    verdict:                {row.verdict}" in [*all_lines(plain_json(shown(ledger, record, row)), "0001")]
     assert row.effect is None or f"P(it helps) {percent(row.effect.p_helps)} %" in row.why
     for name in ("eval_score", "eval_stderr", "strict_score", *row.environment_scores):
-        assert printed[name].strip() == formatted(cells[name], ".6f")
+        assert printed.get(name, "").strip() == formatted(cells[name], ".6f")
 
 
 def formatted(value: float | None, spec: str) -> str:
@@ -227,7 +233,7 @@ def test_experiments_are_counted_one_way(seen: Seen) -> None:
     line = "10 experiments: 1 baseline, 3 keep, 2 discard, 2 re-run, 1 crash, 1 interrupted; "
     assert str(counts) == f"{line}changes: 2 kept, 1 replaced, 1 reverted"
     assert seen.status.counted == counts
-    assert f"counted:  {counts}" in seen.status.lines()
+    assert f"results:     {counts}" in seen.status.lines()
     assert str(counts) in markdown.summary(seen.view, False)
     data = Page(seen.page).data["rows"]
     for verdict, number in counts.verdict.items():

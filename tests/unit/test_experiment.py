@@ -86,9 +86,9 @@ def test_the_baseline_is_recorded_as_it_was_and_makes_no_commit(controller, monk
     assert [controller.ledger.read(1)] == controller.ledger.records() == [record]
     assert record.result.seed == 1000
     assert record.result.training.outcome is Outcome.FINISHED
-    assert record.judgement.why == "baseline"
+    assert "later ones are compared with it" in record.why
     assert record.decision is None
-    assert record.git_action == "baseline: nothing to commit"
+    assert record.git_action == "nothing to commit: train.toml is the baseline"
     assert subjects(controller) == ["baseline config", "start"]
     assert record.proposal.prediction == "no change"
     assert record.health
