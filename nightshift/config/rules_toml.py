@@ -138,7 +138,8 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
         if name in names or entry.is_game:
             cause = f"{RULES_NAME}: [environment.{name}]: guard = {chosen.table(name).guard:g}"
             why = "a game has no guard" if entry.is_game else "this environment trains, and a guard is never trained"
-            raise UsageError(f"{cause}: {why}", f"Leave guard out, or take {name} out of environments.")
+            more = f", or take {name} out of environments" if name in names else ""
+            raise UsageError(f"{cause}: {why}", f"Leave guard out{more}.")
     scored = declared | guards
     own_models = [entry.models[0] for entry in scored.values() if entry.models[0] != ANY_MODEL]
     models = [_portable_path(root, chosen.model)] if chosen.model else [*own_models, setups[0].model]

@@ -308,6 +308,10 @@ class Engine(ABC):
 
     def doctor(self) -> list[Check]:
         """Check the GPUs and all that `prepare` would fetch and `check` refuse, without changing anything."""
+        return self.checks()
+
+    def checks(self) -> list[Check]:
+        """Check the GPUs, and what else a run needs before it starts."""
         checks = list[Check]()
         gpus: Sequence[Gpu] = ()
         try:
@@ -329,11 +333,11 @@ class Engine(ABC):
 
     def check(self) -> list[str]:
         """Return the problems that make a run impossible, each one line with its fix: those of `doctor`."""
-        return [str(check.problem) for check in self.doctor() if not check.ok]
+        return [str(check.problem) for check in self.checks() if not check.ok]
 
     def warnings(self) -> list[Check]:
         """Return the guesses of `doctor` about this machine that may make a run fail. They refuse nothing."""
-        return [check for check in self.doctor() if check.is_warning and check.problem is not None]
+        return [check for check in self.checks() if check.is_warning and check.problem is not None]
 
     def capacity(self) -> Capacity | None:
         """Return how many runs fit side by side on the cores; None if GPUs decide, or a run's memory is not known."""

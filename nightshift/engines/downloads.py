@@ -1,6 +1,7 @@
 """What every engine needs of the world and fetches once: the base model, and the data of the environments."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ def model_folder(rules: Rules, root: Path) -> Path:
         return root / rules.model
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    return Path(HF_HUB_CACHE, f"models--{rules.model.replace('/', '--')}", "snapshots", rules.model_revision)
+    folder = Path(HF_HUB_CACHE).absolute() / f"models--{rules.model.replace('/', '--')}"
+    return folder / "snapshots" / rules.model_revision
 
 
 def model_problem(rules: Rules, root: Path) -> EngineError | None:
@@ -104,10 +106,11 @@ def _download(rules: Rules, note: Note) -> None:
 
 def is_whole_model(snapshot: Path) -> bool:
     """True if a model's folder has what vLLM and the trainer read; an interrupted download lacks some of it."""
-    names = ("config.json", "tokenizer.json", "tokenizer_config.json")
-    return all((snapshot / name).is_file() for name in names) and any(
-        path.is_file() for path in snapshot.glob("*.safetensors")
-    )
+    names = {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    with suppress(OSError, ValueError):  # of a model in several files
+        names |= {*_json(snapshot / "model.safetensors.index.json")["weight_map"].values()}
+    has_weights = any(path.is_file() for path in snapshot.glob("*.safetensors"))
+    return has_weights and all((snapshot / name).is_file() for name in names)
 
 
 def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: Note) -> None:

@@ -18,7 +18,7 @@ from nightshift.campaign.records import Weights
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, network_problem, scaled_rates
-from nightshift.engines.downloads import model_folder, prepare_data, prepare_model
+from nightshift.engines.downloads import model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import (
@@ -148,6 +148,8 @@ class PrimeRlEngine(Engine):
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Validate the config, start all processes, and wait until the first weights are published."""
         deadline = self._timing.clock() + deadline_seconds
+        if problem := model_problem(self.rules, self.root):  # a node may have another cache than the controller
+            raise problem
         try:
             self.installation.copy_environments(self.root, self.rules)
         except OSError as error:

@@ -84,14 +84,16 @@ class TrlEngine(Engine):
         """Do all of `prepare`: it is small."""
         self.prepare(PrepareFlags(), note)
 
+    def doctor(self) -> list[Check]:
+        """As the base class, and the data, which a run fetches at its start: reading it may take ten seconds."""
+        names = ", ".join(environment.package for environment in self.rules.scored)
+        problem = data_problem(self.root, self.rules)
+        return [*self.checks(), Check(self.name, "data", problem, names, is_warning=True)]
+
     def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
-        """Check the base model and the data. A run fetches data and a model of the hub at its start."""
-        names = ", ".join(environment.package for environment in self.rules.environments)
+        """Check the base model. A run fetches a model of the hub at its start."""
         problem, is_on_hub = model_problem(self.rules, self.root), self.rules.model_revision is not None
-        found = [
-            Check(self.name, "model", problem, self.rules.model, is_warning=is_on_hub),
-            Check(self.name, "data", data_problem(self.root, self.rules), names, is_warning=True),
-        ]
+        found = [Check(self.name, "model", problem, self.rules.model, is_warning=is_on_hub)]
         if (fitting := self.capacity()) is not None:
             found.append(Check(self.name, "runs", detail=str(fitting)))
         return found
@@ -153,6 +155,8 @@ class TrlEngine(Engine):
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
+        if problem := model_problem(self.rules, self.root):
+            raise problem
         write_json(run_dir / "spec.json", self.spec(settings, seed, run_dir))
         variables, ids = dict(_OFFLINE), self.gpu_ids()
         if ids:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
