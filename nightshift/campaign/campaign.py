@@ -154,7 +154,7 @@ class Campaign:
             cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
             raise UsageError(cause, without(record))
         assert self.posterior is not None
-        hours, falls = self.hours(record), dict[Settings, str]()
+        hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()
         decisions = self.posterior.observe(record.run, float(scores.mean()), hours, decides=decides)
         for guard in record.evaluation.guards if record.evaluation else ():
             posterior = self.guards[guard.environment]
@@ -168,8 +168,10 @@ class Campaign:
                     falls[change.identity] = (
                         f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)} %"
                     )
-        for change in self.posterior.kept:
-            if change.identity in falls:  # no later run adopts it or tests it again
+        for change in [change for change in self.posterior.kept if change.identity in falls]:
+            if change in before:  # if no valid train.toml is left without the change, the next run tries again
+                self.posterior.set_kept([other for other in self.posterior.kept if other != change])
+            else:  # no later run adopts it or tests it again
                 self.posterior.decide_for_user(change, False)
         return decisions, falls
 
@@ -213,7 +215,8 @@ class Campaign:
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         why += [f"{d.change.name} not {d.action.past}: {falls[d.change.identity]}" for d in forbidden]
-        why += [f"{change.name} reverted: {falls[change.identity]}" for change in before if change.identity in falls]
+        reverted = (change for change in before if change.identity in falls and change not in posterior.kept)
+        why += [f"{change.name} reverted: {falls[change.identity]}" for change in reverted]
         if form := compare(record, self._parent_of(record)):
             why.append(form.conclusion)
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))

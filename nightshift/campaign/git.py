@@ -157,8 +157,15 @@ class Repo:
         ).strip()
         # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
         self._run("update-index", "-z", "--index-info", **change)
-        # Compare-and-swap: a commit that somebody makes at this moment is not lost.
-        self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
+        try:  # compare-and-swap: a commit that somebody makes at this moment is not lost
+            self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
+        except EngineError:
+            now = self.head().commit or parent
+            held = self.files_at(now)
+            entries = (f"{' '.join(held.get(name, ('0', '0' * len(parent))))}\t{name}\0" for name in files)
+            self._run("update-index", "-z", "--index-info", stdin=os.fsencode("".join(entries)))
+            cause = f"{head.branch} moved to {now[:7]} while {listed([*files])} was committed"
+            raise UsageError(cause, "Run it again.") from None
         return Head(head.branch, commit)
 
     def tag(self, name: str, branch: str, message: str) -> None:

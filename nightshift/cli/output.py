@@ -36,7 +36,7 @@ _drawn: Sequence[Line] = ()
 def summary(record: Record) -> str:
     """The block that agents grep: `key: value` lines. What was not measured has no line."""
     values = row(record, {}).cells
-    scores = record.environment_scores or dict.fromkeys(record.environments[:1], record.score)
+    scores = dict.fromkeys(record.environments[:1], record.score) | record.environment_scores
     games = record.evaluation.figures if record.evaluation else {}
     outcome = record.result.training.outcome if record.result else None
     is_baseline = record.is_keep and record.parent is None

@@ -8,6 +8,7 @@ policy allows its own two scripts alone, by their hashes; Vega interprets its ex
 import base64
 import hashlib
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -153,7 +154,7 @@ def _copied(morning: Morning) -> Iterator[tuple[str, str]]:
     tips = [name for name in (*commits[-1:], morning.story.branch) if _trains(repo, name, morning.configs[1])]
     if tips and _trains(repo, first, morning.configs[0]):
         tip = tips[0][:10] if tips[0] in commits else tips[0]
-        yield "The incumbent against the baseline:", f"git diff {first[:10]} {tip} -- train.toml"
+        yield "The incumbent against the baseline:", f"git diff {first[:10]} {shlex.quote(tip)} -- train.toml"
     yield "The incumbent against the baseline, key by key:", "uv run nightshift diff baseline incumbent"
 
 
@@ -379,7 +380,10 @@ def render(view: View, is_live: bool = False) -> str:
     scripts = [_vega(), (TEMPLATES / "report.js").read_text(encoding="utf-8")] if view.morning.experiments else []
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    data = msgspec.json.encode(text.visible(view.data)).decode()
+    data = text.visible(view.data)
+    for row, shown in zip(view.data["rows"], data["rows"], strict=True):
+        shown |= {"scores": row["scores"]} if "scores" in row else {}  # a letter an example, however many there are
+    data = msgspec.json.encode(data).decode()
     train_toml = view.morning.configs[1].source.decode(errors="replace") if view.morning.configs else ""
     picture = view.data["specs"]["progress"]
     return (

@@ -55,6 +55,7 @@ def test_trl_trains_on_the_gpu_that_is_named_as_machine_toml_says(rules, gpus, i
     monkeypatch.setitem(sys.modules, "pynvml", StandInNvml([Card(), Card()]))
     started: list[tuple[object, ...]] = []
     monkeypatch.setattr(trl, "TrlSession", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(trl, "model_problem", lambda *arguments: None)  # the model is not on this machine
     root = linked_checkout(tmp_path / "checkout", SHIPPED)
     (root / "machine.toml").write_text(GOOD)
     engine = open_engine(rules, root, {"CUDA_VISIBLE_DEVICES": "0,1"}, gpus)

@@ -148,8 +148,8 @@ class PrimeRlEngine(Engine):
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Validate the config, start all processes, and wait until the first weights are published."""
         deadline = self._timing.clock() + deadline_seconds
-        if problem := model_problem(self.rules, self.root):  # a node may have another cache than the controller
-            raise problem
+        if self.rules.model_revision and (problem := model_problem(self.rules, self.root)):
+            raise problem  # a node may have another cache than the controller
         try:
             self.installation.copy_environments(self.root, self.rules)
         except OSError as error:

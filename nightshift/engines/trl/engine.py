@@ -155,7 +155,7 @@ class TrlEngine(Engine):
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
-        if problem := model_problem(self.rules, self.root):
+        if self.rules.model_revision and (problem := model_problem(self.rules, self.root)):
             raise problem
         write_json(run_dir / "spec.json", self.spec(settings, seed, run_dir))
         variables, ids = dict(_OFFLINE), self.gpu_ids()
