@@ -280,11 +280,12 @@ def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, 
 
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
-    patient = replace(timing, hang_seconds=math.inf)  # a reading without news moves the clock, too
+    # A reading without news moves the clock, too.
+    patient = replace(timing, hang_seconds=math.inf, still_seconds=math.inf)
     session = start("slow_exit", source=b"max_steps = 3\n" + BATCH, timing=patient)
 
     def tick(reading: Progress) -> None:
-        clock.now += 20.0
+        clock.now += 1_000.0  # more than three steps take on any machine
 
     training = session.train(math.inf, tick)
     assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
