@@ -152,7 +152,7 @@ def _table_of(name: str, tree: Mapping[str, Any]) -> str:
         return ""
     paths = [".".join(path) for path, _ in _leaves(tree)]
     stem = Path(name).stem
-    candidates = [*(table for table in tables if len(stem) > 3 and table.startswith(stem)), "", *tables]
+    candidates = ["", *(table for table in tables if len(stem) > 3 and table.startswith(stem)), *tables]
     return max(candidates, key=lambda table: sum(is_known(f"{table}.{path}".strip(".")) for path in paths))
 
 

@@ -5,7 +5,10 @@ import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,7 +17,9 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
+from nightshift.executors import process
 from nightshift.report.data import Story
+from nightshift.report.export import wandb_runs
 from nightshift.report.export.table import as_csv, cell
 from tests.campaigns import replace
 from tests.stand_in_campaign import BRANCH, build
@@ -170,6 +175,33 @@ def test_no_path_and_no_secret_of_a_record_leaves_for_the_cloud(checkout: Ledger
     assert len(files) >= 4
     for private in (secret, str(Path.home()), str(tmp_path)):
         assert not [path for path in files if os.fsencode(private) in path.read_bytes()], private
+
+
+def test_a_run_that_was_not_sent_whole_is_a_line(ledger: Ledger, monkeypatch, capsys) -> None:
+    wandb = pytest.importorskip("wandb")
+
+    def init(settings: Any, **fields: Any) -> Any:
+        """Begin a run whose connection is lost."""
+        run = MagicMock(summary={})
+        run.finish.side_effect = TimeoutError if settings.finish_timeout_raises else None
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
+    with Path(os.devnull).open() as closed:
+        monkeypatch.setattr(sys, "stdin", closed)
+        wandb_runs.follow(ledger.root, "mine", 40)
+    line = "experiment 0040 may not be sent whole; wandb sync runs/wandb/*run-* sends it\n"
+    assert capsys.readouterr().out == line
+
+
+def test_a_night_without_an_experiment_does_not_wait_for_wandb(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(wandb_runs, "python_command", lambda *words: ["sleep", "100"])
+    started = time.monotonic()
+    with wandb_runs.live_runs(tmp_path, "mine", print):
+        [group] = process._open_groups
+        assert group.orphan_grace_seconds <= 5  # the watchdog gives the longest of all groups to each of them
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.slow

@@ -247,6 +247,8 @@ def test_several_files_are_one_config_as_prime_rl_reads_them() -> None:
         "orchestrator": {"group_size": 4, "train": {"source": [{"name": "b"}]}},
     }  # fmt: skip
     assert merged([("base.toml", base)]) == base
+    flat = b"model = 'a/b'\nlearning_rate = 2e-6  # of TRL\nnum_generations = 8\n"
+    assert all(merged([(name, flat)]) == flat for name in ("train.toml", "trainer.toml", "orch.toml"))
     for names in (("trainer.toml", "orchestrator.toml"), ("train.toml", "orch.toml")):
         both = merged([*zip(names, (TRAINER, ORCHESTRATOR), strict=True)])
         imported = import_config(both, "x")

@@ -8,20 +8,23 @@ import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
 from nightshift.campaign.git import Repo
-from nightshift.config.allowlist import RATIO, SOURCE, value_text
+from nightshift.config.allowlist import ALIASES, FORMER, PRIME_RL, RATIO, SOURCE, find_key, value_text
 from nightshift.config.checks import tables_of
-from nightshift.config.import_config import IMPORTED_NAME, at, environment_name, import_config, is_known
+from nightshift.config.import_config import IMPORTED_NAME, Import, at, environment_name, import_config, is_known
 from nightshift.config.train_toml import ABSENT, Change, Config, changed_keys, diff, parse
 from nightshift.engines.base import LEARNING_RATES
 from nightshift.engines.downloads import model_folder
 from nightshift.engines.prime_rl.config import with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import ENGINE
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import ConfigError, UsageError, listed
 from nightshift.report.data import Story
 from nightshift.text import clean
 
@@ -58,8 +61,12 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     if rules.learning_rate_scale != 1:
         head.append(f"learning rates are those of train.toml times {rules.learning_rate_scale:g}")
     source = Repo(root).config_at(story.records[0].commit or "", IMPORTED_NAME)
-    if source and import_config(source, IMPORTED_NAME).dialect.is_rl:
-        return edited(source, config, rules.learning_rate_scale, head)
+    dialect = import_config(source, IMPORTED_NAME).dialect if source else None
+    if source and dialect and dialect.is_rl and dialect.name.startswith(PRIME_RL):
+        try:
+            return edited(source, config, rules.learning_rate_scale, head)
+        except ConfigError as error:
+            head.append(f"not the file that was imported: {error}")
     environments = engine.installation.environments_dir(root, rules).relative_to(engine.installation.root)
     model = shlex.quote(str(model_folder(rules, root)))
     head += [
@@ -74,11 +81,9 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
 def edited(source: bytes, config: Config, scale: float, head: list[str]) -> bytes:
     """Return the file that was imported, with the keys in which `config` differs from what was made of the file then.
 
-    `scale`: of the learning rates. Comments below `head` name these keys, what else was trained with, and what the file
-    cannot express.
+    `scale`: of the learning rates. Comments below `head` name these keys, and what else was trained with.
+    ConfigError: the file cannot express some of them under its own names.
     """
-    import tomlkit
-
     imported = import_config(source, IMPORTED_NAME)
     before = parse(imported.train_toml(IMPORTED_NAME))
     values: dict[str, Any] = {key: config.values.get(key, ABSENT) for key in changed_keys(before, config)}
@@ -87,17 +92,21 @@ def edited(source: bytes, config: Config, scale: float, head: list[str]) -> byte
     document, tree = tomlkit.parse(source.decode()), tomllib.loads(source.decode())
     for node in (document, tree):
         for key, value in values.items():
-            _change(node, imported.places(key) or [key], key, value)
+            _change(node, _places(imported, key), key, value)
     text = tomlkit.dumps(document)
     is_whole = False
     with suppress(tomllib.TOMLDecodeError):
         is_whole = tomllib.loads(text) == tree
-    if not is_whole:  # tomlkit writes other tables below dotted keys: without comments
+    if not is_whole:  # tomlkit loses a table that became empty: without comments
         text = tomlkit.dumps(tree)
     missing: tuple[Change, ...] = ()
     with suppress(ConfigError):  # a file that has no research key left
         missing = diff(parse(import_config(text.encode(), IMPORTED_NAME).train_toml(IMPORTED_NAME)), config)
     scaled = LEARNING_RATES if scale != 1 else ()
+    unsaid = [key for key in values if not _places(imported, key)]
+    unsaid = unsaid or [change.key for change in missing if change.key not in scaled]
+    if unsaid:
+        raise ConfigError(f"a config of {imported.dialect.name}, in which these have no place: {listed(unsaid)}")
     lines = [
         f"a config of {imported.dialect.name}, as it was imported, but for:",
         *(f"  {change.line}" for change in diff(before, config)),
@@ -106,9 +115,22 @@ def edited(source: bytes, config: Config, scale: float, head: list[str]) -> byte
             for key, value in imported.values.items()
             if value != {} and key not in values and not key.startswith(f"{RATIO}.") and not imported.places(key)
         ),
-        *(f"the file cannot say: {change.line}" for change in missing if change.key not in scaled),
     ]
     return f"{_comment(head + lines)}\n\n{text}".encode()
+
+
+def _places(imported: Import, key: str) -> list[str]:
+    """Return where the file has an open key, or could; [] if it has another form of it, or perhaps other names."""
+    places, row = imported.places(key), find_key(key)
+    if places or row is None or key.startswith(f"{RATIO}."):
+        return places or [key]
+    if any(at(imported.tree, word) is not None for word in row.near):
+        return []
+    is_old = imported.dialect.name != PRIME_RL or (FORMER.keys() - ALIASES.keys()) & {*chain(*imported.names.values())}
+    if not is_old or not (row.former or key.startswith("orchestrator.")):
+        return [key]
+    names = [name for name in (key, *row.former) if isinstance(at(imported.tree, name.rpartition(".")[0]), dict)]
+    return names if len(names) == 1 else []
 
 
 def _change(tree: Any, places: Sequence[str], key: str, value: Any) -> None:
@@ -130,21 +152,19 @@ def _set(node: Any, path: Sequence[str], value: Any, depth: int = 0) -> None:
         is_table = isinstance(table.get(name), dict | list)
         if not is_last and (is_table or value is not ABSENT):
             if not is_table:
-                table[name] = {}
+                table[name] = tomlkit.inline_table()  # which may also stand beside dotted keys
             _set(table[name], path, value, depth + 1)
             if table[name] == {} and not is_known(".".join(path[: depth + 1])):
                 del table[name]
         elif value is ABSENT:
             table.pop(name, None)
         elif not (value == {} and is_table):
-            is_list = isinstance(value, tuple)
-            table[name] = "None" if value is None else {} if value == {} else list(value) if is_list else value
+            is_list, empty = isinstance(value, tuple), tomlkit.inline_table()
+            table[name] = "None" if value is None else empty if value == {} else list(value) if is_list else value
 
 
 def rl_toml(settings: Mapping[str, Any], seed: int, head: list[str]) -> bytes:
     """Return settings of the engine prime-rl, with a run's seed, as TOML below the comment `head`."""
-    import tomlkit
-
     tree = with_seed(settings, seed)
     # What Nightshift sets to supervise a run, and prime-rl's own launcher chooses by itself.
     del tree["clean"], tree["rollout_transport"], tree["inference"]["server"]

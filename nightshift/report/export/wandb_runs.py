@@ -65,7 +65,8 @@ class Writer:
                 mode=self.mode, silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
                 disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
                 x_save_requirements=False, host="nightshift", username="", email="", program="nightshift",
-                init_timeout=_INIT_SECONDS, finish_timeout=_INIT_SECONDS, reinit="create_new",
+                init_timeout=_INIT_SECONDS, finish_timeout=_INIT_SECONDS, finish_timeout_raises=True,
+                reinit="create_new",
             ),
         )  # fmt: skip
         run.define_metric("training_step")
@@ -85,7 +86,7 @@ def log_steps(run: Any, run_dir: Path, num_logged: int = 0) -> int:
 
 
 def close(run: Any, row: Row) -> None:
-    """Write what an experiment came to, and end its run."""
+    """Write what an experiment came to, and end its run. TimeoutError: it is on disk, and not sent."""
     verdict = row.verdict or UNDECIDED
     run.name = f"{row.number:04d} {row.status}"
     run.tags = tuple(filter(None, (verdict, row.now)))
@@ -108,7 +109,7 @@ def write_runs(story: Story, folder: Path, project: str) -> Path:
                 if record.result:
                     log_steps(run, story.ledger.run_dir(record.number))
                 close(run, row)
-        except writer.wandb.Error as error:
+        except (writer.wandb.Error, TimeoutError) as error:
             raise EngineError(f"wandb wrote no runs: {error}") from None
         finally:
             writer.wandb.teardown()
@@ -130,7 +131,7 @@ def live_runs(root: Path, project: str | None, note: Callable[[str], None]) -> I
         return
     ledger, pipe, seconds = Ledger(root), subprocess.PIPE, _END_SECONDS
     first = next((r.number for r in ledger.readable()[0] if r.judgement is None), ledger.next_number())
-    group = ProcessGroup("wandb", _GRACE_SECONDS, _END_SECONDS)
+    group = ProcessGroup("wandb", _GRACE_SECONDS)
     command = python_command("-m", __name__, os.fspath(root), project, str(first))
     env, log = {**os.environ, "PYTHONPATH": python_path()}, ledger.runs_dir / "wandb.log"
     child = group.start("W&B", command, log_path=log, env=env, cwd=root, stdin=pipe, stdout=pipe)
@@ -150,6 +151,7 @@ def live_runs(root: Path, project: str | None, note: Callable[[str], None]) -> I
         raise
     finally:
         try:
+            seconds *= any(number >= first for number in ledger.numbers())  # else there is nothing to send
             child.stdin.close()
             with waiting("sending the last steps to W&B", seconds), suppress(subprocess.TimeoutExpired):
                 child.wait(seconds)
@@ -190,7 +192,10 @@ def _follow(writer: Writer, ledger: Ledger, record: Record, open_run: tuple[Any,
     num_steps = log_steps(run, ledger.run_dir(record.number), num_steps)
     if verdict_of(record) is not None:
         rows = Story.of(ledger, record.branch).rows  # without an experiment of other rules that was not measured
-        close(run, next((each for each in rows if each.number == record.number), row(record, {})))
+        try:
+            close(run, next((each for each in rows if each.number == record.number), row(record, {})))
+        except TimeoutError:
+            _tell(f"experiment {record.number:04d} may not be sent whole; wandb sync runs/wandb/*run-* sends it")
     return run, num_steps
 
 
