@@ -1,30 +1,30 @@
 """Whether a completion ends in the right number: 1.0 or 0.0.
 
-The answer is what follows the last `####`, `\\boxed{`, `<answer>` or `answer is`; without any of them, the last number
-of the last sentence with a number. Headings (`#### 1. Add`), labels (`step 3`) and remarks in brackets are no answer.
-A statement of several numbers (`18 or 19`, `9 = 18`) has no answer, nor has one that is taken back later.
-Numbers are compared exactly: `$1,234.00` equals `1234`, `50%` equals `50`, `5 1/2` equals `5.5`, `18k` equals `18000`.
-Work left undone is no number (`48/2`, `20 - 2`, `18!`), or a policy would be paid for leaving out the last step.
+The answer is what follows the last `####`, `\\boxed{` or `<answer>`, or the last `answer is` if there is no `####`;
+without any of them, the last number of the last sentence with a number. Headings (`#### 1. Add`) and labels (`step 3`)
+are no answer, nor is what a policy writes after its answer as the next turn (`Question:`, `User:`, `<|im_end|>`).
+An answer is none if the text after it names another number (`No, 19`) or says that it is wrong.
 Any text is answered in linear time and without an exception.
 """
 
-import math
 import re
 import unicodedata
 from collections import deque
 from fractions import Fraction
 
-MAX_NUMBER_CHARS = 100  # a longer number is no answer
-MAX_CHARS = 1000  # a longer statement is no answer; bounds the cost of backtracking, and the digits of an int
+from nightshift_gsm8k.numbers import DIGIT, MAX_CHARS, read
+
 # Patterns that search the whole text have possessive quantifiers (`++`, `*+`), so that nothing is quadratic.
 _ASKED = re.compile(r"(?:.*\n)?[ \t]*+####[ \t]++-?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?\s*+", re.DOTALL)
-_DIGIT = re.compile("[0-9]")
 _PRINTED = (*range(0xBC, 0xBF), *range(0x2150, 0x215F), *range(0xFF01, 0xFF5F))  # fractions, full-width characters
 _AS_ASCII = {code: " " * (code < 0xFF01) + unicodedata.normalize("NFKC", chr(code)) for code in _PRINTED}
-_NEXT_TURN = re.compile(r"<\|[a-z_]++\|>|\n[ \t]*+(?:Human|User|Question|Problem|Q)\b[ 0-9]*+:")
+_NEXT_TURN = re.compile(  # `User:`, `**Problem 2:**`, `<|im_end|>`, or `user` alone on its line
+    r"(?i)<\|[^|<>\n]{1,40}\|>|</s>|\n[^\w\n]{0,9}(?:(?:next|new|another) )?"
+    r"(?:human|user|assistant|system|question|problem|exercise|example|instruction|q)[ 0-9*_]*+[:\n]"
+)
 _HEADING = re.compile(  # also the number of a list item. `## 1 Calculate` is a heading if a number follows below.
     r"(?m)(?<!#)##++[ \t*_]*+[0-9]++(?:\.[0-9]++)*+(?:[*_\\]*+(?:\)|:(?![0-9])|\.(?=[ \t*_]*+[^\W0-9_])"
-    r"|[ \t]++[-\u2013\u2014][ \t]++(?=[*_]*+[^\W0-9_]))|[ ](?=[A-Z][a-z][^\n]*+\n[^0-9]*+[0-9]))"
+    r"|[ \t]++[-\u2013\u2014][ \t]++(?=[*_]*+[^\W0-9_]))|[ ](?=[A-Z][a-z][^\n]{0,200}+\n[^0-9]{0,900}+[0-9]))"
     r"|^[ \t]*+(?:[-*\u2022]|[0-9]++[.)])[ \t]++(?=\S)"
 )
 _LABEL = re.compile(r"(?i)\b(?:step|part|question|problem|example|equation|line|confidence)s?[^\w*+/=-]{0,3}[0-9.]++")
@@ -34,44 +34,23 @@ _MARKER = re.compile(
 )
 _SENTENCE = re.compile(r"(?:[^\n.!?<]|<(?!\|)|[.!?](?!\s+[^\s0-9]))*+[.!?]?")
 _CONTENT = {"tag": re.compile("[^<]*+"), "box": re.compile(r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+")}
-_DIRECTLY = re.compile(r"(?i:\\[a-z]++|[^\w\n]|(?:the|final|answer|total|is|so|about|usd|rs|[a-z])(?![a-z]))*+[0-9]")
-_TAKEN_BACK = re.compile(r"(?im)\b(?:actually|wait|sorry|correction|wrong|incorrect|should (?:be|have))\b|^(?:no|or)\b")
-_BRACKETS = re.compile(r"[(\[][^()\[\]]*[)\]]")  # remarks, but for `2(3 + 4)`, `18 (or 19)` and `18 (thousand)`
-_CHANGING = re.compile(r"(?<=[0-9])(?=\([-.$0-9(])|(?=[(\[]\s*(?:or|maybe|(?:in )?(?:hundred|thousand|million)s?)\b)")
-_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SCALES |= {"k": 10**3, "lakh": 10**5, "m": 10**6, "mn": 10**6, "mil": 10**6, "crore": 10**7, "b": 10**9, "bn": 10**9}
-_SCALES |= {"t": 10**12, "tn": 10**12}
-
-# A statement is read as tokens, whose kinds are letters: n(umber), e(quals), b(inary) and other o(perators), s(ign),
-# d(ash), v(ariable), g(roup in brackets), c(omma), j(oining), t(urning down), comp(a)ring and conte(x)t words, u(nits)
-# of a compound measure, other w(ords). The rules below are patterns of these letters.
-_UNDER, _AHEAD = r"[0-9]+(?![.,]?[0-9])", r"(?=[\s$(]*[-.]?[0-9])"
-_TOKEN = re.compile(rf"""(?ix)
-    (?P<n>(?P<money>[$\u20ac\xa3\xa5\u20b9]\s?)?(?=\.?[0-9]|\\[dt]?frac\{{[0-9]+\}}\s*\{{[0-9])
-        (?:(?P<whole>[0-9]{{1,3}}(?P<gap>[,\s'\u2019_]|\{{,\}}|\\,|,\\!)(?:[0-9]{{2,3}}(?P=gap))*[0-9]{{3}}
-            |[0-9]*)(?:(?P<decimals>\.[0-9]+)|(?![0-9]|/{_UNDER}))
-            (?:(?:e|\s?(?:[\xd7x*]|\\times)\s?10\^\{{?)(?P<power>[+-]?[0-9]{{1,2}})\b)?)?
-        (?:\s*(?:and\s+)?(?:\\[dt]?frac\{{)?(?P<over>[0-9]+)(?:/|\}}\s*\{{)(?P<under>{_UNDER}))?
-        (?P<scale>(?:[\s-]*(?:\\[a-z]+\{{\s*)?(?:dozen|hundred|thousand|lakh|million|crore|billion|trillion)s?\b)+
-            |\s?(?:k|mn|mil|bn|tn|(?-i:[MBT])|(?(money)[mb]|(?!)))(?![a-z0-9]))?)
-    |\*\*+|<</?[^<>]*>>|</?[a-z][^<>]*>|(?P<e>=>|->|[=\u2248\u2192\u21d2]|\\approx)
-    |(?P<o>[<>\u2264\u2265\u2260\xb1\u221a-\u221c\u03c0\xb2\xb3\xb9\u2070-\u207e]|(?<=[0-9])!
-        |\b(?:half|twice|double|triple|root|sqrt|log)(?:\s+of)?{_AHEAD}|\band\ \w+[\ -](?:half|third|quarter)
-        |\b(?:squared|cubed|factorial|halves|thirds|tenths|hundredths|thousandths)\b|\\(?:sqrt|[dt]?frac|pi|pm|log)
-        |\b(?:hundred|thousand|million|billion)s?\b:?{_AHEAD}|\bis\ (?:wrong|incorrect)\b)
-    |(?P<b>[*/\xd7\xb7\xf7^]|\\(?:times|cdot|div)|\b(?:plus|times|divided\ by|multiplied\ by){_AHEAD})
-    |(?P<d>(?<=[a-z])\s+[-\u2013]\s+)|(?P<s>[-\u2212\u2013+]|\b(?:minus|negative){_AHEAD})
-    |(?P<v>(?<![a-z])(?:[xyzn]|pi|(?<=[0-9])i)(?![a-z]))|(?P<g>\u25a1)|(?P<c>[,;:\u2014]|\.(?=\s))|\\(?:[a-z]+|.)
-    |\b(?:(?P<j>or|to|and)|(?P<t>not|never|than|\w+n['\u2019]t)|(?P<a>more|fewer|less)|(?P<u>hours|minutes|days|feet)
-        |(?P<x>because|since|as|which|for|in|per|after|before|from|by|of|at|with|when|if|on|where|out))\b
-    |(?P<w>[^\W\d_]+(?:\}}?\^?\{{?[23\xb2\xb3](?![0-9]))?)""")
-_W, _S = "[ajtuwx]", "[bdegosv]"  # words, signs
-# Numbers that operators connect, `x = 2 + 4 = 6`, are one chain. A side of it that is one number is an answer.
-_CHAIN = re.compile(rf"([^n]*?)({_S}*n(?:[^cn]*[bdosv]n|(?=[^cn]*e){_S}*(?:{_W}[bdegos]*){{0,2}}n)*{_S}*)")
-_PLAIN = re.compile(rf"(?:(?:[vgd]|{_W})*|{_W}*s)n(?:[sgd]|b(?!g)|{_W})*")
-_DENIED = re.compile("t[^cx]?j?$")  # `not 18`, `more than 18`
-_REMARK = re.compile("x(?!.*j$)")  # `because 2 + 4 = 6`
-_JOINED = re.compile("[cju]*(?:[^cju][cju]*[cj])?")  # `17, 18`, `17 or 18`, `3 hours 18 minutes`
+_DIRECTLY = re.compile(r"(?i:\\[a-z]++|[^\w\n]|(?:the|final|answer|total|is|it|so|about|usd|rs|[a-z])(?![a-z]))*+[0-9]")
+_ELEMENT = re.compile(r"<(\w++)>[^<]*+</\1>")  # `<confidence>90</confidence>`
+# After an answer: words that put all that follows in its place, sentences that name another one or none.
+_DOUBT = re.compile(
+    r"(?i)\b(?:actually|(?:wait|sorry)(?=[^\w.!?]+\w)|correct(?:ion|ed)|wrong|incorrect|should (?:be|have)"
+    r"|second thoughts?|let me (?:re|check|verify|try|correct|fix)\w*|answer(?: is|:))\b"
+)
+_OFFER = re.compile(
+    r"(?i)[\W_]*+(?:(?:(?!(?:as|which|for|in|per|after|before|from|by|of|at|with|if|on|out|than|not)\b)[a-z]++[\W_]++){0,4}+"
+    r"[0-9][0-9.,]*+[\W_]*+$|(?:(?:no|nope|or|oops|maybe|perhaps|possibly|alternatively|wait|sorry|hmm|rather|it|s|is|be"
+    r"|could|might|answer|total)[\W_]++|(?:the|so|final)[\W_]++(?=[a-z]))++[0-9])"
+)
+_WRONG = re.compile(
+    r"(?i)(?!.*\b(?:if|(?:no|any)thing)\b)(?:.*(?:(?<!not )(?<!n't )\b(?:wrong|incorrect|mistaken)\b"
+    r"|(?:\bnot|n't) (?:right|correct)\b|\b(?:made a|my) (?:mistake|error)|\b(?:scratch|disregard|ignore) th)"
+    r"|(?:\W*+(?:oh|wait|hmm)\b)*+\W*+(?:no|nope|oops)\W*+$)"
+)
 
 
 def extract_answer(text: str) -> str | None:
@@ -81,80 +60,59 @@ def extract_answer(text: str) -> str | None:
 
 def is_formatted(completion: str) -> bool:
     """Whether it ends with the very line that is asked for, `#### n` with a bare number, which `score` reads then."""
-    return _ASKED.fullmatch(completion) is not None
+    return _ASKED.fullmatch(completion) is not None and not any(map(_marked, _turns(completion)[:-1]))
 
 
 def score(completion: str, answer: str) -> float:
     """1.0 if the final answer of `completion` equals the number `answer`, else 0.0."""
-    gold, given = _read(answer), _answer(completion)
+    gold, given = read(answer), _answer(completion)
     return 1.0 if gold and given and gold[0] == given[0] else 0.0
 
 
-def _answer(text: str) -> tuple[Fraction, str] | None:
+def _turns(text: str) -> list[str]:
+    """Return the text up to each next turn, without the numbers of headings and labels."""
     text = re.sub(r" and (?:a|one)[ -]half\b", " 1/2", text.translate(_AS_ASCII).replace("\u2044", "/"))
-    text = _LABEL.sub(" ", _HEADING.sub("\n", text))  # a newline: what stood around a heading is no one number
-    for marker in reversed(deque(_MARKER.finditer(text), 30)):
+    # A newline for a heading: what stood around it is no one number.
+    return [_LABEL.sub(" ", _HEADING.sub("\n", turn)) for turn in _NEXT_TURN.split(text)]
+
+
+def _marked(turn: str) -> list[tuple[str, str, bool, str]]:
+    """Return each marked answer: its marker, statement, whether its number comes directly, and the text after it."""
+    found = []
+    for marker in deque(_MARKER.finditer(turn), 30):
         kind = marker.lastgroup or ""
-        statement = next(_CONTENT.get(kind, _SENTENCE).finditer(text, marker.end(), marker.end() + MAX_CHARS + 1))[0]
-        rest = _NEXT_TURN.split(text[marker.end() + len(statement) :], 1)[0]
+        statement = next(_CONTENT.get(kind, _SENTENCE).finditer(turn, marker.end(), marker.end() + MAX_CHARS + 1))[0]
+        rest = turn[marker.end() + len(statement) :]
         is_direct = kind in _CONTENT or bool(_DIRECTLY.match(statement))
-        if _DIGIT.search(statement) and (is_direct or (kind == "line" and not _DIGIT.search(rest))):
-            answer = _read(statement.rstrip("!") if kind == "phrase" else statement, is_prose=not is_direct)
-            others = filter(None, map(_prose, _TAKEN_BACK.split(rest, 1)[1:]))
-            return answer if answer and all(other[0] == answer[0] for other in others) else None
-    return _prose(next(filter(_DIGIT.search, _NEXT_TURN.split(text)), ""))
+        if DIGIT.search(statement) and (is_direct or (kind == "line" and not DIGIT.search(rest))):
+            found.append((kind, statement, is_direct, rest))
+    return found
+
+
+def _answer(text: str) -> tuple[Fraction, str] | None:
+    turns = _turns(text)
+    found = next(filter(None, map(_marked, turns)), [])
+    lines = [index for index, (kind, *_) in enumerate(found) if kind == "line"]
+    for kind, statement, is_direct, rest in reversed(found):
+        if kind != "phrase" or not lines:
+            answer = read(statement.rstrip("!") if kind == "phrase" else statement, is_prose=not is_direct)
+            return answer if answer and not _is_taken_back(_ELEMENT.sub("", rest), answer[0]) else None
+    return _prose(next(filter(DIGIT.search, turns), ""))
+
+
+def _is_taken_back(rest: str, answer: Fraction) -> bool:
+    """Return whether the text after an answer ends with another one, or with the word that it is wrong."""
+    sentences, doubt, is_wrong = _SENTENCE.findall(rest), _DOUBT.search(rest), False
+    for sentence in sentences:
+        is_wrong = bool(_WRONG.match(sentence)) or (is_wrong and not DIGIT.search(sentence))
+    named = [*filter(_OFFER.match, sentences), rest[doubt.start() :] if doubt else ""]
+    last = _prose(rest)
+    is_other = any(other[0] != answer for other in filter(None, map(_prose, named)))
+    return is_wrong or (is_other and not (last and last[0] == answer))
 
 
 def _prose(text: str) -> tuple[Fraction, str] | None:
     """Read the last sentence with a number; one in brackets only if there is no other."""
-    sentences = [sentence.strip(" \t!") for sentence in _SENTENCE.findall(text) if _DIGIT.search(sentence)]
+    sentences = [sentence.strip(" \t!") for sentence in _SENTENCE.findall(text) if DIGIT.search(sentence)]
     sentences.sort(key=lambda sentence: sentence[0] not in "([")
-    return _read(sentences[-1], is_prose=True) if sentences else None
-
-
-def _read(statement: str, is_prose: bool = False) -> tuple[Fraction, str] | None:
-    """Return the one number that `statement` names; in prose, where numbers explain the answer, its last number."""
-    statement = outside = _CHANGING.sub("\xb1", statement if len(statement) <= MAX_CHARS else "")
-    for _ in range(5):  # levels of brackets
-        outside = _BRACKETS.sub(" \u25a1 ", outside)
-    statement = outside if _DIGIT.search(outside) else statement
-    tokens = [token for token in _TOKEN.finditer(statement) if token.lastgroup]
-    kinds = "".join(token.lastgroup or "" for token in tokens)
-    chains: list[dict[Fraction, str]] = []
-    before, is_equation = "", False
-    for chain in _CHAIN.finditer(kinds):
-        numbers: dict[Fraction, str] = {}
-        earlier: dict[Fraction, str] = {}
-        for side in re.finditer("[^e]+", chain[2]):
-            index = chain.start(2) + side.start() + side[0].find("n")
-            text, value = tokens[index][0].strip(), _value(tokens[index]) if _PLAIN.fullmatch(side[0]) else None
-            if value is None or "/" in text:
-                earlier, numbers = numbers, {}  # work, whose result follows: `10/3 = 3.33`
-            if value is not None:
-                sign = "-" if kinds[:index].endswith("s") and tokens[index - 1][0] != "+" else ""
-                (earlier if "/" in text else numbers)[-value if sign else value] = sign + text
-        numbers = numbers or earlier
-        previous, before = before, chain[1]
-        is_after_equation, is_equation = is_equation, "e" in chain[2]
-        is_joined = not is_equation and _JOINED.fullmatch(before) and not ("c" in before and "x" in previous[-2:])
-        is_zero = is_joined and not any(numbers) and before.strip("cj")  # `and 0 seconds`
-        is_compared = not is_equation and kinds.startswith("a", chain.end())  # `2 fewer`
-        is_remark = is_after_equation and re.fullmatch("w?x", before) if is_prose else _REMARK.search(before)
-        is_denied = not is_equation and _DENIED.search(before)
-        if numbers and not is_denied and not (chains and (is_zero or is_compared or is_remark)):
-            if is_prose and not is_joined:
-                chains.clear()
-            chains.append(numbers)
-    answers = {value: text for numbers in chains for value, text in numbers.items()}
-    return next(iter(answers.items())) if len(answers) == 1 else None
-
-
-def _value(number: re.Match[str]) -> Fraction | None:
-    """Return what a token writes; None for a division left undone and a number that is too long."""
-    over, under = int(number["over"] or 0), int(number["under"] or 1)
-    if Fraction(over, under or 1).denominator != under or len(number[0]) > MAX_NUMBER_CHARS:
-        return None
-    value = Fraction("".join(_DIGIT.findall(number["whole"] or "0")) + (number["decimals"] or ""))
-    value = value * Fraction(10) ** int(number["power"] or 0) + Fraction(over, under)
-    scales = re.findall(r"(?<!\\)\b[a-z]+", (number["scale"] or "").lower())
-    return value * math.prod(_SCALES[scale.rstrip("s")] for scale in scales)
+    return read(sentences[-1], is_prose=True) if sentences else None
