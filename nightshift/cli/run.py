@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -56,7 +57,6 @@ def run(root: Path, request: Request) -> int:
         from nightshift.executors.process import end_leftovers
         from nightshift.executors.slurm import end_jobs
         from nightshift.experiment.experiment import open_controller
-        from nightshift.report.export.wandb_runs import live_runs
 
         request = replace(request, only=scope_of(read_direction(root)))
         controller = open_controller(root, request, reporter, request.branch)
@@ -68,8 +68,12 @@ def run(root: Path, request: Request) -> int:
                 print_text(line)
             return ExitCode.USAGE if missing else ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
-        project = None if request.detach else read_machine(root).wandb.project
-        with controller.ledger.lock(), live_runs(root, project, reporter.note):
+        logging: AbstractContextManager[object] = nullcontext()
+        if (project := read_machine(root).wandb.project) and not request.detach:
+            from nightshift.report.export.wandb_runs import live_runs
+
+            logging = live_runs(root, project, reporter.note)
+        with controller.ledger.lock(), logging:
             end_leftovers(root, reporter.note)
             end_jobs(controller.ledger, reporter.note)
             controller.bench.engine.prepare_at_start(reporter.note)

@@ -62,7 +62,8 @@ def night(
     """
     ledger, notifier = Ledger(root), Notifier(notify, reporter.note)
     project = wandb or read_machine(root).wandb.project
-    with notifier.running(), ledger.lock(), live_runs(root, project, reporter.note) as look:
+    logging = live_runs(root, project, reporter.note) if project else nullcontext(lambda: None)
+    with notifier.running(), ledger.lock(), logging as look:
         old = load(ledger)
         end_leftovers(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)

@@ -287,7 +287,7 @@ def test_doctor_runs_on_a_node(root: Path, cluster: Cluster, monkeypatch: pytest
     assert code == 0, stderr
     first, *table, last = stdout.splitlines()
     assert re.fullmatch(r"node:     n[12], answered after \d+\.\d s", first)
-    assert any(line.startswith("trl       installation  ok") for line in table)
+    assert any(line.startswith("trl       model         ok") for line in table)
     assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
     squeue = root.parent / "programs" / "squeue"
     squeue.parent.mkdir()

@@ -123,12 +123,9 @@ def write_runs(story: Story, folder: Path, project: str) -> Path:
 
 
 @contextmanager
-def live_runs(root: Path, project: str | None, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Log the experiments of a checkout to a project of W&B inside, from a process of its own; without a project
-    nothing is done. Yields a function that notes what this process reported; what fails is a line."""
-    if project is None:
-        yield lambda: None
-        return
+def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Log the experiments of a checkout to a project of W&B inside, from a process of its own. Yields a
+    function that notes what this process reported; what fails is a line."""
     ledger, pipe, seconds = Ledger(root), subprocess.PIPE, _END_SECONDS
     first = next((r.number for r in ledger.readable()[0] if r.judgement is None), ledger.next_number())
     group = ProcessGroup("wandb", _GRACE_SECONDS)
