@@ -20,6 +20,7 @@ import pytest
 
 from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.import_config import import_config
+from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING
@@ -188,6 +189,35 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
         differing = {path for path in plan.keys() | export.keys() if plan.get(path) != export.get(path)}
         differing = {path for path in differing if not any(part in path for part in (*own, "monitors.file.path"))}
         assert differing == set(), folder
+
+
+# infer_gpus, train_gpus, tensor_parallel; what prime-rl derives: data_parallel_size and api_server_count.
+SPLITS = {(1, 3, 1): (1, 1), (2, 6, 1): (2, 2), (2, 6, 2): (1, 1), (4, 4, 2): (2, 2)}
+
+
+def split_rules(infer: int, train: int, parallel: int) -> Rules:
+    chosen = Chosen(environments=["gsm8k"], infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+    return rules_of(ROOT, chosen, None, infer + train)
+
+
+@needs_prime_rl
+def test_prime_rl_derives_the_rest_of_a_split_of_gpus(tmp_path: Path) -> None:
+    launches = {
+        split: written(variant("train"), tmp_path / str(number), rules=split_rules(*split))
+        for number, split in enumerate(SPLITS)
+    }
+    answers = verdicts([launch.run_dir for launch in launches.values()])
+    for (split, launch), answer in zip(launches.items(), answers, strict=True):
+        assert answer["ok"], answer
+        server, orchestrator = (
+            json.loads((launch.run_dir / "configs" / f"{name}.json").read_bytes())
+            for name in ("inference", "orchestrator")
+        )
+        derived = server["vllm"]["data_parallel_size"], server["vllm"]["api_server_count"]
+        assert (split, derived) == (split, SPLITS[split])
+        assert derived[0] == launch.num_engines
+        assert server["vllm"]["tensor_parallel_size"] == split[2]
+        assert orchestrator["num_train_workers"] == split[1]
 
 
 def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
