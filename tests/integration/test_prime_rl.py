@@ -217,6 +217,30 @@ def tree(pid: int) -> list[psutil.Process]:
     return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
 
 
+@pytest.mark.parametrize(
+    ("fault", "cause", "failure"),
+    [
+        ("rank_1_raises", "trainer-1 ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+        slow("rank_1_killed", "trainer-1: its worker was killed (SIGKILL)", Failure.INFRASTRUCTURE),
+        slow("rank_1_stays", "trainer-1 ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+    ],
+)
+def test_a_death_of_another_rank_of_the_trainer_is_told_by_its_own_output(
+    start, timing, tmp_path, run_dir, clock, fault, cause, failure
+):
+    def tick(reading: Progress) -> None:
+        clock.now += 0.1
+
+    engine = engine_for(replace(RULES, num_gpus=3, train_gpus=2), tmp_path / "two", timing)
+    training = start(fault, engine=engine).train(math.inf, tick)
+    assert (training.outcome, training.failure, training.log) == (Outcome.CRASHED, failure, "trainer-1.log")
+    assert (training.cause or "").startswith(cause)
+    text = (run_dir / "trainer-1.log").read_text()
+    assert "INFO Step 1\n" in text
+    assert "Connection closed" not in text  # what rank 0 says of it
+    assert ("ChildFailedError" in text) is (fault != "rank_1_stays")
+
+
 def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
     session = start("empty_batches", step=1)
     training = session.train(math.inf, lambda reading: None)

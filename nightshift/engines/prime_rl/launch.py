@@ -137,6 +137,11 @@ class Launch:
         return len(self.gpu_ids) > len({*self.gpu_ids})
 
     @property
+    def num_trainers(self) -> int:
+        """How many processes train, each on a GPU."""
+        return int(self.tree["deployment"]["num_train_gpus"])
+
+    @property
     def num_engines(self) -> int:
         """How many copies of the policy the server holds: its data-parallel engines."""
         parallel: int = self.tree["inference"]["vllm"].get("tensor_parallel_size", 1)
@@ -207,7 +212,7 @@ class Launch:
             "--local-ranks-filter=0",
             "--redirect=3",
             "--tee=3",
-            f"--nproc-per-node={self.tree['deployment']['num_train_gpus']}",
+            f"--nproc-per-node={self.num_trainers}",
             "-m",
             "prime_rl.trainer.rl.train",
             "@",
