@@ -60,7 +60,7 @@ BRANCH = option(
     help="Begin a campaign on a new branch NAME. Default: the branch checked out; on main or a detached HEAD, continue "
     "the campaign that began at this commit, or create autoresearch/<month><day>.",
 )
-GPUS = option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
+GPUS = option("--gpus", help="prime-rl: GPUs to serve, GPUs to train: 2,3 or 0,1:2-7, or 0,0. trl: one.")
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
 SLURM = option("--slurm", type=_FILE, help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).")
 

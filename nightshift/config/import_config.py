@@ -45,6 +45,7 @@ from nightshift.text import clean
 
 IMPORTED_NAME = "imported.toml"
 GROUP_SIZE, BATCH_SIZE = "orchestrator.group_size", "orchestrator.batch_size"
+GPU_KEYS = ("infer_gpus", "train_gpus", "tensor_parallel")  # of rules.toml
 SCHEDULE = "trainer.scheduler.type"
 MAX_INFLIGHT = "orchestrator.concurrency.max_inflight"
 ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
@@ -283,6 +284,10 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         settings["environments"] = tomlkit.item(names).comment(
             "of this checkout: prompts and rewards may differ from theirs"
         )
+    numbers = [(key, at(imported.tree, path)) for key in GPU_KEYS for path in CARRIED[key]]
+    wanted = [f"{key} = {number}" for key, number in numbers if type(number) is int and number > 1]
+    if wanted:
+        notes.append(f"its GPUs: write {', '.join(wanted)} into {RULES_NAME} if this machine has as many")
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
         settings.update({"model": model, "revision": revision or ""})

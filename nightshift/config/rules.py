@@ -219,6 +219,14 @@ class Rules:
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
     memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/base.py)
+    infer_gpus: int = 1  # of an engine that serves and trains on GPUs of their own
+    train_gpus: int = 1
+    tensor_parallel: int = 1  # the GPUs that a served copy of the model is divided over
+
+    @property
+    def gpu_split(self) -> tuple[int, ...]:
+        """How many GPUs of a run serve, and how many train; one number if the same GPU does both."""
+        return (self.infer_gpus, self.train_gpus) if self.num_gpus > 1 else (1,)
 
     @property
     def deadline_seconds(self) -> float:

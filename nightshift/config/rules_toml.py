@@ -42,6 +42,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
 Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
 Count = Annotated[int, Meta(ge=1, le=10**6)]
+NumGpus = Annotated[int, Meta(ge=1, le=16)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 _FILE = Path(__file__).with_name("setups.toml")
@@ -68,7 +69,8 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     """rules.toml. Empty or 0: the best that the machine can do.
 
     `revision`: the commit of `model` on the hub. `learning_rate_scale`: factor of train.toml's learning rates.
-    `memory_gb`: of the GPU that chooses the defaults; 0: of the smallest GPU in use.
+    `memory_gb`: of the GPU that chooses the defaults; 0: of the smallest GPU in use. `infer_gpus`, `train_gpus`: how
+    many serve and how many train in a run of prime-rl. `tensor_parallel`: how many share one served copy of the model.
     """
 
     environments: list[str] = []
@@ -76,6 +78,9 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     revision: Annotated[str, Meta(pattern=r"\A([0-9a-f]{40})?\Z")] = ""
     learning_rate_scale: Scale | None = None
     memory_gb: Literal[0, 16, 24, 48, 80] = 0
+    infer_gpus: NumGpus = 1
+    train_gpus: NumGpus = 1
+    tensor_parallel: NumGpus = 1
     environment: dict[str, Table] = {}
 
     def table(self, name: str) -> Table:
@@ -130,6 +135,7 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     if not setups:  # from a record
         engines = dict.fromkeys(setup.engine for setup in _SETUPS)
         raise UsageError(f"there is no engine {engine!a}", f"Write {' or '.join(engines)}.")
+    setups = _with_gpus(setups, chosen)
     setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
     names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     declared = {name: _declared(root, name, chosen.table(name)) for name in names}
@@ -154,6 +160,23 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     able = set.intersection(*({*entry.models} for entry in scored.values()))
     fix = "Write environments = [] for what the machine can do, or use another --engine or model: "
     raise UsageError(cause, f"{fix}{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
+
+
+def _with_gpus(setups: list[Rules], chosen: Chosen) -> list[Rules]:
+    """Return the set-ups with the chosen numbers of GPUs; of more than 1 + 1 only the one that can use them."""
+    infer, train, parallel = chosen.infer_gpus, chosen.train_gpus, chosen.tensor_parallel
+    if infer % parallel:
+        cause = f"{RULES_NAME}: tensor_parallel = {parallel} does not divide infer_gpus = {infer}"
+        raise UsageError(cause, "Write a divisor of infer_gpus, or 1.")
+    able = [
+        replace(setup, num_gpus=infer + train, infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+        for setup in setups
+        if setup.num_gpus > 1
+    ]
+    if infer + train > 2 and not able:
+        cause = f"{RULES_NAME}: infer_gpus = {infer}, train_gpus = {train}: --engine {setups[0].engine} uses one GPU"
+        raise UsageError(cause, "Write 1 for both, or use --engine prime-rl.")
+    return able if infer + train > 2 else able + [setup for setup in setups if setup.num_gpus < 2]
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:

@@ -93,7 +93,7 @@ def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | N
     they are: the engine's own check reports it. UsageError if `gpus`, which is --gpus, are none."""
     if not rules.num_gpus:
         return rules
-    ids = None if gpus is None else parse_gpus(gpus, rules.num_gpus)
+    ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
     if ids == ():
         return rules
     size: int = chosen_in(root).memory_gb
@@ -236,7 +236,6 @@ class Engine(ABC):
     """A way to train. Made from the arguments of `open_engine` alone, so that a worker can make the same one."""
 
     name: str
-    num_gpus: int  # that a run on GPUs uses
     min_driver: int
 
     def __init__(
@@ -250,7 +249,7 @@ class Engine(ABC):
         """`gpus` and `keep_all` are the flags of these names. UsageError for GPUs that this engine cannot use."""
         self.rules, self.root, self._environ, self._keep_all = rules, root, environ, keep_all
         self._gpus = gpus
-        self._gpu_ids = None if gpus is None else parse_gpus(gpus, self.num_gpus)
+        self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
 
     @cached_property
     def machine(self) -> Machine:
@@ -270,9 +269,10 @@ class Engine(ABC):
     def gpus(self) -> Sequence[Gpu]:
         """Return the GPUs of a run, perhaps one GPU twice; none on a CPU. EngineError if this machine has not so many.
 
-        Those of prime-rl are for inference and for the trainer.
+        Those of prime-rl are for inference, then for the trainer, as many of each as the rules say.
         """
-        return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, self.num_gpus, self._environ)
+        num = sum(self.rules.gpu_split)
+        return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, num, self._environ)
 
     def gpus_here(self) -> Sequence[Gpu]:
         """Return those GPUs, none if this machine has not so many."""
@@ -355,6 +355,8 @@ class Engine(ABC):
         """Return what `open` would start, for --dry-run; nothing is written or started. Without `verbose`: the hardware
         and the model only."""
         ids = ", ".join(str(gpu.index) for gpu in self.gpus_here())
+        if ids and sum(self.rules.gpu_split) > 2:
+            ids += f": {' + '.join(map(str, self.rules.gpu_split))}"
         preset = "" if self.rules.memory == NO_CARD else f"; memory preset {self.rules.memory}"
         lines = [
             f"hardware: {self.hardware()}{f' (GPU {ids})' if ids else ''}{preset}",

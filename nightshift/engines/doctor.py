@@ -12,6 +12,7 @@ from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load
 from nightshift.engines.base import ENGINES, Check, PrepareFlags, look, on_cards, open_engine
 from nightshift.engines.machine import MACHINE_NAME, read_machine
+from nightshift.errors import UsageError
 from nightshift.files import Document
 from nightshift.waiting import waiting
 
@@ -29,7 +30,11 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
         return found
     for name in ENGINES:
         is_meant = rules.engine == name
-        its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
+        try:
+            its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
+        except UsageError as error:  # what rules.toml wants is for the engine that is meant
+            found.append(Check(name, "rules", error, is_needed=False))
+            continue
         its_rules = on_cards(its_rules, root, environ, gpus)
         with waiting(f"looking at what {name} needs"):
             found += (

@@ -34,7 +34,7 @@ SMALL = replace(
     environments=(replace(ARITHMETIC_TRL.environments[0], num_validation=16, num_train=64),),
     budget_seconds=HANG_SECONDS,
 )
-RULES = replace(SMALL, engine="prime-rl", startup_seconds=200.0)
+RULES = replace(SMALL, engine="prime-rl", num_gpus=2, startup_seconds=200.0)
 
 
 class Prepared:

@@ -5,22 +5,25 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import CERTIFY_NAME, Job
+from nightshift.campaign.records import CERTIFY_NAME, Job, Request
 from nightshift.config.train_toml import load
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors.local import LocalExecutor, Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, read
+from nightshift.experiment.experiment import open_controller
 from tests import slurm_cluster, stand_ins
 from tests.checkouts import ROOT
 from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
 from tests.slurm_cluster import Cluster
+from tests.stand_in_controller import SilentReporter
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -323,3 +326,15 @@ def test_a_slurm_toml_that_says_something_else_is_one_line(tmp_path: Path, text:
         read(path)
     assert told in str(error.value)
     assert "Its keys: pairs, gpus, cpus_per_run, mem_gb, time_minutes" in str(error.value)
+
+
+@pytest.mark.parametrize(("gpus", "is_refused"), [(2, True), (4, False)])
+def test_a_job_with_fewer_gpus_than_a_run_uses_is_refused(checkout: Path, gpus: int, is_refused: bool) -> None:
+    (checkout / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    (checkout / "rules.toml").unlink()
+    (checkout / "rules.toml").write_text('environments = ["arithmetic"]\ntrain_gpus = 3\n')
+    path = checkout.parent / "slurm.toml"
+    path.write_text(f"pairs = 2\ngpus = {gpus}\ncpus_per_run = 2\nmem_gb = 2\ntime_minutes = 60\n")
+    cause = r"slurm.toml: gpus = 2, and a run of arithmetic-prime-rl uses 4\. Write 4 or more\.$"
+    with pytest.raises(UsageError, match=cause) if is_refused else nullcontext():
+        open_controller(checkout, Request(slurm=path), SilentReporter())

@@ -1,18 +1,21 @@
 """The doctor's table: both engines, nothing changed, the exit code that run.py would have for missing parts."""
 
 import re
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift.cli.run import checkout_checks
-from nightshift.engines.base import ALL, Check, PrepareFlags
+from nightshift.config.rules_toml import rules_here
+from nightshift.engines.base import ALL, Check, PrepareFlags, on_cards
 from nightshift.engines.doctor import Doctor, checks
-from nightshift.engines.prime_rl.install import guesses
+from nightshift.engines.prime_rl.install import guesses, heads_problem
 from tests.checkouts import linked_checkout
 from tests.conftest import git
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 from tests.unit.test_gpus import Card, StandInNvml
 
 MACHINE = guesses.__module__
@@ -71,6 +74,27 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tm
     assert str(checkout.problem) == f"prime-rl is not installed in {tmp_path / 'none'}. {fix}"
     last = Doctor.of(found, GSM8K_PRIME_RL).table("prime-rl").splitlines()[-1]
     assert last == "not ready: --engine prime-rl (gsm8k-prime-rl), which was asked for"
+
+
+def test_a_split_of_gpus_is_checked_whole_and_no_other_engine_takes_it(root, tmp_path, cards):
+    cards += [Card() for _ in range(8)]
+    cards[6].used_gb = 40.0
+    text = 'environments = ["arithmetic"]\nmodel = "mine"\ninfer_gpus = 6\ntrain_gpus = 2\ntensor_parallel = 3\n'
+    (root / "rules.toml").unlink()
+    (root / "rules.toml").write_text(text)
+    shutil.copytree(ROOT / "models" / "arithmetic-base", root / "mine")
+    rules = on_cards(rules_here(root, None, 8), root, {}, None)
+    found = checks(root, rules, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
+    [problem] = [str(check.problem) for check in found if check.name == "GPUs" and not check.ok]
+    assert problem.startswith("GPU 6 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB in use. Wait, stop that.")
+    assert [check.detail for check in found if check.name == "memory"] == ["preset 8 x 80 GB"]
+    assert str(heads_problem(rules, root)) == (
+        "rules.toml: tensor_parallel = 3 does not divide the 4 attention heads of mine. Write a divisor, or 1."
+    )
+    assert heads_problem(replace(rules, tensor_parallel=2), root) is None
+    [other] = [check for check in found if check.engine == "trl"]
+    assert "not used rules.toml: infer_gpus = 6, train_gpus = 2: --engine trl uses one GPU" in str(other)
+    assert other.ok
 
 
 # What a machine may lack: where it is looked up, what is found there, words of the line.

@@ -96,7 +96,7 @@ GATES = "orchestrator.train.source.curriculum.gates"
             "today",
             {"max_steps": 20, "seq_len": 2048, "orchestrator.batch_size": 128, "orchestrator.group_size": 16,
              "orchestrator.train.sampling.max_completion_tokens": 128, f"{GATES}.mixed": {}, "trainer.optim.lr": 3e-6},
-            {"model.name": "rules", "deployment.num_train_gpus": "harness", "orchestrator.renderer.name": "rules",
+            {"model.name": "rules", "deployment.num_train_gpus": "rules", "orchestrator.renderer.name": "rules",
              "orchestrator.train.source.name": "rules", "orchestrator.train.source.env.taskset.id": "rules",
              "ckpt": "harness",
              "trainer.model.seq_len": ""},
@@ -106,7 +106,7 @@ GATES = "orchestrator.train.source.curriculum.gates"
             {"max_steps": 20, "orchestrator.batch_size": 256, "orchestrator.group_size": 4, "trainer.optim.lr": 3e-6,
              "trainer.loss.kl_tau": 0.0, f"{GATES}.zero_advantage": {},
              "orchestrator.train.sampling.max_completion_tokens": 512},
-            {"inference_gpu_ids": "harness", "trainer_gpu_ids": "harness", "wandb.offline": "harness",
+            {"inference_gpu_ids": "rules", "trainer_gpu_ids": "rules", "wandb.offline": "harness",
              "model.name": "rules",
              "orchestrator.eval.interval": "rules", "orchestrator.env.id": "rules", "trainer.loss.token_mask_high": "",
              "trainer.loss.type": "", "trainer.optim.betas_1": "", "trainer.optim.eps": "nobody",
@@ -432,6 +432,14 @@ def test_import_writes_and_commits_what_it_carries_over(checkout: Path, tmp_path
     head = git(checkout, "rev-parse", "HEAD")
     assert "nothing changed: this config was imported before" in answer(str(tmp_path / "theirs.toml"))
     assert git(checkout, "rev-parse", "HEAD") == head
+
+
+def test_import_says_how_to_use_as_many_gpus_as_the_file(checkout: Path, tmp_path: Path) -> None:
+    deployment = b"num_train_gpus = 2\nnum_infer_gpus = 6\n"
+    (tmp_path / "theirs.toml").write_bytes(TODAY.replace(b"num_train_gpus = 2\n", deployment))
+    output = answer(str(tmp_path / "theirs.toml"))
+    assert "its GPUs: write infer_gpus = 6, train_gpus = 2 into rules.toml if this machine has as many" in output
+    assert rules_here(checkout, "prime-rl", 2).gpu_split == (1, 1)
 
 
 def test_import_carries_an_environment_over_that_this_machine_cannot_run(checkout: Path, tmp_path: Path) -> None:

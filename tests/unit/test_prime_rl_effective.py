@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nightshift.config.allowlist import ANY, BY_PRESET, KEYS, SOURCE, lock
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse, set_values
 from nightshift.engines.prime_rl.config import effective, fixed
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, free_ports
@@ -19,6 +20,7 @@ from nightshift.errors import ConfigError, EngineError
 from nightshift.executors.process import engine_environment
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL as RULES
+from tests.rules import ROOT
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RECORDED: dict[str, dict[str, Any]] = json.loads((FIXTURES / "rlconfig-keys.json").read_text())
@@ -255,6 +257,17 @@ def test_each_gpu_has_its_process_and_none_means_none() -> None:
     others = {"validator": None, "env-server": None, "orchestrator": None}
     assert devices(launch_of(variant("train"), RUN_DIR, gpu_ids=(2, 3))) == others | {"inference": "2", "trainer": "3"}
     assert devices(launch_of(variant("train"), RUN_DIR, gpu_ids=())) == others | {"inference": "", "trainer": ""}
+    for infer, train, parallel, served, trained in (
+        (1, 3, 1, "3", "0,1,2"),
+        (2, 6, 1, "3,0", "1,2,4,5,6,7"),
+        (2, 6, 2, "3,0", "1,2,4,5,6,7"),
+    ):
+        chosen = Chosen(environments=["gsm8k"], infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+        rules = rules_of(ROOT, chosen, None, 8)
+        launch = launch_of(variant("train"), RUN_DIR, rules=rules, gpu_ids=(3, 0, 1, 2, 4, 5, 6, 7)[: infer + train])
+        assert devices(launch) == others | {"inference": served, "trainer": trained}
+        assert f"--nproc-per-node={train}" in launch.commands[-1].argv
+        assert (launch.is_shared, launch.num_engines) == (False, infer // parallel)
 
 
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from nightshift.errors import ConfigError
 
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 SHARE = "inference.vllm.gpu_memory_utilization"
+TENSOR_PARALLEL = "inference.vllm.tensor_parallel_size"
 
 
 def preset(memory: str) -> dict[str, Value]:
@@ -141,9 +142,11 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         "trainer.model.attn": "flash_attention_2",
         SOURCE: [_source(environment) for environment in rules.environments],
         "deployment.type": "single_node",
-        "deployment.gpus_per_node": 2,
-        "deployment.num_infer_gpus": 1,
-        "deployment.num_train_gpus": 1,
+        # prime-rl derives data parallelism, API servers and the trainer's processes from these.
+        "deployment.gpus_per_node": rules.infer_gpus + rules.train_gpus,
+        "deployment.num_infer_gpus": rules.infer_gpus,
+        "deployment.num_train_gpus": rules.train_gpus,
+        **({TENSOR_PARALLEL: rules.tensor_parallel} if rules.tensor_parallel > 1 else {}),
         # The default, NCCL, leaves no file to evaluate, and never sends the last step (P/trainer/rl/train.py:582).
         "weight_broadcast.type": "filesystem",
         "rollout_transport.type": "zmq",

@@ -1,4 +1,4 @@
-"""The engine for two GPUs: prime-rl, with vLLM on the first and the GRPO trainer on the second, or both on one.
+"""The engine for two GPUs or more: prime-rl, with vLLM on the first and the GRPO trainer on the others, or both on one.
 
 This module checks, resolves and starts; session.py is one run. prime-rl lives in an environment of its own: neither
 torch nor prime_rl is imported here.
@@ -42,10 +42,9 @@ from nightshift.files import disk_error, read_file
 
 
 class PrimeRlEngine(Engine):
-    """prime-rl on two GPUs of this machine, under the given rules."""
+    """prime-rl on GPUs of this machine, under the given rules."""
 
     name = ENGINE
-    num_gpus = 2
     # A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
     # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
     min_driver = 525

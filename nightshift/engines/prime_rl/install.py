@@ -19,17 +19,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from nightshift.campaign.git import Repo
 from nightshift.campaign.records import MODELS_GB
-from nightshift.config.rules import TASKSET_FOLDERS, Rules
+from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
-from nightshift.engines.downloads import data_problem, model_problem
+from nightshift.engines.downloads import data_problem, model_folder, model_problem
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup
-from nightshift.files import disk_error, free_disk_gb
+from nightshift.files import disk_error, free_disk_gb, parse_json, read_file
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
@@ -279,7 +280,7 @@ def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence
         parts |= {
             "packages": packages_problem(installation, has_gpus=bool(gpus)),
             "environments": requirements_problem(installation, rules),
-            "model": model_problem(rules, root),
+            "model": model_problem(rules, root) or heads_problem(rules, root),
         }
     parts["data"] = data_problem(root, rules)
     details = {"checkout": str(installation.root)}
@@ -337,6 +338,17 @@ def requirements_problem(installation: Installation, rules: Rules) -> EngineErro
         return None
     fix = f"Run: uv pip install --python {installation.bin_dir / 'python'} {' '.join(sorted(missing))}"
     return EngineError("prime-rl's environment lacks what an environment of rules.toml requires", fix)
+
+
+def heads_problem(rules: Rules, root: Path) -> EngineError | None:
+    """Return the problem of a model whose attention heads the server could not divide over its GPUs."""
+    heads = None
+    with suppress(OSError, ValueError):
+        heads = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])["num_attention_heads"]
+    if not isinstance(heads, int) or heads % rules.tensor_parallel == 0:
+        return None
+    cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads of"
+    return EngineError(f"{cause} {rules.model}", "Write a divisor, or 1.")
 
 
 def guesses(rules: Rules, root: Path) -> list[Check]:

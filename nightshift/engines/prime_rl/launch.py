@@ -93,8 +93,9 @@ class Launch:
     """Everything that one run of `settings` (from `effective`) needs before its first process starts.
 
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
-    installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
-    () hides every GPU from both. `variables`: of machine.toml, in place of what prime-rl's launcher sets.
+    installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: of inference, then of the trainer, or
+    the same for both; () hides every GPU from both. `variables`: of machine.toml, in place of what prime-rl's launcher
+    sets.
     """
 
     settings: Mapping[str, Any]
@@ -134,6 +135,17 @@ class Launch:
     def is_shared(self) -> bool:
         """Server and trainer are on one GPU."""
         return len(self.gpu_ids) > len({*self.gpu_ids})
+
+    @property
+    def num_trainers(self) -> int:
+        """How many processes train, each on a GPU."""
+        return int(self.tree["deployment"]["num_train_gpus"])
+
+    @property
+    def num_engines(self) -> int:
+        """How many copies of the policy the server holds: its data-parallel engines."""
+        parallel: int = self.tree["inference"]["vllm"].get("tensor_parallel_size", 1)
+        return int(self.tree["deployment"]["num_infer_gpus"]) // parallel
 
     @property
     def is_game(self) -> bool:
@@ -200,13 +212,15 @@ class Launch:
             "--local-ranks-filter=0",
             "--redirect=3",
             "--tee=3",
-            "--nproc-per-node=1",
+            f"--nproc-per-node={self.num_trainers}",
             "-m",
             "prime_rl.trainer.rl.train",
             "@",
             configs_dir / "trainer.json",
         ]
-        inference_gpu, trainer_gpu = map(str, self.gpu_ids) if self.gpu_ids else ("", "")
+        num_infer_gpus = self.tree["deployment"]["num_infer_gpus"]
+        sides = self.gpu_ids[:num_infer_gpus], self.gpu_ids[num_infer_gpus:]
+        inference_gpus, trainer_gpus = (",".join(map(str, ids)) for ids in sides)
         inference, orchestrator = ([name, "@", configs_dir / f"{name}.json"] for name in ("inference", "orchestrator"))
         # -P: nothing from beside the validator is importable, which is Nightshift.
         validator = ["python", "-P", VALIDATOR, self.run_dir / "rl.json", configs_dir, self.verdict]
@@ -216,8 +230,8 @@ class Launch:
         }
         return (
             command("validator", validator),
-            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpu),
+            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpus),
             *(command(name, ["env-server", "@", config]) for name, config in env_servers.items()),
             command("orchestrator", orchestrator),
-            command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
+            command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpus),
         )

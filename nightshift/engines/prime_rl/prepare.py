@@ -48,6 +48,10 @@ def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
         budget_clock="wall",
         startup_seconds=_COLD_START_SECONDS,
         memory=rules.memory,
+        num_gpus=rules.num_gpus,
+        infer_gpus=rules.infer_gpus,
+        train_gpus=rules.train_gpus,
+        tensor_parallel=rules.tensor_parallel,
     )
 
 

@@ -6,12 +6,14 @@ Numbers come from structured files; logs are read for the sign that the orchestr
 prime-rl writes nowhere else, and for the cause of a death.
 """
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -42,8 +44,8 @@ from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
-from nightshift.executors.process import Child, ProcessGroup, engine_environment
-from nightshift.files import read_file
+from nightshift.executors.process import Child, ProcessGroup, engine_environment, tail
+from nightshift.files import read_file, write_atomically
 from nightshift.waiting import look
 
 SETTLE_SECONDS = 1.0  # after a death, and after the end
@@ -53,6 +55,8 @@ LOG_BYTES, LOG_LINES, LOG_LINE_LENGTH = 4 << 20, 30_000, 1_000
 # Whose log, what, how often: P/orchestrator/orchestrator.py:463, V/serve/server.py:154.
 LOOP_STARTED = ("orchestrator", b"Starting orchestrator loop", 1)
 WORKERS_UP = (b"EnvServer up:", NUM_ENV_WORKERS)
+# torch/distributed/elastic/multiprocessing/api.py, of the worker that failed first
+_FAILED_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,14 +340,34 @@ class PrimeRlSession(Session):
         """Processes that have ended too early, the server first: nothing else makes it die."""
         ended = [child for group in reversed(self._groups.values()) for child in group.check()]
         dead = [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
-        return dead or [c for c in self._children.values() if time_is_up and is_fatal(_log_lines(c))]
+        return dead or [c for c in self._children.values() if time_is_up and is_fatal(self._log(c)[1])]
 
     def _death(self, child: Child) -> EngineError:
         """EngineError with the cause of the death of a process, from its log."""
         ending = "fatal error" if child.poll() is None else child.exit_cause()
-        problem = diagnose(child.name, ending, _log_lines(child), is_shared=self._launch.is_shared)
-        problem.log = child.log_path.name
+        name, lines = self._log(child)
+        problem = diagnose(name.removesuffix(".log"), ending, lines, is_shared=self._launch.is_shared)
+        problem.log = name
         return problem
+
+    def _log(self, child: Child) -> tuple[str, list[str]]:
+        """Return the name and the lines of the log that shows why a process died.
+
+        trainer.log has the output of the trainer's first rank only. If torchrun names another as the first that failed,
+        or another logged the exception that ends it, that one's output and torchrun's own are written to
+        trainer-RANK.log.
+        """
+        lines = _log_lines(child.log_path)
+        failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
+        for rank in range(1, self._launch.num_trainers) if child.name == "trainer" else ():
+            outputs = self._run_dir.glob(f"torchrun/*/attempt_0/{rank}/std*.log")
+            said = sorted(map(_log_lines, sorted(outputs, reverse=True)), key=is_fatal)  # what tells stands last
+            if failed[1] == str(rank) if failed else any(map(is_fatal, said)):
+                lines = [*chain(*said), *(line for line in lines if not line.startswith("[trainer0]:"))]
+                path = self._run_dir / f"trainer-{rank}.log"
+                write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), sync=False)
+                return path.name, lines
+        return child.log_path.name, lines
 
     def _stop(self, *groups: str) -> None:
         left: list[str] = []
@@ -356,5 +380,5 @@ class PrimeRlSession(Session):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
 
-def _log_lines(child: Child) -> list[str]:
-    return child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)
+def _log_lines(path: Path) -> list[str]:
+    return tail(path, LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)

@@ -60,7 +60,6 @@ class TrlEngine(Engine):
     """TRL on this machine, under the given rules."""
 
     name = "trl"
-    num_gpus = 1
     min_driver = 580  # of CUDA 13, with which this environment's torch is built
 
     def __init__(self, *arguments: Any, trainer: Sequence[str] = TRAINER, **named: Any) -> None:
