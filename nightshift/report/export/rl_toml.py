@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.git import Repo
-from nightshift.config.allowlist import RATIO, SOURCE, value_text
+from nightshift.config.allowlist import IMPORT_PATH, PARAMETERS, RATIO, SOURCE, value_text
 from nightshift.config.checks import tables_of
 from nightshift.config.import_config import IMPORTED_NAME, at, environment_name, import_config, is_known
+from nightshift.config.losses import in_prime_rl
+from nightshift.config.rules import Rules
 from nightshift.config.train_toml import ABSENT, Change, Config, changed_keys, diff, parse
 from nightshift.engines.base import LEARNING_RATES
 from nightshift.engines.downloads import model_folder
@@ -59,7 +61,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         head.append(f"learning rates are those of train.toml times {rules.learning_rate_scale:g}")
     source = Repo(root).config_at(story.records[0].commit or "", IMPORTED_NAME)
     if source and import_config(source, IMPORTED_NAME).dialect.is_rl:
-        return edited(source, config, rules.learning_rate_scale, head)
+        return edited(source, config, rules, head)
     environments = engine.installation.environments_dir(root, rules).relative_to(engine.installation.root)
     model = shlex.quote(str(model_folder(rules, root)))
     head += [
@@ -71,17 +73,19 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
 
 
-def edited(source: bytes, config: Config, scale: float, head: list[str]) -> bytes:
+def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> bytes:
     """Return the file that was imported, with the keys in which `config` differs from what was made of the file then.
 
-    `scale`: of the learning rates. Comments below `head` name these keys, what else was trained with, and what the file
-    cannot express.
+    Comments below `head` name these keys, what else was trained with, and what the file cannot express.
     """
     import tomlkit
 
-    imported = import_config(source, IMPORTED_NAME)
+    scale, losses = rules.learning_rate_scale, {loss.name: loss.import_path for loss in rules.losses}
+    imported = import_config(source, IMPORTED_NAME, losses)
     before = parse(imported.train_toml(IMPORTED_NAME))
     values: dict[str, Any] = {key: config.values.get(key, ABSENT) for key in changed_keys(before, config)}
+    own_loss: dict[str, Any] = in_prime_rl(config, rules.losses)
+    values |= own_loss or {IMPORT_PATH: ABSENT}
     if scale != 1:
         values |= {key: config.get(key) * scale for key in LEARNING_RATES if config.get(key)}
     document, tree = tomlkit.parse(source.decode()), tomllib.loads(source.decode())
@@ -96,7 +100,8 @@ def edited(source: bytes, config: Config, scale: float, head: list[str]) -> byte
         text = tomlkit.dumps(tree)
     missing: tuple[Change, ...] = ()
     with suppress(ConfigError):  # a file that has no research key left
-        missing = diff(parse(import_config(text.encode(), IMPORTED_NAME).train_toml(IMPORTED_NAME)), config)
+        again = import_config(text.encode(), IMPORTED_NAME, losses).train_toml(IMPORTED_NAME)
+        missing = tuple(change for change in diff(parse(again), config) if not change.key.startswith(f"{PARAMETERS}."))
     scaled = LEARNING_RATES if scale != 1 else ()
     lines = [
         f"a config of {imported.dialect.name}, as it was imported, but for:",
