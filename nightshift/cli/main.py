@@ -28,7 +28,7 @@ from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import Finite
 from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config, merged
 from nightshift.config.rules import RULES_NAME
-from nightshift.config.rules_toml import rules_here
+from nightshift.config.rules_toml import chosen_in, rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
@@ -417,7 +417,8 @@ def import_command(files: tuple[Path, ...]) -> None:
     """
     root, name = run.process_root(), clean(" + ".join(file.name for file in files), 80)
     source = merged([(file.name, file.read_bytes()) for file in files])
-    imported = import_config(source, name)
+    losses = {name: loss.import_path for name, loss in chosen_in(root).loss.items()}
+    imported = import_config(source, name, losses)
     repo = Repo(root)
     ledger = Ledger(root)
     with ledger.lock():

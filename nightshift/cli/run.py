@@ -22,6 +22,7 @@ from nightshift.cli.output import print_error, print_text
 from nightshift.cli.progress import reporting
 from nightshift.cli.status import print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
+from nightshift.config.losses import keys_with
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import load, parse
@@ -101,7 +102,7 @@ def print_keys(root: Path, request: Request) -> int:
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
     lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
     lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-    for line in (*lines, *describe_keys(unused, engine.name)):
+    for line in (*lines, *describe_keys(unused, engine.name, keys_with(engine.rules.losses))):
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         print_text(*wrap(line, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""])
     if line := next_start(Ledger(root), Repo(root)):

@@ -6,7 +6,7 @@ Paths are dotted names of the pinned prime-rl. In a row, "*" stands for one path
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from enum import StrEnum
@@ -27,6 +27,9 @@ SOURCE = "orchestrator.train.source"  # a list in prime-rl: its entries belong t
 CURRICULUM = f"{SOURCE}.curriculum"  # the open part of every entry
 OPPONENT = "orchestrator.train.opponent"
 RATIO = "orchestrator.train.ratio"
+LOSS = "trainer.loss.type"
+PARAMETERS = "trainer.loss.kwargs"  # of a loss that rules.toml offers
+IMPORT_PATH = "trainer.loss.import_path"  # locked: the engine writes it for such a loss
 ANY = "*"
 MAX_SUGGESTIONS = 3
 MAX_NUMBER = 1e15  # keeps huge integers out of float()
@@ -67,6 +70,7 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     below: int | float | None = None
     at_most: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    named: bool = False
     engine_choices: dict[str, tuple[str, ...]] = {}
     nullable: bool = False
     only_if: tuple[str, tuple[str | None, ...]] | None = None
@@ -96,7 +100,7 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         if self.kind is Kind.TABLE:
             return "[table]" + (' or "None"' if self.nullable else "")
         if self.kind is Kind.CHOICE:
-            return " | ".join(self.choices_of(engine))
+            return " | ".join([*self.choices_of(engine), *(["NAME of rules.toml"] if self.named else [])])
         if self.kind in (Kind.LIST, Kind.BOOL):
             return f"list of {len(self.choices)} names" if self.kind is Kind.LIST else "true or false"
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
@@ -165,7 +169,8 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
 def is_accepted(key: Key, value: Any) -> bool:
     """True if the value has the key's type and lies in its range or choices."""
     if isinstance(value, str):
-        return (value == "None" and key.nullable) or (value in key.choices and key.kind is not Kind.LIST)
+        is_choice = value in key.choices or (key.named and _OWN_NAME.fullmatch(value) is not None)
+        return (value == "None" and key.nullable) or (is_choice and key.kind is not Kind.LIST)
     match key.kind:
         case Kind.BOOL | Kind.CHOICE:
             return isinstance(value, bool) and key.kind is Kind.BOOL
@@ -254,6 +259,7 @@ def tables_around(path: Sequence[str]) -> list[str]:
 
 _FILE = _read(Path(__file__).with_name("allowlist.toml"))
 KEYS = tuple(_FILE.keys.values())
+PRIME_RL_LOSSES = _FILE.keys[LOSS].choices
 LOCKS = _FILE.locks
 DIALECTS = _FILE.dialects
 CARRIED = _FILE.carried  # setting of rules.toml -> its names in configs, for nightshift import
@@ -265,6 +271,7 @@ _OTHERS = {word: Renamed(key, "") for key in KEYS for word in key.near} | {
 }
 WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.items()}
 
+_OWN_NAME = re.compile(r"(?!custom\Z)[a-z][a-z0-9_]{0,39}")  # of a loss; prime-rl's "custom" names a path
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 NAME_RULE = "begins with a letter and has at most 40 letters, digits, - and _"
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
@@ -392,14 +399,14 @@ def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
     return resolved
 
 
-def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
+def describe_keys(unused: Collection[str] = (), engine: str = "", keys: Iterable[Key] = KEYS) -> list[str]:
     """Return the lines of --keys: the open keys by table, with the engine's choices, then the locked keys by owner.
 
     The keys in `unused` are marked with a minus.
     """
     lines: list[str] = []
     table = None
-    for key in KEYS:
+    for key in keys:
         if key.table != table:
             table = key.table
             lines += ["", f"[{table}]" if table else "at the top of train.toml"]

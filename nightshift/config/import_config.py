@@ -16,8 +16,11 @@ from nightshift.config.allowlist import (
     CURRICULUM,
     DIALECTS,
     FORMER,
+    IMPORT_PATH,
     KEYS,
+    LOSS,
     OTHER_VERSION,
+    PARAMETERS,
     PRIME_RL,
     RATIO,
     Dialect,
@@ -174,8 +177,9 @@ def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield path, node
 
 
-def import_config(source: bytes, name: str) -> Import:
-    """Return the translation of a config's bytes; `name` is its name in messages.
+def import_config(source: bytes, name: str, losses: Mapping[str, str] | None = None) -> Import:
+    """Return the translation of a config's bytes; `name` is its name in messages. `losses`: the import path of each
+    loss of rules.toml by its name.
 
     ConfigError: they are no TOML, hold a secret, or have no key that train.toml may hold.
     """
@@ -206,6 +210,7 @@ def import_config(source: bytes, name: str) -> Import:
             cause = f"{spelled_out(problem.path, value)} is not copied"
             result.left_out.append(problem._replace(cause=f"{cause}: {target} is {value_text(values[target])} already"))
     _convert(tree, result)
+    _name_loss(result, losses or {})
     for path, reason in result.dialect.other_meaning.items():
         value = result.values.get(path, result.dialect.defaults.get(path))
         if value != result.dialect.defaults.get(path):
@@ -224,6 +229,20 @@ def import_config(source: bytes, name: str) -> Import:
     _make_valid(result, given)
     parse(result.train_toml("a config"))
     return result
+
+
+def _name_loss(result: Import, losses: Mapping[str, str]) -> None:
+    """Replace the import path of a loss by its name in rules.toml; leave out a loss that is not offered there."""
+    import_path = at(result.tree, LOSS) == "custom" and at(result.tree, IMPORT_PATH)
+    names = [name for name, path in losses.items() if path == import_path]
+    if names:
+        result.values[LOSS] = names[0]
+        result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(names[0])}")
+        result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
+    for path, value in result.values.items() if not names else ():
+        if path.startswith(f"{PARAMETERS}.") or (path == LOSS and value not in _KEYS[LOSS].choices):
+            cause = f"{path} = {value_text(value)} belongs to a loss that rules.toml does not offer"
+            result.leave_out(path, cause)
 
 
 def _dialect(tree: Mapping[str, Any]) -> Dialect:

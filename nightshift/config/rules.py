@@ -33,6 +33,7 @@ MEASURING_CODE = (
     "nightshift/config/allowlist.py",
     "nightshift/config/allowlist.toml",
     "nightshift/config/checks.py",
+    "nightshift/config/losses.py",
     "nightshift/config/train_toml.py",
     "nightshift/engines/base.py",
     "nightshift/engines/mixture.py",
@@ -195,6 +196,25 @@ class EnvironmentRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Parameter:
+    """A number that train.toml may give to a loss: its default, and its range with both ends."""
+
+    default: _Units
+    low: _Units
+    high: _Units
+
+
+@dataclass(frozen=True, slots=True)
+class LossRules:
+    """A user's loss: prime-rl imports `import_path` from the package that is a `folder` of the checkout."""
+
+    name: str
+    folder: str
+    import_path: str
+    parameters: dict[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """The rules of one campaign.
 
@@ -214,6 +234,7 @@ class Rules:
     model_revision: str | None = None  # None: the model's bytes lie in this repository and are hashed
     environments: tuple[EnvironmentRules, ...] = ()
     guards: tuple[EnvironmentRules, ...] = ()
+    losses: tuple[LossRules, ...] = ()  # that train.toml may name, for an engine that imports them
     decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
@@ -263,7 +284,8 @@ class Rules:
     def measuring(self) -> tuple[str, ...]:
         """Paths of all files in the checkout that can change a score or a decision."""
         engine = f"nightshift/engines/{self.engine.replace('-', '_')}/"
-        folders = (folder for environment in self.scored for folder in environment.folders)
+        folders = [folder for environment in self.scored for folder in environment.folders]
+        folders += [loss.folder for loss in self.losses]
         model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
         scored = any(environment.taskset or environment.is_bounded for environment in self.scored)
         return (*MEASURING_CODE, engine, *(["nightshift/evaluation/scorer.py"] if scored else []), *folders, *model)

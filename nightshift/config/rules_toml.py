@@ -5,6 +5,7 @@ setups.toml lists the set-ups: an engine with its limits, its budget and its mod
 `any`: every model outside models/), and the measured size of effects. For a user's taskset, rules.toml declares this.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -20,10 +21,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, structs
 
+from nightshift.config.allowlist import PRIME_RL
 from nightshift.config.rules import (
     GSM8K_PRIOR_SD,
     RULES_NAME,
     EnvironmentRules,
+    LossRules,
+    Parameter,
     RuleConstants,
     Rules,
     Scale,
@@ -65,6 +69,14 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     models: Models = (ANY_MODEL,)
 
 
+class LossTable(msgspec.Struct, forbid_unknown_fields=True):
+    """[loss.NAME] of rules.toml: a function that prime-rl imports from a `package`, a folder of the checkout."""
+
+    package: Name
+    import_path: Annotated[str, Meta(pattern=r"\A[A-Za-z]\w*(\.[A-Za-z_]\w*)+\Z")]
+    parameters: dict[Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")], Parameter] = {}
+
+
 class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     """rules.toml. Empty or 0: the best that the machine can do.
 
@@ -82,6 +94,8 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     train_gpus: NumGpus = 1
     tensor_parallel: NumGpus = 1
     environment: dict[str, Table] = {}
+    loss: dict[Annotated[str, Meta(pattern=r"\A(?!(custom|default|ipo)\Z)[a-z][a-z0-9_]{0,39}\Z")], LossTable] = {}
+    advantage: dict[str, Any] = {}  # refused: prime-rl imports none
 
     def table(self, name: str) -> Table:
         """Return [environment.NAME]."""
@@ -202,6 +216,7 @@ def _complete(
     if model != setup.model or chosen.revision:
         _check_model(root, model, chosen)
     environments = tuple(_environment(root, name, chosen.table(name), entry) for name, entry in declared.items())
+    losses = tuple(_loss(root, name, table) for name, table in chosen.loss.items())
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
@@ -220,6 +235,7 @@ def _complete(
         guards=tuple(_environment(root, name, chosen.table(name), entry) for name, entry in guards.items()),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
+        losses=losses if setup.engine == PRIME_RL else (),
         decision=setup.decision.scaled(prior_sd, seed_sd),
     )
 
@@ -255,9 +271,33 @@ def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
     except ValueError as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
+    for name in chosen.advantage:
+        cause = f"{RULES_NAME}: [advantage.{name}]: prime-rl imports no advantage: each is a class in its code"
+        raise UsageError(cause, "Delete it. A [loss.NAME] gets the advantages and may change them.")
     for name, table in chosen.environment.items():
         _declared(root, name, table)
     return chosen
+
+
+def _loss(root: Path, name: str, table: LossTable) -> LossRules:
+    """Return the rules of a user's loss. UsageError: they contradict each other, or its code is no Python."""
+    where, module = f"{RULES_NAME}: [loss.{name}]", table.import_path.partition(".")[0]
+    for parameter, number in table.parameters.items():
+        if not (number.low < number.high and number.low <= number.default <= number.high):
+            cause = f"{where}: {parameter} = {number.default:g} in {number.low:g} to {number.high:g}"
+            raise UsageError(cause, "Write low below high, and the default between them.")
+    top, folder = root.resolve(), (root / table.package).resolve()
+    place = folder if folder.name == module else folder / module
+    if not place.is_relative_to(top) or not (place / "__init__.py").is_file():
+        cause = f"{where}: package = {json.dumps(table.package)} is no folder of this checkout with a package {module}"
+        raise UsageError(cause, f"Name the folder that has {module}/__init__.py.")
+    for path in sorted(place.rglob("*.py")):
+        try:
+            ast.parse(read_file(path), path.name)
+        except SyntaxError as error:
+            cause = f"{where}: {path.relative_to(top)}:{error.lineno}: {error.msg}"
+            raise UsageError(cause, "Correct the line, or delete the table.") from None
+    return LossRules(name, f"{place.relative_to(top).as_posix()}/", table.import_path, table.parameters)
 
 
 def _environment(root: Path, name: str, table: Table, declared: _Declared) -> EnvironmentRules:

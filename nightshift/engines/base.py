@@ -20,7 +20,8 @@ from typing import Any
 
 from nightshift.campaign.metrics import Step, num_without_gradient
 from nightshift.campaign.records import Phase, Progress, ProgressCallback, Training, Weights
-from nightshift.config.allowlist import KEYS, number_text
+from nightshift.config.allowlist import KEYS, LOSS, number_text
+from nightshift.config.losses import keys_with
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import chosen_in
 from nightshift.config.train_toml import Config
@@ -403,4 +404,5 @@ def scaled_rates(config: Config, scale: float) -> tuple[str, ...]:
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:
     """Return the open keys that the engine uses, without those that have no effect under its rules."""
-    return frozenset({key.path for key in KEYS if engine.name in key.engines} - engine.validate(config).without_effect)
+    keys = (*KEYS, *keys_with(engine.rules.losses, config.get(LOSS)))
+    return frozenset({key.path for key in keys if engine.name in key.engines} - engine.validate(config).without_effect)

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from nightshift.config import allowlist
-from nightshift.config.allowlist import CURRICULUM, KEYS, OPPONENT, SOURCE, Key, Kind, accept, find_key, lock
+from nightshift.config.allowlist import (
+    CURRICULUM,
+    KEYS,
+    OPPONENT,
+    PARAMETERS,
+    SOURCE,
+    Key,
+    Kind,
+    accept,
+    find_key,
+    lock,
+)
 from nightshift.errors import ConfigError
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
@@ -16,7 +27,11 @@ RECORDED: dict[str, dict[str, Any]] = json.loads(
 )
 # prime-rl hands these to vLLM untouched, so its classes do not name them.
 PASS_THROUGH = {"inference.vllm.max_num_seqs", "inference.vllm.max_num_batched_tokens"}
-MAPPINGS = (f"{CURRICULUM}.sampler.pools.", f"{CURRICULUM}.gates.")  # the recording stops at their names
+MAPPINGS = (
+    f"{CURRICULUM}.sampler.pools.",
+    f"{CURRICULUM}.gates.",
+    f"{PARAMETERS}.",
+)  # the recording stops at their names
 # Defaults that prime-rl fills in after its classes: resolve_batching, and each side's own seq_len.
 # And the one that is Nightshift's own (prime_rl/config.py): it follows from the batch.
 LATE_DEFAULTS = {

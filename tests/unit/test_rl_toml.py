@@ -191,7 +191,7 @@ def test_an_imported_config_goes_out_as_the_users_file_with_the_kept_keys_change
     source: bytes, changes: dict[str, Any], edits: dict[str, Any], comment: str
 ) -> None:
     baseline = import_config(source, "rl.toml").train_toml("rl.toml")
-    text = edited(source, parse(set_values(baseline, changes)), 1.0, ["by me"]).decode()
+    text = edited(source, parse(set_values(baseline, changes)), GSM8K_PRIME_RL, ["by me"]).decode()
     before, after = (dict(leaves(with_null(tomllib.loads(each)))) for each in (source.decode(), text))
     assert {path: after.get(path) for path in before | after if before.get(path) != after.get(path)} == edits
     assert text.startswith("# by me\n")

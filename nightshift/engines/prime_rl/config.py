@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, Value, resolve
+from nightshift.config.losses import in_prime_rl
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.config.train_toml import Config
 from nightshift.engines.base import LEARNING_RATES, size_of
@@ -65,6 +66,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         cause = f"{where(config, _LENGTH)}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")
     values: dict[str, Any] = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
+    values |= in_prime_rl(config, rules.losses)
     if values[_INFLIGHT] is None:
         values[_INFLIGHT] = most_inflight(values)
         values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])

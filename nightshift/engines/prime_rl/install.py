@@ -167,6 +167,7 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
     """
     folders = {folder for one in rules.environments for folder in (TASKSET_FOLDERS if one.taskset else one.folders)}
     packages = [path.parent for folder in folders for path in (root / folder).glob("*/__init__.py")]
+    packages += [root / loss.folder for loss in rules.losses]
     written = {}
     for one in rules.environments:
         if one.taskset is not None:

@@ -15,13 +15,13 @@ from typing import Any
 
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import WEIGHTS_NAME
-from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, uses
+from nightshift.config.allowlist import KEYS, LOSS, OPPONENT, PRIME_RL_LOSSES, RATIO, uses
 from nightshift.config.rules import NO_CARD
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
 from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, scaled_rates, size_of
 from nightshift.engines.downloads import data_problem, model_folder, model_problem, prepare_data, prepare_model
-from nightshift.engines.mixture import difficulty_pools, opponent, ratios
+from nightshift.engines.mixture import difficulty_pools, opponent, ratios, where
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, UsageError
 from nightshift.executors.gpus import Gpu
@@ -125,6 +125,9 @@ class TrlEngine(Engine):
             if kind not in keys[0].choices_of(self.name):
                 cause = f'train.toml: {table}.type = "{kind}" has no equal in TRL'
                 raise ConfigError(cause, "Write another type, or use --engine prime-rl.")
+        if config.get(LOSS) not in PRIME_RL_LOSSES:
+            fix = 'Write type = "ipo", or use --engine prime-rl.'
+            raise ConfigError(f"{where(config, LOSS)}: TRL has a loss of its own", fix)
         if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
         examples = {

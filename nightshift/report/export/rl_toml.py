@@ -15,9 +15,21 @@ from typing import Any
 import tomlkit
 
 from nightshift.campaign.git import Repo
-from nightshift.config.allowlist import ALIASES, FORMER, PRIME_RL, RATIO, SOURCE, find_key, value_text
+from nightshift.config.allowlist import (
+    ALIASES,
+    FORMER,
+    IMPORT_PATH,
+    PARAMETERS,
+    PRIME_RL,
+    RATIO,
+    SOURCE,
+    find_key,
+    value_text,
+)
 from nightshift.config.checks import tables_of
 from nightshift.config.import_config import IMPORTED_NAME, Import, at, environment_name, import_config, is_known
+from nightshift.config.losses import in_prime_rl
+from nightshift.config.rules import Rules
 from nightshift.config.train_toml import ABSENT, Change, Config, changed_keys, diff, parse
 from nightshift.engines.base import LEARNING_RATES
 from nightshift.engines.downloads import model_folder
@@ -64,7 +76,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     dialect = import_config(source, IMPORTED_NAME).dialect if source else None
     if source and dialect and dialect.is_rl and dialect.name.startswith(PRIME_RL):
         try:
-            return edited(source, config, rules.learning_rate_scale, head)
+            return edited(source, config, rules, head)
         except ConfigError as error:
             head.append(f"not the file that was imported: {error}")
     environments = engine.installation.environments_dir(root, rules).relative_to(engine.installation.root)
@@ -78,15 +90,18 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
 
 
-def edited(source: bytes, config: Config, scale: float, head: list[str]) -> bytes:
+def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> bytes:
     """Return the file that was imported, with the keys in which `config` differs from what was made of the file then.
 
-    `scale`: of the learning rates. Comments below `head` name these keys, and what else was trained with.
-    ConfigError: the file cannot express some of them under its own names.
+    Comments below `head` name these keys, and what else was trained with. ConfigError: the file cannot express some of
+    them under its own names.
     """
-    imported = import_config(source, IMPORTED_NAME)
+    scale, losses = rules.learning_rate_scale, {loss.name: loss.import_path for loss in rules.losses}
+    imported = import_config(source, IMPORTED_NAME, losses)
     before = parse(imported.train_toml(IMPORTED_NAME))
     values: dict[str, Any] = {key: config.values.get(key, ABSENT) for key in changed_keys(before, config)}
+    own_loss: dict[str, Any] = in_prime_rl(config, rules.losses)
+    values |= own_loss or {IMPORT_PATH: ABSENT}
     if scale != 1:
         values |= {key: config.get(key) * scale for key in LEARNING_RATES if config.get(key)}
     document, tree = tomlkit.parse(source.decode()), tomllib.loads(source.decode())
@@ -101,7 +116,8 @@ def edited(source: bytes, config: Config, scale: float, head: list[str]) -> byte
         text = tomlkit.dumps(tree)
     missing: tuple[Change, ...] = ()
     with suppress(ConfigError):  # a file that has no research key left
-        missing = diff(parse(import_config(text.encode(), IMPORTED_NAME).train_toml(IMPORTED_NAME)), config)
+        again = import_config(text.encode(), IMPORTED_NAME, losses).train_toml(IMPORTED_NAME)
+        missing = tuple(change for change in diff(parse(again), config) if not change.key.startswith(f"{PARAMETERS}."))
     scaled = LEARNING_RATES if scale != 1 else ()
     unsaid = [key for key in values if not _places(imported, key)]
     unsaid = unsaid or [change.key for change in missing if change.key not in scaled]
