@@ -163,7 +163,7 @@ class Campaign:
             for change in self.posterior.kept if posterior.stage is not Stage.LAST_INCUMBENTS else ():
                 effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
                 p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
-                if p_falls >= _GUARD_LEVEL and not self.posterior.is_users(change):
+                if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
                     limit = f"more than {100 * guard.limit:g} pp"
                     falls[change.identity] = (
                         f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)} %"
@@ -171,8 +171,8 @@ class Campaign:
         for change in [change for change in self.posterior.kept if change.identity in falls]:
             if change in before:  # if no valid train.toml is left without the change, the next run tries again
                 self.posterior.set_kept([other for other in self.posterior.kept if other != change])
-            else:  # no later run adopts it or tests it again
-                self.posterior.decide_for_user(change, False)
+            else:
+                self.posterior.forbid(change)
         return decisions, falls
 
     def judge(
@@ -215,6 +215,10 @@ class Campaign:
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         why += [f"{d.change.name} not {d.action.past}: {falls[d.change.identity]}" for d in forbidden]
+        effect = record.decision and record.decision.estimate
+        is_late = status is Verdict.DISCARD and posterior.stage is not Stage.SEARCH
+        if is_late and effect and effect.p_helps >= posterior.rules.keep_at:
+            why.append("no change is kept during the final check runs")
         reverted = (change for change in before if change.identity in falls and change not in posterior.kept)
         why += [f"{change.name} reverted: {falls[change.identity]}" for change in reverted]
         if form := compare(record, self._parent_of(record)):

@@ -110,7 +110,10 @@ def revert(repo: Repo, baseline: Config, kept: Sequence[Change], change: Change)
     before = incumbent_values(baseline, kept)
     after = incumbent_values(baseline, [other for other in kept if other != change])
     if incumbent_values(config) != before:
-        raise UsageError(f"{head} does not have the commits of all decisions yet", "Run the command again in a minute.")
+        raise UsageError(
+            f"{head} does not have the commits of all decisions yet",
+            "The next experiment or start tries again to commit them; then run the command again.",
+        )
     if repo.changes(CONFIG_NAME) or not path.is_file() or read_file(path) != config.source:
         fix = f"Commit them, or restore the file: git restore --staged --worktree {CONFIG_NAME}"
         raise UsageError(f"{CONFIG_NAME} has changes that are not committed", fix)

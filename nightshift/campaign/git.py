@@ -164,6 +164,8 @@ class Repo:
             held = self.files_at(now)
             entries = (f"{' '.join(held.get(name, ('0', '0' * len(parent))))}\t{name}\0" for name in files)
             self._run("update-index", "-z", "--index-info", stdin=os.fsencode("".join(entries)))
+            if now == parent:
+                raise
             cause = f"{head.branch} moved to {now[:7]} while {listed([*files])} was committed"
             raise UsageError(cause, "Run it again.") from None
         return Head(head.branch, commit)

@@ -44,7 +44,7 @@ class Posterior:
         self._changes: dict[Settings, Change] = {}  # every proposed change, as it was first proposed
         self._kept: dict[Settings, Settings] = {}  # what each kept change still sets, in the order of adoption
         self._setters: dict[str, Settings] = {}  # the kept change that sets a key
-        self._fixed = set[Settings]()  # changes that the user decided
+        self._fixed = set[Settings]()  # changes that the user decided, or that a guard forbids
         self._dropped = set[Settings]()  # configs of which a run was an accident
         self._final_scores: dict[Settings, tuple[float, ...]] = {}  # of the final check runs, by their configs
         self._rows: dict[Settings, int] = {}  # of the Gaussian: each change, and rests of changes
@@ -198,8 +198,12 @@ class Posterior:
         if self._kept != before:
             self._final_scores.clear()
 
-    def is_users(self, change: Change) -> bool:
-        """Return True if the user decided a change."""
+    def forbid(self, change: Change) -> None:
+        """Leave a change out for good: no later run keeps it or tests it again."""
+        self.decide_for_user(change, False)
+
+    def is_fixed(self, change: Change) -> bool:
+        """Return True if the rule may not decide about a change any more."""
         return change.identity in self._fixed
 
     def _admitted(self, change: Change) -> Settings:

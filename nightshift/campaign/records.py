@@ -320,7 +320,8 @@ class Action(StrEnum):
 
     @property
     def past(self) -> str:
-        return "kept" if self is Action.KEEP else f"{self}ed"
+        words = {Action.KEEP: "kept", Action.ADOPT: "kept after a re-test"}
+        return words.get(self, f"{self}ed")
 
 
 Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change

@@ -44,9 +44,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Wandb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The project of Weights & Biases in which experiments are logged while they run; None: in none."""
 
-    project: Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"\A[^/\\#?%:\x00-\x1f]*\Z")] | None = (
-        None
-    )
+    project: Project | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -145,10 +145,8 @@ def experiment_line(record: Record) -> str:
     figures += [f"effect {row.effect}"] if row.effect else []
     why = "nothing new was tried" if row.verdict == "re-run" else row.why
     keep_at = record.decision_rules.keep_at
-    if row.p_helps is not None:
+    if row.p_helps is not None and (row.p_helps >= keep_at) == (row.verdict == "keep"):
         why = f"P(it helps) {percent(row.p_helps)} %, a keep needs {percent(keep_at)} %"
-        if row.p_helps >= keep_at and row.verdict == "discard":
-            why += f"; {row.why.partition(': discard; ')[2] or 'no change is kept during the final check runs'}"
     verdict = f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status
     others = f"; {decisions_text(record.moved)}" if record.moved else ""
     return (

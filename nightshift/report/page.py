@@ -31,7 +31,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import write_atomically
+from nightshift.files import cache_dir, write_atomically
 from nightshift.report import charts, text
 from nightshift.report.data import (
     CURVES,
@@ -52,6 +52,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 _MAX_TEXTS = 4000  # answers: with 150 experiments those to 26 examples
 _MAX_EXAMPLES = 120
 _MAX_ANSWER, _MAX_PROBLEM = 240, 600  # characters
+_MAX_DATA = 60_000  # of a value: train.toml, or one character for each example of a run; texts are cut before
 _FIRST_LEVEL, _MAX_LEVELS = 48, 79  # a score is a character, from "0" on to "~"
 _MAX_KEYS = 12  # charts of values; the others are in `nightshift history`
 _POLICY = (
@@ -252,7 +253,7 @@ def _row(e: Experiment, num_experiments: int) -> dict[str, Any]:
     changes = [
         [change.key, short_key(change.key), change.old or "unset", change.new or "unset"] for change in e.changes
     ]
-    note = text.brief(text.why(record), 160) if e.is_crash else text.besides(record)
+    note = text.brief(record.why, 160) if e.is_crash else text.besides(record)
     most = 2000 if is_detailed else 240
     details = [(label, text.cut(words, most)) for label, words in _details(e) if words]
     if not is_detailed:
@@ -295,7 +296,7 @@ def _details(e: Experiment) -> Iterator[tuple[str, str]]:
         yield "Effect", f"{text.effect(e.effect)} at its decision, P(it helps) {text.share(e.effect.p_helps)}"
     yield "Your commit", "\n".join(decided_by_user(record.user_decisions))
     failure = f" ({record.failure})" if e.is_crash and record.failure else ""
-    yield "Verdict", f"{e.row.status}{failure}: {text.why(record)}" if record.judgement else "none yet"
+    yield "Verdict", f"{e.row.status}{failure}: {record.why}" if record.judgement else "none yet"
     yield "In git", record.git_action or ""
     yield "Starts", f"{record.starts} on this branch" if record.starts else ""
     yield "Unused keys", text.cut(", ".join(record.unused_keys), 600)
@@ -357,7 +358,7 @@ def _vega() -> str:
     the script of each version."""
     import vl_convert
 
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightshift"
+    folder = cache_dir(os.environ)
     path = folder / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
         return path.read_text(encoding="utf-8")
@@ -380,10 +381,7 @@ def render(view: View, is_live: bool = False) -> str:
     scripts = [_vega(), (TEMPLATES / "report.js").read_text(encoding="utf-8")] if view.morning.experiments else []
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    data = text.visible(view.data)
-    for row, shown in zip(view.data["rows"], data["rows"], strict=True):
-        shown |= {"scores": row["scores"]} if "scores" in row else {}  # a letter an example, however many there are
-    data = msgspec.json.encode(data).decode()
+    data = msgspec.json.encode(text.visible(view.data, _MAX_DATA)).decode()
     train_toml = view.morning.configs[1].source.decode(errors="replace") if view.morning.configs else ""
     picture = view.data["specs"]["progress"]
     return (
@@ -398,8 +396,8 @@ def render(view: View, is_live: bool = False) -> str:
             has_bars=len(view.morning.experiments) <= charts.MANY,
             policy=_POLICY.format(hashes=hashes),
             picture=Markup(charts.svg(picture)) if picture else None,
-            train_toml=escape(text.visible(train_toml, 60_000)),
-            notebook=escape(text.visible(view.notebook, 60_000)),
+            train_toml=escape(text.visible(train_toml, _MAX_DATA)),
+            notebook=escape(text.visible(view.notebook, _MAX_DATA)),
             style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
             scripts=[Markup(script) for script in scripts],
             data=Markup(data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")),

@@ -16,7 +16,6 @@ from nightshift.campaign.records import (
     NO_DIFFERENCE,
     SIDES,
     Z95,
-    Action,
     Comparison,
     Effect,
     Record,
@@ -24,7 +23,7 @@ from nightshift.campaign.records import (
     Standing,
     percent,
 )
-from nightshift.campaign.results import contradiction, gain_text, last_scores
+from nightshift.campaign.results import contradiction, decisions_text, gain_text, last_scores
 from nightshift.report.data import Morning, counted
 from nightshift.report.timing import Night
 
@@ -221,14 +220,7 @@ def share(value: float | None) -> str:
 
 def besides(record: Record) -> str:
     """Return what a run did besides its new change: `also re-testing 0007; 0003 reverted`; empty for nothing."""
-    words = {Action.ADOPT: "kept after a re-test"}
-    moved = [f"{d.change.name} {words.get(d.action, d.action.past)}" for d in record.moved]
-    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), ", ".join(moved))))
-
-
-def why(record: Record) -> str:
-    """Return the reason for a verdict in the page's words: a change is kept after a re-test."""
-    return re.sub(r"\b(\d{4,}) adopted\b", r"\1 kept after a re-test", record.why)
+    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), decisions_text(record.moved))))
 
 
 def half(stderr: float) -> float:

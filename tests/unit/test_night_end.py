@@ -11,6 +11,7 @@ import pytest
 from nightshift.agents.base import Answer, Context
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import NIGHT_NAME, Phase, Progress, Result
+from nightshift.engines.base import Check
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_json
@@ -155,7 +156,8 @@ def lose_runs(controller: Controller, causes: list[str], trains: bool = False) -
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_baseline_that_is_lost_three_times_ends_a_night_that_measured_nothing(controller, monkeypatch, trains):
     problem = EngineError("the data is not here", "Fetch it.")
-    monkeypatch.setattr("nightshift.engines.trl.engine.data_problem", lambda root, rules: problem)
+    warning = Check("trl", "data", problem, is_warning=True)
+    monkeypatch.setattr("nightshift.engines.trl.engine.TrlEngine.parts", lambda engine, gpus: [warning])
     controller, folders = lose_runs(controller, ["no driver, pid 71", "the disk is slow", "no driver"], trains)
     made, told, _ = night(controller, lambda: None)
     stop = made.run()

@@ -25,7 +25,6 @@ from nightshift.engines.prime_rl.install import (
     ENGINE,
     ENV_VAR,
     Installation,
-    cache_dir,
     examine,
     guesses,
     install,
@@ -38,7 +37,7 @@ from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors import network
 from nightshift.executors.gpus import Gpu, gpu_problems
-from nightshift.files import disk_error, read_file
+from nightshift.files import cache_dir, disk_error, read_file
 
 
 class PrimeRlEngine(Engine):
@@ -73,7 +72,7 @@ class PrimeRlEngine(Engine):
         """Install prime-rl, fetch model and data, and fill the compile caches by an unscored run.
 
         With `smoke` the chain runs once with the tiny model instead, which needs no network once prime-rl is installed.
-        Without GPUs model and data are fetched before the EngineError.
+        On a machine without GPUs it fetches model and data, then raises EngineError.
         """
         if not self._hold("prepare"):
             raise UsageError("another prepare.py of yours is at work", "Wait for it.")

@@ -30,7 +30,7 @@ from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup
-from nightshift.files import disk_error, free_disk_gb, parse_json, read_file
+from nightshift.files import cache_dir, disk_error, free_disk_gb, parse_json, read_file
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
@@ -153,11 +153,6 @@ class Installation:
         with suppress(EngineError):
             found["prime-rl"] = Repo(self.root).head().commit
         return {name: version for name, version in found.items() if version is not None}
-
-
-def cache_dir(environ: Mapping[str, str]) -> Path:
-    """Return Nightshift's folder in the user's cache."""
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightshift"
 
 
 def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
