@@ -218,7 +218,7 @@ def test_a_key_without_a_place_in_the_imported_file_is_no_edit_of_it(
 ) -> None:
     config = parse(set_values(import_config(source, "rl.toml").train_toml("rl.toml"), changes))
     with pytest.raises(ConfigError, match=f"in which these have no place: {unsaid}$"):
-        edited(source, config, 1.0, [])
+        edited(source, config, GSM8K_PRIME_RL, [])
 
 
 def imported_story(tmp_path: Path, source: bytes) -> Story:

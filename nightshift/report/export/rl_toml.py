@@ -100,8 +100,9 @@ def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> byte
     imported = import_config(source, IMPORTED_NAME, losses)
     before = parse(imported.train_toml(IMPORTED_NAME))
     values: dict[str, Any] = {key: config.values.get(key, ABSENT) for key in changed_keys(before, config)}
-    own_loss: dict[str, Any] = in_prime_rl(config, rules.losses)
-    values |= own_loss or {IMPORT_PATH: ABSENT}
+    values |= in_prime_rl(config, rules.losses)
+    if at(imported.tree, IMPORT_PATH) is not None:
+        values.setdefault(IMPORT_PATH, ABSENT)
     if scale != 1:
         values |= {key: config.get(key) * scale for key in LEARNING_RATES if config.get(key)}
     document, tree = tomlkit.parse(source.decode()), tomllib.loads(source.decode())
