@@ -1,14 +1,10 @@
-"""A real SLURM on this machine: two nodes of four GPUs that are none, for tests. Needs root and Debian's slurm-wlm.
-
-`uv run python -m tests.slurm_cluster FOLDER` leaves it running, and says how it is stopped.
-"""
+"""A real SLURM on this machine: two nodes of four GPUs that are none, for tests. Needs root and Debian's slurm-wlm."""
 
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -167,10 +163,3 @@ DebugFlags=NO_CONF_HASH
                     os.kill(int(path.read_text()), signal.SIGTERM)
                 except ProcessLookupError:
                     continue
-
-
-if __name__ == "__main__":
-    at = Path(sys.argv[1]).resolve()
-    cluster = Cluster(at)
-    cluster.start()
-    print(f"export SLURM_CONF={cluster.conf}; stop it: kill $(cat {at}/*.pid {at}/munge/pid-file)")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -28,7 +27,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.history import load_configs
 from nightshift.campaign.records import Proposal, Result
-from nightshift.config.allowlist import KEYS, Key, Search, Value, applies, is_accepted, resolve, shorten
+from nightshift.config.allowlist import LOSS, PARAMETERS, Key, Search, Value, applies, is_accepted, resolve, shorten
+from nightshift.config.losses import keys_with
 from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import ABSENT, Config, diff, parse, set_values
 from nightshift.errors import ConfigError
@@ -100,7 +100,9 @@ def space_of(context: Context) -> SearchSpace:
     results = {record.number: record.result for record in context.campaign.decided}
     runs = [(config, result) for number, config in context.configs.items() if (result := results[number])]
     plan = planner(runs, context.rules.budget_seconds)
-    return SearchSpace.of(context.used_keys, parse(context.source), plan, scope_of(context.direction))
+    base, used = parse(context.source), context.used_keys
+    keys = (key for key in keys_with(context.rules.losses, base.get(LOSS)) if used is None or key.path in used)
+    return SearchSpace.of(keys, base, plan, scope_of(context.direction))
 
 
 def scores(context: Context) -> list[tuple[Config, float]]:
@@ -213,18 +215,15 @@ class SearchSpace:
     scope: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, used_keys: AbstractSet[str] | None, base: Config, plan: Planner, scope: tuple[str, ...] = ()
-    ) -> SearchSpace:
-        """Return the space of one engine. `used_keys`: what the engine uses, None for every key."""
-        keys = (key for key in KEYS if (used_keys is None or key.path in used_keys) and is_within(scope, key.path))
-        dimensions = (Dimension.of(key, key.search, base.resolved.get(key.path)) for key in keys if key.search)
+    def of(cls, keys: Iterable[Key], base: Config, plan: Planner, scope: tuple[str, ...] = ()) -> SearchSpace:
+        """Return the space of `keys`, those that the engine uses."""
+        keys = (key for key in keys if is_within(scope, key.path))
+        dimensions = (Dimension.of(key, key.search, _value(key, base)) for key in keys if key.search)
         return cls(tuple(filter(None, dimensions)), base, plan, scope)
 
     def places(self, config: Config) -> dict[str, float]:
         """Return the place of each key, the middle if it does not apply. ValueError: a value is not a choice."""
-        resolved = config.resolved
-        return {d.name: d.place(resolved[d.name]) if _applies(d, config) else 0.5 for d in self.dimensions}
+        return {d.name: d.place(_value(d.key, config)) if _applies(d, config) else 0.5 for d in self.dimensions}
 
     def change(self, rng: random.Random, places: Mapping[str, float]) -> dict[str, Value]:
         """Return the steps to these places of one to three keys, chosen by chance among those that apply to the base.
@@ -247,6 +246,8 @@ class SearchSpace:
         for dimension in self.dimensions:
             if dimension.name in values and applies(dimension.key, dimension.name, resolve(chosen)):
                 chosen[dimension.name] = values[dimension.name]
+        if chosen.get(LOSS) != self.base.values.get(LOSS):  # another loss begins with its own defaults
+            chosen = {path: value for path, value in chosen.items() if not path.startswith(f"{PARAMETERS}.")}
         if KIND in values or (STEPS in chosen and is_within(self.scope, STEPS)):
             self._schedule(chosen)
         resolved = resolve(chosen)
@@ -274,6 +275,11 @@ class SearchSpace:
             chosen[DECAY] = min(max(round(share * steps), 2), left)
             left -= chosen[DECAY]
         chosen[WARMUP] = min(max(round(shares[WARMUP] * steps), 1), left)
+
+
+def _value(key: Key, config: Config) -> Value:
+    """Return a key's value in a config; the default of a parameter that is not set, of which train.toml knows none."""
+    return config.resolved.get(key.path, key.default if key.table == PARAMETERS else None)
 
 
 def _applies(dimension: Dimension, config: Config) -> bool:

@@ -47,6 +47,7 @@ from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
+BASELINE_WHY = "the first experiment of the campaign: later ones are compared with it"
 _FALL = 2.0  # standard errors by which an environment falls
 _GUARD_LEVEL = 0.9  # P(a change lowers a guard by more than its limit) from which the change is not kept
 _SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
@@ -135,7 +136,9 @@ class Campaign:
         elif record.judgement is not None and record.status != Verdict.CRASH:
             expected, sd = self.posterior.predict(replace(record.run, new=None).changes, self.hours(record))
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
-            self._observe(record)
+            # A refused decision, which `kept` below takes back, forgets the final check runs of an earlier night, and a
+            # guard looks at what the rule decided.
+            self._observe(record, decides=bool(record.judgement.refused or self.guards))
             assert record.score is not None
             self.differences[record.number] = Effect(record.score - expected, sd)
             for posterior in self._posteriors:
@@ -144,29 +147,32 @@ class Campaign:
         if not is_start:
             self.decided.append(record)
 
-    def _observe(self, record: Record) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
+    def _observe(self, record: Record, *, decides: bool = True) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
         """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
         scores, num = run_scores(record), len(run_scores(self.baseline or record))
         if len(scores) != num:
             cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
             raise UsageError(cause, without(record))
         assert self.posterior is not None
-        decisions, falls = self.posterior.observe(record.run, float(scores.mean()), self.hours(record)), {}
+        hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()
+        decisions = self.posterior.observe(record.run, float(scores.mean()), hours, decides=decides)
         for guard in record.evaluation.guards if record.evaluation else ():
             posterior = self.guards[guard.environment]
-            posterior.observe(record.run, guard.score, self.hours(record))
+            posterior.observe(record.run, guard.score, hours, decides=False)
             # The incumbent of a night's last runs is fixed.
             for change in self.posterior.kept if posterior.stage is not Stage.LAST_INCUMBENTS else ():
                 effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
                 p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
-                if p_falls >= _GUARD_LEVEL and not self.posterior.is_users(change):
+                if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
                     limit = f"more than {100 * guard.limit:g} pp"
                     falls[change.identity] = (
                         f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)} %"
                     )
-        for change in self.posterior.kept:
-            if change.identity in falls:  # no later run adopts it or tests it again
-                self.posterior.decide_for_user(change, False)
+        for change in [change for change in self.posterior.kept if change.identity in falls]:
+            if change in before:  # if no valid train.toml is left without the change, the next run tries again
+                self.posterior.set_kept([other for other in self.posterior.kept if other != change])
+            else:
+                self.posterior.forbid(change)
         return decisions, falls
 
     def judge(
@@ -176,7 +182,7 @@ class Campaign:
         first experiment, None if this is the first one."""
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posterior(record), record)
-            return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
+            return replace(record, status=Verdict.KEEP, judgement=Judgement(why=BASELINE_WHY, standing=standing))
         after = self._copy()
         posterior = after.posterior
         assert posterior is not None
@@ -209,7 +215,12 @@ class Campaign:
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         why += [f"{d.change.name} not {d.action.past}: {falls[d.change.identity]}" for d in forbidden]
-        why += [f"{change.name} reverted: {falls[change.identity]}" for change in before if change.identity in falls]
+        effect = record.decision and record.decision.estimate
+        is_late = status is Verdict.DISCARD and posterior.stage is not Stage.SEARCH
+        if is_late and effect and effect.p_helps >= posterior.rules.keep_at:
+            why.append("no change is kept during the final check runs")
+        reverted = (change for change in before if change.identity in falls and change not in posterior.kept)
+        why += [f"{change.name} reverted: {falls[change.identity]}" for change in reverted]
         if form := compare(record, self._parent_of(record)):
             why.append(form.conclusion)
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
@@ -485,7 +496,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     if record.failure in (Failure.INFRASTRUCTURE, Failure.INTERRUPTED):
         return replace(record, git_action="train.toml left as it is: nothing was decided")
     if record.parent is None:
-        return replace(record, git_action="baseline: nothing to commit")
+        return replace(record, git_action="nothing to commit: train.toml is the baseline")
     if record.is_keep and record.decision is None:
         return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
     assert record.judgement is not None

@@ -23,7 +23,7 @@ from nightshift.files import Document
 from nightshift.text import clean
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
-ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.svg"
+ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.png"
 NIGHT_NAME, BLOCK_NAME, NOTEBOOK_NAME = "night.json", "night.txt", "notebook.md"
 DETACHED_NAME = "detached.log"  # the output of a start with --detach
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
@@ -267,12 +267,7 @@ class Rollout(Struct, frozen=True):
     completion: str
     num_tokens: int | None = None
     truncated: bool = False
-    problem: str | None = None  # the page adds the text
     games: tuple[dict[str, str], ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
 class Result(Struct, frozen=True):
@@ -325,7 +320,8 @@ class Action(StrEnum):
 
     @property
     def past(self) -> str:
-        return "kept" if self is Action.KEEP else f"{self}ed"
+        words = {Action.KEEP: "kept", Action.ADOPT: "kept after a re-test"}
+        return words.get(self, f"{self}ed")
 
 
 Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change

@@ -5,6 +5,7 @@ setups.toml lists the set-ups: an engine with its limits, its budget and its mod
 `any`: every model outside models/), and the measured size of effects. For a user's taskset, rules.toml declares this.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -20,10 +21,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, structs
 
+from nightshift.config.allowlist import PRIME_RL
 from nightshift.config.rules import (
     GSM8K_PRIOR_SD,
     RULES_NAME,
     EnvironmentRules,
+    LossRules,
+    Parameter,
     RuleConstants,
     Rules,
     Scale,
@@ -44,6 +48,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
 Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
 Count = Annotated[int, Meta(ge=1, le=10**6)]
+NumGpus = Annotated[int, Meta(ge=1, le=16)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 _FILE = Path(__file__).with_name("setups.toml")
@@ -71,11 +76,20 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     models: Models = (ANY_MODEL,)
 
 
+class LossTable(msgspec.Struct, forbid_unknown_fields=True):
+    """[loss.NAME] of rules.toml: a function that prime-rl imports from a `package`, a folder of the checkout."""
+
+    package: Name
+    import_path: Annotated[str, Meta(pattern=r"\A[A-Za-z]\w*(\.[A-Za-z_]\w*)+\Z")]
+    parameters: dict[Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")], Parameter] = {}
+
+
 class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     """rules.toml. Empty or 0: the best that the machine can do.
 
     `revision`: the commit of `model` on the hub. `learning_rate_scale`: factor of train.toml's learning rates.
-    `memory_gb`: of the GPU that chooses the defaults; 0: of the smallest GPU in use.
+    `memory_gb`: of the GPU that chooses the defaults; 0: of the smallest GPU in use. `infer_gpus`, `train_gpus`: how
+    many serve and how many train in a run of prime-rl. `tensor_parallel`: how many share one served copy of the model.
     """
 
     environments: list[str] = []
@@ -83,7 +97,12 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     revision: Annotated[str, Meta(pattern=r"\A([0-9a-f]{40})?\Z")] = ""
     learning_rate_scale: Scale | None = None
     memory_gb: Literal[0, 16, 24, 48, 80] = 0
+    infer_gpus: NumGpus = 1
+    train_gpus: NumGpus = 1
+    tensor_parallel: NumGpus = 1
     environment: dict[str, Table] = {}
+    loss: dict[Annotated[str, Meta(pattern=r"\A(?!(custom|default|ipo)\Z)[a-z][a-z0-9_]{0,39}\Z")], LossTable] = {}
+    advantage: dict[str, Any] = {}  # refused: prime-rl imports none
 
     def table(self, name: str) -> Table:
         """Return [environment.NAME]."""
@@ -137,6 +156,7 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     if not setups:  # from a record
         engines = dict.fromkeys(setup.engine for setup in _SETUPS)
         raise UsageError(f"there is no engine {engine!a}", f"Write {' or '.join(engines)}.")
+    setups = _with_gpus(setups, chosen)
     setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
     names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     declared = {name: _declared(root, name, chosen.table(name)) for name in names}
@@ -145,7 +165,8 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
         if name in names or entry.is_game:
             cause = f"{RULES_NAME}: [environment.{name}]: guard = {chosen.table(name).guard:g}"
             why = "a game has no guard" if entry.is_game else "this environment trains, and a guard is never trained"
-            raise UsageError(f"{cause}: {why}", f"Leave guard out, or take {name} out of environments.")
+            more = f", or take {name} out of environments" if name in names else ""
+            raise UsageError(f"{cause}: {why}", f"Leave guard out{more}.")
     scored = declared | guards
     own_models = [entry.models[0] for entry in scored.values() if entry.models[0] != ANY_MODEL]
     models = [_portable_path(root, chosen.model)] if chosen.model else [*own_models, setups[0].model]
@@ -160,6 +181,23 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     able = set.intersection(*({*entry.models} for entry in scored.values()))
     fix = "Write environments = [] for what the machine can do, or use another --engine or model: "
     raise UsageError(cause, f"{fix}{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
+
+
+def _with_gpus(setups: list[Rules], chosen: Chosen) -> list[Rules]:
+    """Return the set-ups with the chosen numbers of GPUs; of more than 1 + 1 only the one that can use them."""
+    infer, train, parallel = chosen.infer_gpus, chosen.train_gpus, chosen.tensor_parallel
+    if infer % parallel:
+        cause = f"{RULES_NAME}: tensor_parallel = {parallel} does not divide infer_gpus = {infer}"
+        raise UsageError(cause, "Write a divisor of infer_gpus, or 1.")
+    able = [
+        replace(setup, num_gpus=infer + train, infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+        for setup in setups
+        if setup.num_gpus > 1
+    ]
+    if infer + train > 2 and not able:
+        cause = f"{RULES_NAME}: infer_gpus = {infer}, train_gpus = {train}: --engine {setups[0].engine} uses one GPU"
+        raise UsageError(cause, "Write 1 for both, or use --engine prime-rl.")
+    return able if infer + train > 2 else able + [setup for setup in setups if setup.num_gpus < 2]
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
@@ -186,6 +224,7 @@ def _complete(
     if model != setup.model or chosen.revision:
         _check_model(root, model, chosen)
     environments = tuple(_environment(root, name, chosen.table(name), entry, model) for name, entry in declared.items())
+    losses = tuple(_loss(root, name, table) for name, table in chosen.loss.items())
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
@@ -210,6 +249,7 @@ def _complete(
         guards=tuple(_environment(root, name, chosen.table(name), entry, model) for name, entry in guards.items()),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
+        losses=losses if setup.engine == PRIME_RL else (),
         decision=setup.decision.scaled(prior_sd, seed_sd),
     )
 
@@ -245,9 +285,33 @@ def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
     except ValueError as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
+    for name in chosen.advantage:
+        cause = f"{RULES_NAME}: [advantage.{name}]: prime-rl imports no advantage: each is a class in its code"
+        raise UsageError(cause, "Delete it. A [loss.NAME] gets the advantages and may change them.")
     for name, table in chosen.environment.items():
         _declared(root, name, table)
     return chosen
+
+
+def _loss(root: Path, name: str, table: LossTable) -> LossRules:
+    """Return the rules of a user's loss. UsageError: they contradict each other, or its code is no Python."""
+    where, module = f"{RULES_NAME}: [loss.{name}]", table.import_path.partition(".")[0]
+    for parameter, number in table.parameters.items():
+        if not (number.low < number.high and number.low <= number.default <= number.high):
+            cause = f"{where}: {parameter} = {number.default:g} in {number.low:g} to {number.high:g}"
+            raise UsageError(cause, "Write low below high, and the default between them.")
+    top, folder = root.resolve(), (root / table.package).resolve()
+    place = folder if folder.name == module else folder / module
+    if not place.is_relative_to(top) or not (place / "__init__.py").is_file():
+        cause = f"{where}: package = {json.dumps(table.package)} is no folder of this checkout with a package {module}"
+        raise UsageError(cause, f"Name the folder that has {module}/__init__.py.")
+    for path in sorted(place.rglob("*.py")):
+        try:
+            ast.parse(read_file(path), path.name)
+        except SyntaxError as error:
+            cause = f"{where}: {path.relative_to(top)}:{error.lineno}: {error.msg}"
+            raise UsageError(cause, "Correct the line, or delete the table.") from None
+    return LossRules(name, f"{place.relative_to(top).as_posix()}/", table.import_path, table.parameters)
 
 
 def _environment(root: Path, name: str, table: Table, declared: _Declared, model: str) -> EnvironmentRules:

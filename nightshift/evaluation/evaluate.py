@@ -63,7 +63,7 @@ def evaluate(
 
     Without `path` nothing is written that may hold an answer: no completion, and of an exception only its type.
     `eval_score` is the mean over examples, of several environments their weighted mean. `strict_score` counts answers
-    without the requested format as wrong. Guards have scores of their own, and no lines. Raises EngineError if the
+    without the requested format as wrong. Answers on guards are scored, and not written. Raises EngineError if the
     policy cannot be loaded or leaves chats unanswered.
     """
     began = time.monotonic()

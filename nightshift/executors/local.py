@@ -121,6 +121,8 @@ class LocalExecutor:
         ours = [folder for folder in folders if folder in self._workers]
         for folder in ours:  # all are asked before one is waited for
             self._workers[folder].child.terminate()
+        if not ours:
+            return
         runs = "the run" if len(ours) == 1 else f"{len(ours)} runs"
         with waiting(f"ending {runs} (Ctrl-\\ does not wait)", len(ours) * GRACE_SECONDS):
             for folder in ours:

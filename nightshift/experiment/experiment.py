@@ -395,6 +395,9 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     if cluster is not None and cluster.time_minutes < least:
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
         raise UsageError(cause, f"Write {least} or more.")
+    if cluster is not None and request.gpus is None and cluster.gpus < rules.num_gpus:
+        cause = f"{request.slurm}: gpus = {cluster.gpus}, and a run of {rules.name} uses {rules.num_gpus}"
+        raise UsageError(cause, f"Write {rules.num_gpus} or more.")
     if first is not None and first.branch != here and first.rules_hash != rules_hash:
         first = baseline_of(records, continued(repo, records, rules_hash))
     num_before = num_slots_of(first.hardware) if first else None

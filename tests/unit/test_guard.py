@@ -61,12 +61,8 @@ def test_a_guard_is_scored_and_never_trained() -> None:
     names = [environment.name for environment, _ in examples_of_validation_split(rules, ROOT)]
     assert set(names) == {"arithmetic", "countdown"}
     assert rules_elsewhere(ROOT, rules, ["countdown"], 0).guards == ()
-
-
-def test_prime_rl_trains_on_the_other_environments_and_has_room_for_the_prompts_of_all() -> None:
-    settings = PrimeRlEngine(replace(guarded(), engine="prime-rl"), ROOT, {}).validate(parse(BASELINE)).settings
-    sources = settings["orchestrator"]["train"]["source"]
-    assert [source["name"] for source in sources] == ["arithmetic"]
+    settings = PrimeRlEngine(replace(rules, engine="prime-rl"), ROOT, {}).validate(parse(BASELINE)).settings
+    assert [source["name"] for source in settings["orchestrator"]["train"]["source"]] == ["arithmetic"]
 
 
 @pytest.mark.parametrize(
