@@ -108,13 +108,13 @@ def save_time(with_page: bool) -> None:
 def install(kind: str) -> None:
     """Have this process, as the controller, and its workers use the stand-in. It does not wait long for git's locks."""
     from nightshift.campaign import git
-    from nightshift.executors import local, slurm
+    from nightshift.executors import base
     from nightshift.experiment import experiment
 
     git.LOCK_SECONDS = 0.3
     if kind != "real":
         _put_into(experiment, kind)
-        local.PROGRAM = slurm.PROGRAM = (__file__, kind)
+        base.PROGRAM = (__file__, kind)
 
 
 if __name__ == "__main__":

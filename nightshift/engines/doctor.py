@@ -13,6 +13,7 @@ from nightshift.config.train_toml import load
 from nightshift.engines.base import ALL, ENGINES, Check, PrepareFlags, on_cards, open_engine
 from nightshift.engines.machine import MACHINE_NAME, read_machine
 from nightshift.errors import NightshiftError
+from nightshift.executors.local import capacity
 from nightshift.files import Document
 from nightshift.waiting import waiting
 
@@ -32,6 +33,7 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
             found.append(Check(ALL, MACHINE_NAME, detail=text))
     except NightshiftError as error:
         return [*found, Check(ALL, MACHINE_NAME, error)]
+    found.append(Check(ALL, "memory", detail=capacity().memory))
     for name in ENGINES:
         is_meant = rules.engine == name
         its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)

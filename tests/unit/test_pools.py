@@ -13,8 +13,9 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import JOB_NAME, STARTED_NAME, Job, Outcome, Result, Training
 from nightshift.errors import EngineError, ExitCode, Interrupted
-from nightshift.executors import local, slurm
-from nightshift.executors.local import LocalExecutor, read_result
+from nightshift.executors import base, slurm
+from nightshift.executors.base import read_result
+from nightshift.executors.local import LocalExecutor
 from nightshift.executors.process import Child, ProcessGroup, interruptible
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, jobs_left
 from nightshift.executors.watchdog import is_alive
@@ -47,7 +48,7 @@ class Controller:
                 self.jobs.pop(names[0], None)
             case "squeue":
                 asked = names[0].split(",")
-                return "".join(f"{name} {state}\n" for name, state in self.jobs.items() if name in asked)
+                return "".join(f"{name}|{state}|n1|None\n" for name, state in self.jobs.items() if name in asked)
         return ""
 
 
@@ -110,22 +111,6 @@ def test_what_is_no_result_is_named(tmp_path: Path, data: bytes) -> None:
         read_result(folder, JOB)
 
 
-def test_what_is_started_was_entered_before(tmp_path: Path, executor: SlurmExecutor, controller: Controller) -> None:
-    folder, seen = folder_of(tmp_path), []
-    executor.submit(folder, JOB, lambda: seen.append((len(controller.jobs), (folder / JOB_NAME).is_file())))
-    assert seen == [(0, True)]
-    here, seen = LocalExecutor(tmp_path, {}), []
-
-    def refuse() -> None:
-        seen.append((folder_2 / JOB_NAME).is_file())
-        raise EngineError("the disk is full")
-
-    folder_2 = folder_of(tmp_path, 2)
-    with pytest.raises(EngineError):
-        here.submit(folder_2, JOB, refuse)
-    assert (seen, here.in_flight()) == ([True], {})
-
-
 # -- a job whose controller was killed ----------------------------------------------------------------
 
 
@@ -152,8 +137,8 @@ def test_a_job_is_found_by_the_name_that_job_json_has_before_sbatch_is_called(
     monkeypatch.setattr(slurm, "_ask", ask)
     (left,) = jobs_left(Ledger(tmp_path)).values()
     controller.jobs = {left.name: "RUNNING"}
-    later = replace(executor, _works={}, _unwanted=set())
-    later.take_over(folder, left)
+    later = SlurmExecutor(tmp_path, dict(os.environ), executor.config)
+    assert later.take_over(folder, left)
     assert not later.is_over(folder)
     mine = leave_result(folder, left)
     controller.jobs[left.name] = "COMPLETED"
@@ -161,14 +146,22 @@ def test_a_job_is_found_by_the_name_that_job_json_has_before_sbatch_is_called(
     assert later.result(folder) == mine
 
 
-def test_a_job_that_slurm_never_got_is_given_up_only_after_an_answer_of_sbatch_could_have_come(
+def test_a_job_that_slurm_never_got_is_submitted_only_after_an_answer_of_sbatch_could_have_come(
     tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(tmp_path)
     executor.take_over(folder, replace(JOB, name="nightshift-1"))
     assert not executor.is_over(folder)
-    monkeypatch.setattr(slurm, "ANSWER_SECONDS", -1.0)
+    assert controller.jobs == {}
+    executor._flights[folder].patience = 0.0
+    assert not executor.is_over(folder)
+    assert controller.jobs == {"nightshift-1": "RUNNING"}
+    del controller.jobs["nightshift-1"]  # it is known that a node has begun it
+    executor._flights[folder].patience = 0.0
+    (folder / STARTED_NAME).touch()
+    monkeypatch.setattr(slurm, "OTHERWISE_SECONDS", -1.0)
     assert executor.is_over(folder)
+    assert controller.jobs == {}
 
 
 def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
@@ -257,7 +250,7 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path
         return child
 
     program.write_text("import signal\nsignal.pause()\n")
-    monkeypatch.setattr(local, "PROGRAM", (str(program),))
+    monkeypatch.setattr(base, "PROGRAM", (str(program),))
     monkeypatch.setattr(ProcessGroup, "start", stopped)
     executor = LocalExecutor(tmp_path, dict(os.environ))
     with pytest.raises(Interrupted), interruptible():

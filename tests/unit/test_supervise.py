@@ -84,8 +84,8 @@ def signature() -> Iterator[str]:
 def make_group(signature: str) -> Iterator[Callable[..., ProcessGroup]]:
     groups = []
 
-    def make(grace_seconds: float = HANG_SECONDS, **kwargs: bool) -> ProcessGroup:
-        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds, **kwargs))
+    def make(grace_seconds: float = HANG_SECONDS) -> ProcessGroup:
+        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds))
         return groups[-1]
 
     try:
@@ -190,12 +190,12 @@ def test_chain_that_forks_faster_than_anyone_looks_is_stopped(make_group, launch
     assert psutil.Process().children() == before
 
 
-# In the session of the child that started it, or in one of its own: what a worker leaves behind stays below the worker.
-@pytest.mark.parametrize(("is_worker", "session"), [(False, ""), (True, "os.setsid()\n")])
-def test_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature, is_worker, session):
+# In the session of the child that started it, or in one of its own.
+@pytest.mark.parametrize("session", ["", "os.setsid()\n"])
+def test_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature, session):
     """Nobody has seen the orphan before; another group is open with an orphan of its own, and not asked."""
     orphan = "if os.fork(): os._exit(0)\n{}hide(sys.argv[1] + {!r})"
-    other, group = make_group(is_subreaper=is_worker), make_group()
+    other, group = make_group(), make_group()
     launch(other, f"import os, sys\n{HIDDEN}if os.fork():\n    {READY}{SLEEP}\n" + orphan.format("", "-other"), "other")
     launch(group, f"import os, sys\n{HIDDEN}if os.fork():\n    {READY}os._exit(0)\n" + orphan.format(session, "-ours"))
     wait_for(lambda: sorted(titles(signature)) == sorted([sys.executable, "kworker", "kworker"]))

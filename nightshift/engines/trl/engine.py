@@ -5,7 +5,6 @@ the trainer, trainer.py trains.
 """
 
 import json
-import os
 import platform
 import shlex
 import time
@@ -28,7 +27,7 @@ from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
-from nightshift.executors.local import Capacity, capacity
+from nightshift.executors.local import Capacity, capacity, own_cores
 from nightshift.executors.process import python_command, python_environment
 from nightshift.files import free_disk_gb, write_json
 
@@ -129,7 +128,7 @@ class TrlEngine(Engine):
     def hardware(self) -> str:
         """Return `cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
         if not self._cuda:
-            return f"cpu {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+            return f"cpu {platform.machine()}, {len(own_cores())} cores"
         with suppress(EngineError):  # `check` reports it before anything runs
             return f"1 x {self._gpu().name}"
         return "no such GPU"
