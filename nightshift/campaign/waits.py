@@ -100,7 +100,9 @@ class NightStatus:
             lines.append(f"Proposals: {len(own) - num_fills} by the agent, {num_fills} by TPE (agent unavailable)")
         ended = [wait for wait in self.waits if wait.ended is not None or self.cause is not None]
         for wait in sorted(ended, key=lambda wait: -wait.seconds(now))[:_MAX_LINES]:
-            title = "Agent unavailable" if wait.kind == "agent" else "Paused"
+            title = (
+                "Agent unavailable" if wait.kind == "agent" else f"Paused on {wait.place}" if wait.place else "Paused"
+            )
             end = _clock(wait.ended) if wait.ended else "the end"
             times = f"{local(parse_time(wait.since))} to {end} ({lasted(wait.seconds(now))})"
             lines.append(f"{title}: {times}: {clean(wait.cause, _MAX_TEXT)}")

@@ -264,7 +264,7 @@ def night(
 
         words = [word for word in sys.argv[1:] if word != "--controller-job"]
         with reporting("submitting the night as a job"):
-            name = submit_controller(root, read(slurm), words, request.hours)
+            name = submit_controller(root, read(slurm), words)
         print_text(f"job {name} runs the night; to end it, create the file STOP\nuv run nightshift wait --night")
         return
     if detach:

@@ -7,7 +7,6 @@ submitted again under the same name. So a job may start twice, and SLURM may do 
 """
 
 import hashlib
-import math
 import os
 import shlex
 import shutil
@@ -51,22 +50,17 @@ from nightshift.files import read_file, read_json
 from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
-_FIXED = ("--parsable", "--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1")
-_LETTERS = {
-    "N": "nodes",
-    "n": "ntasks",
-    "c": "cpus-per-task",
-    "t": "time",
-    "J": "job-name",
-    "o": "output",
-    "D": "chdir",
-}
+_OWN = (
+    *("--parsable", "--no-requeue", "--requeue", "--open-mode", "--nodes", "--ntasks"),
+    *("--export", "--job-name", "--output", "--error", "--chdir"),
+)
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of slurm.toml. `pairs`: how many runs at once; `gpus`: of each; `gres`: where another name than
     `gpu:N` is needed; `sbatch`: more options of sbatch; `setup`: shell lines before the worker starts;
-    `queue_minutes`: how long a job may wait."""
+    `queue_minutes`: how long a job may wait; `controller_minutes`: the limit of --controller-job, 0 for the
+    partition's own."""
 
     pairs: Positive
     gpus: Annotated[int, Meta(ge=0, le=16)]
@@ -80,15 +74,13 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sbatch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     queue_minutes: Positive = 600
+    controller_minutes: Annotated[int, Meta(ge=0, le=100_000)] = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for an option of sbatch that Nightshift sets itself."""
-        own = {word.lstrip("-").partition("=")[0] for word in (*_FIXED, *self.options)}
-        own |= {"job-name", "output", "chdir", "export", "requeue"}
-        for option in self.sbatch:
-            name = option.lstrip("-").partition("=")[0].partition(" ")[0]
-            name = name if option.startswith("--") else _LETTERS.get(name[:1], "?")
-            if option.startswith("-") and any(word.startswith(name) for word in own):  # sbatch accepts `--job=x`
+        own = {word.partition("=")[0] for word in (*_OWN, *self.options)}
+        for option in self.sbatch:  # sbatch also accepts the beginning of a name
+            if option.startswith("--") and any(name.startswith(option.partition("=")[0]) for name in own):
                 raise ValueError(f"Nightshift itself sets the option {option} of sbatch")
 
     @property
@@ -173,9 +165,7 @@ class SlurmExecutor(Executor[_Work]):
     def require_ready(self) -> None:
         """Ask sbatch once whether it would accept a run. Raise EngineError with its words if it never would."""
         try:
-            self._sbatch(
-                self.config.options, "test", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS
-            )
+            self.sbatch("test", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
         except EngineError as error:
             if "node configuration is not available" not in error.cause:  # at this moment: nodes that are drained
                 raise
@@ -203,14 +193,12 @@ class SlurmExecutor(Executor[_Work]):
         answer, `_poll` tries again."""
         work, refusal = self._flights[folder], None
         work.gone_at, work.patience = None, ANSWER_SECONDS
-        command = f"exec {shlex.join(python_command(*base.PROGRAM, str(self.root), str(folder)))}"
+        lines = [*self.exports(), f"exec {shlex.join(python_command(*base.PROGRAM, str(self.root), str(folder)))}"]
         yours = [word.partition("=")[2] for word in self.config.sbatch if word.startswith("--exclude=")]
         for nodes in (sorted(filter(None, self.avoided)), []):
             try:
                 options = [f"--exclude={','.join([*yours, *nodes])}"] if nodes else []
-                self._sbatch(
-                    self.config.options, work.job.name, folder / LOG_NAME, [*self._exports(), command], *options
-                )
+                self.sbatch(work.job.name, folder / LOG_NAME, lines, *options)
                 return None
             except EngineError as error:
                 refusal = error
@@ -222,18 +210,18 @@ class SlurmExecutor(Executor[_Work]):
                 return None
         return refusal
 
-    def _sbatch(
-        self, options: Sequence[str], name: str, log: Path, lines: Sequence[str], *more: str, **how: Any
-    ) -> None:
+    def sbatch(self, name: str, output: Path, lines: Sequence[str], *more: str, **how: Any) -> None:
         """Submit a job: the one call of sbatch. `lines`: of its script; those of `setup` come before the last one.
-        `how`: for `_ask`. A job gets the variables of the caller only if `more` says so."""
-        words = ["sbatch", *_FIXED, "--export=NONE", *options, f"--job-name={name}", f"--output={log}"]
+        `more`: further options; `how`: for `_ask`. Of an option that is said twice the last one holds."""
+        fixed = ("--parsable", "--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1", "--export=NONE")
+        words = [*self.config.sbatch, *fixed, *self.config.options, f"--job-name={name}", f"--output={output}"]
         # Last: `module load` among the lines of setup sets PYTHONPATH.
         last = f"export PYTHONPATH={shlex.quote(python_path())}", lines[-1]
         script = "\n".join(["#!/bin/bash", *lines[:-1], *self.config.setup, *last, ""])
-        _ask([*words, f"--chdir={self.root}", *self.config.sbatch, *more], script.encode(), **how)
+        _ask(["sbatch", *words, f"--chdir={self.root}", *more], script.encode(), **how)
 
-    def _exports(self) -> list[str]:
+    def exports(self) -> list[str]:
+        """Return the lines of a script that set what an engine may inherit."""
         variables = engine_environment(self.environ, {}).items()
         return [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
 
@@ -395,46 +383,33 @@ _PROGRAM = ("-c", "from nightshift.cli.command import main; main()")
 
 def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, bytes]:
     """Run a command of `nightshift` in one job. Return a line on its node, and what the command printed. EngineError if
-    no answer comes back."""
+    it printed nothing."""
     runs_dir = executor.root / "runs"
     runs_dir.mkdir(exist_ok=True)
-    folder, began, name = (
-        Path(tempfile.mkdtemp(prefix=".node-", dir=runs_dir)),
-        time.monotonic(),
-        f"nightshift-{uuid.uuid4().hex}",
-    )
-    answer, log, job = folder / "answer", folder / LOG_NAME, _Seen()
-    printed, place = shlex.quote(f"{answer}.part"), shlex.quote(str(answer))
-    command = f"{shlex.join(python_command(*_PROGRAM, *words))} > {printed}; mv {printed} {place}"
+    folder, began, job = Path(tempfile.mkdtemp(prefix=".node-", dir=runs_dir)), time.monotonic(), _NEVER
+    name, answer, log = f"nightshift-{uuid.uuid4().hex}", folder / "answer", folder / LOG_NAME
+    command = shlex.join(python_command(*_PROGRAM, *words))
     try:
-        executor._sbatch(executor.config.options, name, log, [*executor._exports(), command])
-        gone_at = None
+        executor.sbatch(name, answer, [*executor.exports(), command], f"--error={log}")
         with waiting(lambda: f"waiting for the job: {job.state} {job.reason}"):
-            while not answer.is_file():
+            while job.is_left:
+                time.sleep(_LOOK_SECONDS)
                 with suppress(EngineError):
                     job = jobs_seen([name]).get(name, job)
-                gone_at = None if job.is_left else gone_at or time.monotonic()
-                if gone_at and time.monotonic() - gone_at > OTHERWISE_SECONDS:
-                    raise EngineError(
-                        f"the job ended without an answer: {job.state}, node {job.node}", "Look at its node."
-                    )
-                time.sleep(_LOOK_SECONDS)
-        if not (text := read_file(answer)):
+        if not (answer.is_file() and (text := read_file(answer))):
             why = "".join(f": {line}" for line in tail(log, 1))
-            raise EngineError(f"the command of the job printed nothing{why}", "Look at its node.")
-        with suppress(EngineError):  # the answer is here, also if slurmctld is not
-            job = jobs_seen([name]).get(name, job)
-        return f"node:     {job.node or 'unknown'}, answered after {time.monotonic() - began:.1f} s", text
+            raise EngineError(f"the job printed nothing: {job.state}, node {job.node}{why}", "Look at its node.")
+        return f"node:     {job.node}, answered after {time.monotonic() - began:.1f} s", text
     finally:
         with suppress(EngineError):
             cancel_jobs([name])
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str], hours: float | None) -> str:
+def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str]) -> str:
     """Run a command of `nightshift` as a job without GPUs, whose output `wait --night` follows. Return its name.
 
-    The command's words, which may contain a secret, and your variables are in the job's environment, not in its script.
+    The job's environment has your variables and the command, which may contain a secret; its script has none of them.
 
     Raises:
         UsageError: this checkout has such a job already.
@@ -442,16 +417,12 @@ def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str], hou
     """
     name = f"nightshift-controller-{digest_of(root)}"
     if (job := jobs_seen([name]).get(name)) and job.is_left:
-        raise UsageError(
-            f"job {name} runs the controller already: {job.state} {job.node}", f"Or end it: scancel --name={name}."
-        )
+        cause = f"job {name} runs the controller already: {job.state} {job.node}".rstrip()
+        raise UsageError(cause, f"Or end it: scancel --name={name}.")
     (root / "runs").mkdir(exist_ok=True)
-    config = msgspec.structs.replace(config, gpus=0, gres="")
-    limit = [] if hours is None else [f"--time={config.time_minutes + math.ceil(60 * hours)}"]
-    options = [word for word in config.options if not word.startswith("--time=")] + limit
+    config = msgspec.structs.replace(config, gpus=0, gres="", time_minutes=config.controller_minutes)
     command = f'eval "exec {shlex.join(python_command(*_PROGRAM))} $NIGHTSHIFT_WORDS"'
-    lines = [f"cd {shlex.quote(str(Path.cwd()))}", command]
-    variables = {"NIGHTSHIFT_WORDS": shlex.join(words)}
-    log = root / "runs" / DETACHED_NAME
-    SlurmExecutor(root, {}, config)._sbatch(options, name, log, lines, "--export=ALL", variables=variables)
+    lines, variables = [f"cd {shlex.quote(str(Path.cwd()))}", command], {"NIGHTSHIFT_WORDS": shlex.join(words)}
+    executor = SlurmExecutor(root, {}, config)
+    executor.sbatch(name, root / "runs" / DETACHED_NAME, lines, "--export=ALL", variables=variables)
     return name
