@@ -18,16 +18,9 @@ import psutil
 
 from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, Job
 from nightshift.errors import EngineError, Failure, UsageError
-from nightshift.executors import base
+from nightshift.executors import base, process
 from nightshift.executors.base import Executor, Flight, Slot
-from nightshift.executors.process import (
-    SYS,
-    Child,
-    ProcessGroup,
-    control_groups,
-    python_command,
-    python_environment,
-)
+from nightshift.executors.process import SYS, Child, ProcessGroup, control_groups
 from nightshift.waiting import waiting
 
 GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
@@ -76,8 +69,8 @@ class LocalExecutor(Executor[_Worker]):
     def _start(self, folder: Path, job: Job) -> None:
         group = ProcessGroup(folder.name, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine])
         try:
-            command = python_command(*base.PROGRAM, str(self.root), str(folder))
-            environ = python_environment(self.environ, {})
+            command = process.python_command(*base.PROGRAM, str(self.root), str(folder))
+            environ = process.python_environment(self.environ, {})
             child = group.start("worker", command, log_path=folder / LOG_NAME, env=environ, cwd=self.root, stdin=PIPE)
             ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
             self._flights[folder] = _Worker(job, ends_at, group, child, self.free_slots[0])

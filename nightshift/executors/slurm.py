@@ -35,25 +35,14 @@ from nightshift.campaign.records import (
     Job,
 )
 from nightshift.errors import EngineError, Failure, UsageError, listed
-from nightshift.executors import base
+from nightshift.executors import base, process
 from nightshift.executors.base import Executor, Flight, read_result
-from nightshift.executors.process import (
-    OUT_OF_MEMORY,
-    digest_of,
-    engine_environment,
-    mark,
-    python_command,
-    python_path,
-    tail,
-)
 from nightshift.files import read_file, read_json
 from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
-_OWN = (
-    *("--parsable", "--no-requeue", "--requeue", "--open-mode", "--nodes", "--ntasks"),
-    *("--export", "--job-name", "--output", "--error", "--chdir"),
-)
+_FIXED = ("--parsable", "--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1", "--export=NONE")
+_NAMED = ("--requeue", "--job-name", "--output", "--error", "--chdir")
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +67,7 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError for an option of sbatch that Nightshift sets itself."""
-        own = {word.partition("=")[0] for word in (*_OWN, *self.options)}
+        own = {word.partition("=")[0] for word in (*_FIXED, *_NAMED, *self.options)}
         for option in self.sbatch:  # sbatch also accepts the beginning of a name
             if option.startswith("--") and any(name.startswith(option.partition("=")[0]) for name in own):
                 raise ValueError(f"Nightshift itself sets the option {option} of sbatch")
@@ -138,8 +127,13 @@ class _Seen(NamedTuple):
     def is_left(self) -> bool:
         return self.state not in _ENDED
 
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        """Of two jobs with one name the higher one counts: what sbatch refused has failed on no node."""
+        return self.is_left, self.state == "COMPLETED", bool(self.node)
 
-_NEVER = _Seen()
+
+_NEVER, _REFUSED = _Seen(), _Seen("FAILED")
 
 
 @dataclass(slots=True)
@@ -193,7 +187,10 @@ class SlurmExecutor(Executor[_Work]):
         answer, `_poll` tries again."""
         work, refusal = self._flights[folder], None
         work.gone_at, work.patience = None, ANSWER_SECONDS
-        lines = [*self.exports(), f"exec {shlex.join(python_command(*base.PROGRAM, str(self.root), str(folder)))}"]
+        lines = [
+            *self.exports(),
+            f"exec {shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))}",
+        ]
         yours = [word.partition("=")[2] for word in self.config.sbatch if word.startswith("--exclude=")]
         for nodes in (sorted(filter(None, self.avoided)), []):
             try:
@@ -203,7 +200,7 @@ class SlurmExecutor(Executor[_Work]):
             except EngineError as error:
                 refusal = error
             try:
-                if work.job.name in jobs_seen([work.job.name]):
+                if any(jobs_seen([work.job.name]).get(work.job.name, _REFUSED).rank):
                     return None
             except EngineError:
                 work.patience = 0.0
@@ -213,34 +210,31 @@ class SlurmExecutor(Executor[_Work]):
     def sbatch(self, name: str, output: Path, lines: Sequence[str], *more: str, **how: Any) -> None:
         """Submit a job: the one call of sbatch. `lines`: of its script; those of `setup` come before the last one.
         `more`: further options; `how`: for `_ask`. Of an option that is said twice the last one holds."""
-        fixed = ("--parsable", "--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1", "--export=NONE")
-        words = [*self.config.sbatch, *fixed, *self.config.options, f"--job-name={name}", f"--output={output}"]
+        words = [*self.config.sbatch, *_FIXED, *self.config.options, f"--job-name={name}", f"--output={output}"]
         # Last: `module load` among the lines of setup sets PYTHONPATH.
-        last = f"export PYTHONPATH={shlex.quote(python_path())}", lines[-1]
+        last = f"export PYTHONPATH={shlex.quote(process.python_path())}", lines[-1]
         script = "\n".join(["#!/bin/bash", *lines[:-1], *self.config.setup, *last, ""])
         _ask(["sbatch", *words, f"--chdir={self.root}", *more], script.encode(), **how)
 
     def exports(self) -> list[str]:
         """Return the lines of a script that set what an engine may inherit."""
-        variables = engine_environment(self.environ, {}).items()
+        variables = process.engine_environment(self.environ, {}).items()
         return [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
 
     def _has_ended(self, folder: Path) -> bool:
         """Return True where there is a result, or slurmctld says that none will come."""
         work = self._flights[folder]
         self._poll()
-        if work.refusal is not None:
-            return True
-        if work.gone_at is None:
-            return False
+        if work.refusal is not None or work.gone_at is None:
+            return work.refusal is not None
         with suppress(FileNotFoundError, EngineError):
             read_result(folder, work.job)
             return True
         patience = COMPLETED_SECONDS if work.seen.state == "COMPLETED" else OTHERWISE_SECONDS
-        return time.monotonic() - work.gone_at > patience and not self._may_be_unknown(folder)
+        return time.monotonic() - work.gone_at > patience and not self._is_waiting(folder)
 
-    def _may_be_unknown(self, folder: Path) -> bool:
-        """Return True for a job that SLURM may never have got, or forgot while it waited."""
+    def _is_waiting(self, folder: Path) -> bool:
+        """Return True for a job that no node has begun. SLURM may never have got the job, or forgot it."""
         return self._flights[folder].seen.state in ("", "PENDING") and not (folder / STARTED_NAME).exists()
 
     def _poll(self) -> None:
@@ -262,13 +256,13 @@ class SlurmExecutor(Executor[_Work]):
                 work.gone_at = None
                 continue
             work.gone_at = work.gone_at or self._asked_at
-            if job is None and self._asked_at - work.gone_at >= work.patience and self._may_be_unknown(folder):
+            if job is None and self._asked_at - work.gone_at >= work.patience and self._is_waiting(folder):
                 work.refusal = self._send(folder)
 
     def has_begun(self, folder: Path) -> bool:
         """Return False for a job that was last seen to wait, or was not seen yet."""
         self._poll()
-        return self._flights[folder].seen.state not in ("", "PENDING") or (folder / STARTED_NAME).exists()
+        return not self._is_waiting(folder)
 
     def cancel(self, folders: Collection[Path]) -> None:
         """Cancel jobs. Returns when they are gone from the cluster, at the latest after CANCEL_SECONDS, or when
@@ -296,19 +290,19 @@ class SlurmExecutor(Executor[_Work]):
         state, node, reason = work.seen
         how = f"last seen {state}, reason {reason}, node {node or 'none'}" if state else "SLURM does not know it"
         if state == "OUT_OF_MEMORY":
-            how += f", killed {OUT_OF_MEMORY}: mem_gb = {self.config.mem_gb}"
+            how += f", killed {process.OUT_OF_MEMORY}: mem_gb = {self.config.mem_gb}"
         failure = Failure.INTERRUPTED if state == "PREEMPTED" else Failure.INFRASTRUCTURE
         return f"job {work.job.name} ended without a result: {how}", failure
 
 
 def jobs_seen(names: Collection[str]) -> dict[str, _Seen]:
-    """Return what slurmctld knows of these jobs, by name. Of two with one name: what is left, or else completed."""
+    """Return what slurmctld knows of these jobs, by name."""
     jobs = dict[str, _Seen]()
     command = ["squeue", "--noheader", "--states=all", f"--name={','.join(names)}", "--format=%j|%T|%N|%r"]
     for line in _ask(command).splitlines() if names else ():
         name, *fields = line.strip().split("|", 3)
         job, other = _Seen(*fields), jobs.get(name)
-        if other is None or (job.is_left, job.state == "COMPLETED") > (other.is_left, other.state == "COMPLETED"):
+        if other is None or job.rank > other.rank:
             jobs[name] = job
     return jobs
 
@@ -363,7 +357,7 @@ def _ask(
             capture_output=True,
             check=False,
             timeout=seconds,
-            env=environment | mark() | {**(variables or {})},
+            env=environment | process.mark() | {**(variables or {})},
             process_group=0,  # a Ctrl-C is the controller's to answer
         )
     except FileNotFoundError:
@@ -388,7 +382,7 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
     runs_dir.mkdir(exist_ok=True)
     folder, began, job = Path(tempfile.mkdtemp(prefix=".node-", dir=runs_dir)), time.monotonic(), _NEVER
     name, answer, log = f"nightshift-{uuid.uuid4().hex}", folder / "answer", folder / LOG_NAME
-    command = shlex.join(python_command(*_PROGRAM, *words))
+    command = shlex.join(process.python_command(*_PROGRAM, *words))
     try:
         executor.sbatch(name, answer, [*executor.exports(), command], f"--error={log}")
         with waiting(lambda: f"waiting for the job: {job.state} {job.reason}"):
@@ -397,7 +391,7 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
                 with suppress(EngineError):
                     job = jobs_seen([name]).get(name, job)
         if not (answer.is_file() and (text := read_file(answer))):
-            why = "".join(f": {line}" for line in tail(log, 1))
+            why = "".join(f": {line}" for line in process.tail(log, 1))
             raise EngineError(f"the job printed nothing: {job.state}, node {job.node}{why}", "Look at its node.")
         return f"node:     {job.node}, answered after {time.monotonic() - began:.1f} s", text
     finally:
@@ -415,13 +409,13 @@ def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str]) -> 
         UsageError: this checkout has such a job already.
         EngineError: SLURM refuses it, or does not answer.
     """
-    name = f"nightshift-controller-{digest_of(root)}"
+    name = f"nightshift-controller-{process.digest_of(root)}"
     if (job := jobs_seen([name]).get(name)) and job.is_left:
         cause = f"job {name} runs the controller already: {job.state} {job.node}".rstrip()
         raise UsageError(cause, f"Or end it: scancel --name={name}.")
     (root / "runs").mkdir(exist_ok=True)
     config = msgspec.structs.replace(config, gpus=0, gres="", time_minutes=config.controller_minutes)
-    command = f'eval "exec {shlex.join(python_command(*_PROGRAM))} $NIGHTSHIFT_WORDS"'
+    command = f'eval "exec {shlex.join(process.python_command(*_PROGRAM))} $NIGHTSHIFT_WORDS"'
     lines, variables = [f"cd {shlex.quote(str(Path.cwd()))}", command], {"NIGHTSHIFT_WORDS": shlex.join(words)}
     executor = SlurmExecutor(root, {}, config)
     executor.sbatch(name, root / "runs" / DETACHED_NAME, lines, "--export=ALL", variables=variables)

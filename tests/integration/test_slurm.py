@@ -294,12 +294,6 @@ def test_doctor_runs_on_a_node(root: Path, cluster: Cluster, monkeypatch: pytest
     assert re.fullmatch(r"node:     n[12], answered after \d+\.\d s", first)
     assert any(line.startswith("trl       installation  ok") for line in table)
     assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
-    squeue = root.parent / "programs" / "squeue"
-    squeue.parent.mkdir()
-    squeue.write_text('#!/bin/sh\ncase "$*" in *=%N) exit 1;; esac\nexec /usr/bin/squeue "$@"\n')
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
-    assert nightshift(root, "doctor", "--slurm", config)[1].startswith("node:     unknown, answered after ")
     code, stdout, stderr = nightshift(root, "doctor", "--slurm", config, "--json")
     assert code == 0, stderr
     report = json.loads(stdout)

@@ -303,6 +303,32 @@ def harness(
     return subprocess.Popen([sys.executable, script, signature], cwd=tmp_path, **kwargs)
 
 
+def test_what_a_worker_left_that_was_killed_with_its_watchdog_is_ended_with_the_worker(group, tmp_path, signature):
+    """A process of the worker's own group, in a session of its own, which is deaf and stopped."""
+    harness(tmp_path, signature, "", env={"PATH": "/nowhere"}).wait()  # writes the script
+    body = f"start({IGNORE_TERM + READY + SLEEP!r})\ntime.sleep(600)\n"
+    script = tmp_path / "harness.py"
+    script.write_text(script.read_text() + body)
+    worker = group.start(
+        "worker",
+        [sys.executable, script, signature],
+        log_path=tmp_path / "log",
+        env=engine_environment(os.environ, {}),
+        cwd=tmp_path,
+    )
+    wait_for((tmp_path / "child").exists)
+    (left,) = [process for process in with_signature(signature) if process.pid != worker.pid]
+    left.suspend()
+    (watchdog,) = watchdogs_of(worker.pid)
+    for process in (watchdog, psutil.Process(worker.pid)):
+        process.kill()
+    worker.wait()
+    assert is_alive(left)
+    group.grace_seconds = 0.5
+    assert group.stop() == []
+    assert not is_alive(left)
+
+
 # The watchdog reads the second line only when it has looked at the tree after the first.
 LOOK = """
 import fcntl, termios
