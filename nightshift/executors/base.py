@@ -84,8 +84,7 @@ class Executor(ABC, Generic[F]):
             raise
 
     def _placed(self, job: Job) -> Job:
-        """Return the job with what this executor adds to it."""
-        return job
+        return job  # with what this executor adds to it
 
     @abstractmethod
     def _start(self, folder: Path, job: Job) -> None:

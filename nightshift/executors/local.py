@@ -118,12 +118,11 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
         return [Slot()]
-    if num_slots * gpus_each > len(gpu_ids):
-        cause = f"--pairs {num_slots} needs {num_slots * gpus_each} GPUs, there are {len(gpu_ids)}"
-        raise UsageError(cause, f"Write --pairs {max(len(gpu_ids) // gpus_each, 1)}.")
-    if num_slots > len(cores):
-        cause = f"--pairs {num_slots} needs a core each, there are {len(cores)}"
-        raise UsageError(cause, f"Write --pairs {max(len(cores), 1)}.")
+    needs = (f"{num_slots * gpus_each} GPUs", gpus_each, len(gpu_ids)), ("a core each", 1, len(cores))
+    for what, num_each, num_here in needs:
+        if num_slots * num_each > num_here:
+            cause = f"--pairs {num_slots} needs {what}, there are {num_here}"
+            raise UsageError(cause, f"Write --pairs {max(num_here // num_each, 1)}.")
     if gpus_each:
         share = len(cores) // num_slots
         parts = [list(cores[share * i :]) for i in range(num_slots)]

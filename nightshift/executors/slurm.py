@@ -129,11 +129,11 @@ class _Seen(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
-        """Of two jobs with one name the higher one counts: what sbatch refused has failed on no node."""
+        """Of two jobs with one name the higher one counts. None of these holds for one that sbatch refused."""
         return self.is_left, self.state == "COMPLETED", bool(self.node)
 
 
-_NEVER, _REFUSED = _Seen(), _Seen("FAILED")
+_NEVER = _Seen()
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ class SlurmExecutor(Executor[_Work]):
             except EngineError as error:
                 refusal = error
             try:
-                if any(jobs_seen([work.job.name]).get(work.job.name, _REFUSED).rank):
+                if any(any(job.rank) for job in jobs_seen([work.job.name]).values()):
                     return None
             except EngineError:
                 work.patience = 0.0
@@ -241,8 +241,8 @@ class SlurmExecutor(Executor[_Work]):
         """Ask for the state of all jobs, now and then. A job that is not in the answer was forgotten by slurmctld."""
         if time.monotonic() - self._asked_at < POLL_SECONDS:
             return
-        self._cancel_unwanted()
         try:
+            self._cancel_unwanted()
             jobs = jobs_seen([work.job.name for work in self._flights.values()])
         except EngineError:
             return  # slurmctld is away: nothing is known, so nothing is lost
@@ -269,18 +269,15 @@ class SlurmExecutor(Executor[_Work]):
         slurmctld does not answer: then they are cancelled when it does."""
         names = [self._flights.pop(folder).job.name for folder in folders if folder in self._flights]
         self._unwanted |= {*names}
-        self._cancel_unwanted()
         ends_at = time.monotonic() + CANCEL_SECONDS
         with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
-            while not self._unwanted and time.monotonic() < ends_at:
-                if not any(job.is_left for job in jobs_seen(names).values()):
-                    return
+            self._cancel_unwanted()
+            while any(job.is_left for job in jobs_seen(names).values()) and time.monotonic() < ends_at:
                 time.sleep(_LOOK_SECONDS)
 
     def _cancel_unwanted(self) -> None:
-        with suppress(EngineError):  # at the next question, then
-            cancel_jobs(self._unwanted)
-            self._unwanted.clear()
+        cancel_jobs(self._unwanted)
+        self._unwanted.clear()
 
     def _ending(self, folder: Path) -> tuple[str, Failure]:
         """Return what SLURM says of a job. A preempted one is interrupted: nothing is wrong with it or its node."""
@@ -289,10 +286,9 @@ class SlurmExecutor(Executor[_Work]):
             return work.refusal.cause, Failure.INFRASTRUCTURE
         state, node, reason = work.seen
         how = f"last seen {state}, reason {reason}, node {node or 'none'}" if state else "SLURM does not know it"
-        if state == "OUT_OF_MEMORY":
-            how += f", killed {process.OUT_OF_MEMORY}: mem_gb = {self.config.mem_gb}"
+        memory = f", killed {process.OUT_OF_MEMORY}: mem_gb = {self.config.mem_gb}" if state == "OUT_OF_MEMORY" else ""
         failure = Failure.INTERRUPTED if state == "PREEMPTED" else Failure.INFRASTRUCTURE
-        return f"job {work.job.name} ended without a result: {how}", failure
+        return f"job {work.job.name} ended without a result: {how}{memory}", failure
 
 
 def jobs_seen(names: Collection[str]) -> dict[str, _Seen]:
@@ -315,10 +311,10 @@ def cancel_jobs(names: Collection[str]) -> None:
 
 def job_left(folder: Path) -> Job | None:
     """Return the job in SLURM of the run in `folder`; None without one, or if job.json is damaged."""
+    job = None
     with suppress(UsageError):
         job = read_json(folder / JOB_NAME, Job, "")
-        return job if job and job.name else None
-    return None
+    return job if job and job.name else None
 
 
 def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) -> dict[Path, Job]:

@@ -350,6 +350,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
 def _make_runs(questions: Sequence[Task]) -> None:
     """Make the missing runs, one in each slot. A run that infrastructure loses is tried once more at the end."""
     controller, executor = questions[0].controller, questions[0].bench.executor
+    executor.avoided = ()  # by its night
     for task in questions:
         task.bench.engine.prepare_at_start(controller.reporter.note)
         task.bench.executor.require_ready()
