@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job
 from nightshift.config.train_toml import load
@@ -95,5 +96,13 @@ class Case:
             self.until_over(folder)
             (folder / RESULT_NAME).unlink()
         else:
-            (worker,) = [p for p in leftovers(self.root.parent) if p.cmdline()[-1] == str(folder)]
+            (worker,) = [p for p in leftovers(self.root.parent) if last_word(p) == str(folder)]
             worker.kill()
+
+
+def last_word(process: psutil.Process) -> str:
+    """Return the last word of a command line; "" if the process has ended."""
+    try:
+        return process.cmdline()[-1]
+    except (psutil.Error, IndexError):
+        return ""

@@ -44,7 +44,7 @@ from nightshift.waiting import lasted
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 _TICK_SECONDS = 0.5
-_LEAST_DISK_BYTES = 10_000_000  # before a run of the campaign has ended; one on the CPU leaves about as much
+_LEAST_DISK_BYTES = 10_000_000  # before a run of the campaign has ended. Estimated
 _SUSPENDED_SECONDS = 30.0  # by which the wall clock is ahead: an adjusted clock makes small steps
 
 
@@ -281,13 +281,14 @@ class Controller:
         return record
 
     def require_disk(self, campaign: Campaign) -> None:
-        """Raise EngineError if less disk is free than the campaign's last run used, once for each run in flight."""
+        """Raise EngineError if less disk is free than this run and those in flight need, if each uses as much as the
+        campaign's last one."""
         sizes = (r.result.disk_bytes for r in reversed(campaign.decided) if r.result and r.result.disk_bytes)
-        needed = next(sizes, _LEAST_DISK_BYTES) * (1 + len(self.bench.in_flight)) / 1e9
-        if (free := free_disk_gb(self.ledger.runs_dir)) < needed:
-            cause = (
-                f"{free:.3f} GB of disk are free; a run needs {needed:.3f} GB, as the last run of the campaign shows"
-            )
+        used, free = next(sizes, None), free_disk_gb(self.ledger.runs_dir)
+        needed = (used or _LEAST_DISK_BYTES) * (1 + len(self.bench.in_flight)) / 1e9
+        if free < needed:
+            why = f"the campaign's last run used {used / 1e9:.3f} GB" if used else "no run of the campaign has ended"
+            cause = f"{free:.3f} GB of disk are free, {needed:.3f} GB are needed: {why}"
             raise EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
 
     def submit(self, run_dir: Path, job: Job, **access: Any) -> None:

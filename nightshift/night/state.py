@@ -257,8 +257,8 @@ class Desk:
         self.note(wait.describe())
 
     def end_wait(self, *kinds: str, place: str | None = None) -> None:
-        """End the waits of these kinds that have not ended; with `place` only the one there."""
-        waits = [w for kind in kinds for w in self.open_waits(kind) if place in (None, w.place)]
+        """End the waits of these kinds that have not ended; with `place` only those of that or of an unknown place."""
+        waits = [w for kind in kinds for w in self.open_waits(kind) if place is None or w.place in (place, "")]
         if waits:
             now = self.controller.now().isoformat(timespec="seconds")
             self._set_waits(*(replace(w, ended=now) if w in waits else w for w in self.state.waits))

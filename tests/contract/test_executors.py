@@ -20,7 +20,7 @@ from tests import slurm_cluster, stand_ins
 from tests.conftest import slow
 from tests.night_checkout import furnish, leftovers
 from tests.slurm_cluster import CONFIG, Cluster
-from tests.stand_in_pool import Case, StandInExecutor
+from tests.stand_in_pool import Case, StandInExecutor, last_word
 from tests.waiting import wait_for
 
 
@@ -94,7 +94,7 @@ def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(case: Case) ->
     folder = case.submit(holds=True)
     case.until_training(folder)
     for process in leftovers(case.root):
-        if process.cmdline()[-1].endswith("spec.json"):  # the trainer; its worker ends it
+        if last_word(process).endswith("spec.json"):  # the trainer; its worker ends it
             process.suspend()
     case.executor.cancel([folder, case.root / "runs" / "0009"])
     wait_for(lambda: not leftovers(case.root))
