@@ -223,24 +223,14 @@ class Desk:
         """Return the wait of this kind and place that has not ended."""
         return next((wait for wait in self.open_waits(kind) if wait.place == place), None)
 
-    def begin_wait(
-        self,
-        kind: WaitKind,
-        cause: str,
-        ends_when: str,
-        *,
-        meaning: str = "",
-        meanwhile: str = "",
-        at_once: int = 0,
-        place: str = "",
-    ) -> None:
+    def begin_wait(self, kind: WaitKind, cause: str, ends_when: str, *, at_once: int = 0, **more: str) -> None:
         """Begin a wait, or note that it was in vain once more. `at_once`: so many first tries follow without a pause.
-        `place`: the slot or node that lost a run.
+        `more`: further fields of Wait.
 
         A branch and a disk are looked at every few seconds, a machine every LOOK_SECONDS. An agent, and a run after
         one that was lost, are tried after a pause that doubles with each try in vain.
         """
-        now, before = self.controller.now(), self.open_wait(kind, place)
+        now, before = self.controller.now(), self.open_wait(kind, more.get("place", ""))
         if before is not None and before.checks_at is None and before.cause == cause:
             return
         since, num_tries = now.isoformat(timespec="seconds"), 1
@@ -252,7 +242,7 @@ class Desk:
             seconds = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
         check = (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
         checks_at = None if kind in ("branch", "disk") else check
-        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, meaning, meanwhile, place=place)
+        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
 
