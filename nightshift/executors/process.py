@@ -55,7 +55,7 @@ class Child(subprocess.Popen[bytes]):
             return f"exit code {code}"
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         is_out_of_memory = -code == signal.SIGKILL and num_oom_kills() > self.num_oom_kills
-        return f"killed by {name}{f' {OUT_OF_MEMORY} (memory.events: oom_kill)' if is_out_of_memory else ''}"
+        return f"killed by {name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
 
     def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
         return tail(self.log_path, num_lines, line_length, num_bytes)

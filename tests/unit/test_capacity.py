@@ -98,7 +98,7 @@ def test_a_process_that_the_kernel_killed_for_lack_of_memory_is_named_so(tmp_pat
     )
     child.kill()
     child.wait()
-    assert child.exit_cause() == "killed by SIGKILL" + " for lack of memory (memory.events: oom_kill)" * kills
+    assert child.exit_cause() == "killed by SIGKILL" + " for lack of memory (oom_kill)" * kills
     group.stop()
 
 

@@ -531,7 +531,7 @@ def test_only_the_slot_that_lost_a_run_pauses_and_no_other_run_is_lost(controlle
 
 def test_a_run_that_was_killed_for_lack_of_memory_is_tried_once_more(controller: Controller, clock: Clock) -> None:
     executor = Placed(clock, controller, {})
-    executor.mended, executor.how = 1e9, "killed by SIGKILL for lack of memory (memory.events: oom_kill)"
+    executor.mended, executor.how = 1e9, "killed by SIGKILL for lack of memory (oom_kill)"
     controller = replace(controller, reporter=controller.reporter)
     a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=9, riders=0)
     text = "infrastructure lost its run 2 times: the worker returned no result: killed by SIGKILL for lack of memory"
