@@ -46,8 +46,7 @@ class Executor(ABC, Generic[F]):
     def __init__(self, root: Path, environ: Mapping[str, str], num_slots: int = 1) -> None:
         self.root, self.environ, self.num_slots = root, environ, num_slots
         self.avoided: Collection[str] = ()
-        self._flights = dict[Path, F]()
-        self._places = dict[Path, str]()
+        self._flights, self._places = dict[Path, F](), dict[Path, str]()
 
     @property
     def free_slots(self) -> Sequence[Slot]:

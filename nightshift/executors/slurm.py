@@ -187,15 +187,12 @@ class SlurmExecutor(Executor[_Work]):
         answer, `_poll` tries again."""
         work, refusal = self._flights[folder], None
         work.gone_at, work.patience = None, ANSWER_SECONDS
-        lines = [
-            *self.exports(),
-            f"exec {shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))}",
-        ]
+        worker = shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))
         yours = [word.partition("=")[2] for word in self.config.sbatch if word.startswith("--exclude=")]
         for nodes in (sorted(filter(None, self.avoided)), []):
             try:
                 options = [f"--exclude={','.join([*yours, *nodes])}"] if nodes else []
-                self.sbatch(work.job.name, folder / LOG_NAME, lines, *options)
+                self.sbatch(work.job.name, folder / LOG_NAME, [*self.exports(), f"exec {worker}"], *options)
                 return None
             except EngineError as error:
                 refusal = error
@@ -252,11 +249,9 @@ class SlurmExecutor(Executor[_Work]):
             job = jobs.get(work.job.name)
             work.seen = job or work.seen
             self._places[folder] = work.seen.node
-            if job is not None and job.is_left:
-                work.gone_at = None
-                continue
-            work.gone_at = work.gone_at or self._asked_at
-            if job is None and self._asked_at - work.gone_at >= work.patience and self._is_waiting(folder):
+            work.gone_at = None if job and job.is_left else work.gone_at or self._asked_at
+            is_unknown = job is None and self._is_waiting(folder)
+            if is_unknown and work.gone_at and self._asked_at - work.gone_at >= work.patience:
                 work.refusal = self._send(folder)
 
     def has_begun(self, folder: Path) -> bool:
