@@ -135,6 +135,7 @@ class Controller:
     clock: Callable[[], float] = time.monotonic  # seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
     _folded: Campaign | None = field(default=None, init=False)
+    _begins: dict[int, float] = field(default_factory=dict, init=False)  # of experiments, by the monotonic clock
     _ahead: float | None = field(default=None, init=False)  # seconds, of the wall clock before the monotonic one
 
     def folded(self) -> Campaign:
@@ -267,6 +268,7 @@ class Controller:
         self.bench.require_ready()
         self.require_disk(campaign)
         record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
+        self._begins[record.number] = self.clock()
         limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in all"
         self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
@@ -340,8 +342,10 @@ class Controller:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
         if record.decided is None and record.failure in (None, Failure.CONFIG):
             record = replace(record, decided=self.ledger.num_decided() + 1)
-        # A wall clock may be set back: no less than its run took.
-        seconds = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
+        # The monotonic clock leaves out what the machine was suspended, and nobody can set it. Without a start in this
+        # process the wall clock is left, which may be set back: no less than its run took.
+        since = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
+        seconds = self.clock() - self._begins.pop(record.number, self.clock() - since)
         lines = [record.health] if record.health else []
         if record.result is not None:
             seconds = max(seconds, record.result.total_seconds)

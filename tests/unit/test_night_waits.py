@@ -556,6 +556,7 @@ def test_a_suspended_machine_is_reported_and_costs_no_training_time(controller: 
     text = "this machine was suspended for 2 h 0 min, or its clock was set forward"
     assert controller.reporter.notes.count(f"{text}; this is no training time") == 1
     assert [wait.cause for wait in made.state.waits] == [text]
+    assert max(record.total_seconds for record in controller.ledger.records()) < 7_200.0
     [line] = [line for line in made.state.morning(controller.ledger.records(), controller.now()) if text in line]
     assert line.startswith("Paused: ")
     assert "(2 h 0 min)" in line
