@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent
 
 @click.command(cls=Command, help=__doc__)
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
-@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0 for both on one.")
+@click.option("--gpus", help="prime-rl: GPUs to serve, GPUs to train: 2,3 or 0,1:2-7, or 0,0 for both on one.")
 @click.option(
     "--prime-rl", type=click.Path(file_okay=False, path_type=Path), callback=use_prime_rl, help="Folder of prime-rl."
 )

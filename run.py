@@ -29,7 +29,9 @@ ROOT = Path(__file__).resolve().parent
 @click.command(cls=Command, help=__doc__)
 @click.option("-m", "--description", default="", help="`hypothesis: prediction`, recorded; the commit subject.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
-@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one. See docs/gpus.md.")
+@click.option(
+    "--gpus", help="prime-rl: GPUs to serve, GPUs to train: 2,3 or 0,1:2-7, or 0,0. trl: one. See docs/gpus.md."
+)
 @click.option("--prime-rl", type=FOLDER, callback=use_prime_rl, help="prime-rl: its checkout, as prepare.py has it.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")

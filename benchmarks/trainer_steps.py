@@ -39,7 +39,7 @@ def step_seconds(checkout: Path, num_steps: int) -> float:
         engine = TrlEngine(ARITHMETIC_TRL, checkout, dict(os.environ))
         settings = dict(engine.validate(config).settings) | {"max_steps": num_steps}
         spec = Path(folder) / "spec.json"
-        read = engine.spec(settings, SEED, Path(folder)) | {"score_last": 1}  # 0.2.0 reads that, too
+        read = engine.spec(settings, SEED, Path(folder)) | {"score_last": 1, "model_revision": None}  # of 0.2.0, too
         spec.write_text(json.dumps(read))
         command = [python, "-m", "nightshift.engines.trl.trainer", str(spec)]
         train = json.dumps({"command": "train", "budget_seconds": 1e6}) + "\n"

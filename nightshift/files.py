@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, cast
@@ -35,6 +35,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """
 
     version: Literal[4] = VERSION
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Return Nightshift's folder in the user's cache."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightshift"
 
 
 def temporary_beside(path: Path) -> Path:

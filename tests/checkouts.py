@@ -91,11 +91,6 @@ def site_packages(root: Path) -> Path:
     return next((root / ".venv" / "lib").glob("python*/site-packages"))
 
 
-def run_module(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """`python -m` of one of the commands in tests/."""
-    return subprocess.run([sys.executable, "-m", name, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def clone(folder: Path, branch: str) -> Path:
     """A clone of this project's last commit, on a campaign branch."""
     subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)

@@ -15,6 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 from nightshift.executors.gpus import list_gpus
 from nightshift.executors.watchdog import is_alive
 from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
+from tests.waiting import Clock
 
 ROOT = Path(__file__).parents[1]
 slow = partial(pytest.param, marks=pytest.mark.slow)  # one case of a parametrized test
@@ -82,6 +83,11 @@ def _watches_another(process: psutil.Process) -> bool:
     except psutil.Error:
         return False
     return script.endswith("watchdog.py") and harness != str(os.getpid())
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

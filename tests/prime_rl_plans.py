@@ -10,7 +10,7 @@ from nightshift.config.allowlist import ANY, CURRICULUM, KEYS, Key, Kind, Value
 from nightshift.config.rules import NO_CARD
 from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.launch import Launch, Ports
+from nightshift.engines.prime_rl.launch import Launch
 from nightshift.errors import ConfigError
 from nightshift.executors.gpus import Gpu
 from tests.rules import GSM8K_PRIME_RL
@@ -22,19 +22,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lora": {"trainer.model.lora": {}, "trainer.model.lora.rank": 24},
     "max_steps": {"max_steps": 40, "trainer.scheduler.type": "linear", "trainer.scheduler.decay_steps": 30},
 }
-PORTS = Ports(inference=20001, rollouts=20002, env_server=20004, rendezvous=20005)
+PORT = 20001
 # As Installation.environment makes it.
 ENVIRONMENT = {
     "PATH": "/opt/prime-rl/.venv/bin:/usr/bin",
     "PYTHONPATH": "/opt/prime-rl/.nightshift/environments/0123456789abcdef",
     "VLLM_CACHE_ROOT": "/opt/prime-rl/.nightshift/caches/vllm",
-    "HF_HUB_CACHE": "/opt/prime-rl/.nightshift/hub",
 }
 # Two cards that an installation is checked and prepared for.
 GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
 PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
 _BASE = b"max_steps = 1000\n[orchestrator]\ngroup_size = 2\n"
-_POOL = f"{CURRICULUM}.sampler.pools.one"
+_POOL, _OTHER_POOL = (f"{CURRICULUM}.sampler.pools.{name}" for name in ("one", "two"))
+# What a key needs beside it for each of its values to be valid.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "orchestrator.batch_size": {"orchestrator.group_size": 1, "orchestrator.algo.type": "rae"},
+    "orchestrator.group_size": {"orchestrator.token_batch_size": 1024, "orchestrator.algo.type": "rae"},
+    "orchestrator.concurrency.initial_inflight": {"orchestrator.group_size": 1, "orchestrator.algo.type": "rae"},
+    "orchestrator.concurrency.max_inflight": {"orchestrator.group_size": 1, "orchestrator.algo.type": "rae"},
+    f"{_POOL}.weight": {f"{_OTHER_POOL}.threshold": 1.0, f"{_OTHER_POOL}.weight": 1.0},
+    "trainer.optim.momentum": {"trainer.optim.nesterov": False},
+}
 
 
 def variant(name: str) -> Config:
@@ -44,7 +52,7 @@ def variant(name: str) -> Config:
 def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -> Launch:
     """The plan of one run, with invented GPUs, ports and installation unless `changes` names others."""
     given: dict[str, Any] = {
-        "ports": PORTS,
+        "port": PORT,
         "gpu_ids": (0, 1),
         "bin_dir": Path("/opt/prime-rl/.venv/bin"),
         "environment": ENVIRONMENT,
@@ -65,12 +73,14 @@ def open_configs() -> dict[str, Config]:
             if key.path.startswith(_POOL.removesuffix(".one")):
                 changes |= {f"{CURRICULUM}.sampler.type": "difficulty_pool"}
                 changes |= {f"{_POOL}.threshold": 0.5, f"{_POOL}.weight": 1.0}
-            changes[key.path.replace(ANY, "one")] = value
+            path = key.path.replace(ANY, "one")
+            changes |= _BESIDE.get(path, {})
+            changes[path] = value
             try:
                 checked = parse(set_values(_BASE, changes))
                 effective(checked, GSM8K_PRIME_RL, 448)
             except ConfigError:
-                continue  # it needs another key beside it, or is longer than these rules serve
+                continue  # these rules have no game and no second environment, and serve shorter completions
             found[f"{key.path} = {value}"] = checked
     return found
 
@@ -81,11 +91,12 @@ def _samples(key: Key) -> list[Value]:
     if key.kind is Kind.TABLE:
         return [{}, None] if key.nullable else [{}]
     if key.kind is Kind.LIST:
-        return [key.choices[:1]]
+        return [key.choices[:1], key.choices]
     step = 1 if key.kind is Kind.INT else 1e-9
     bounds = (key.minimum, key.maximum, _shifted(key.above, step), _shifted(key.below, -step))
     numbers = [int(bound) if key.kind is Kind.INT else float(bound) for bound in bounds if bound is not None]
-    return [*key.choices, *numbers, *([None] if key.nullable else [])]
+    default = [] if key.default is None else [key.default]
+    return list(dict.fromkeys([*key.choices, *numbers, *default, *([None] if key.nullable else [])]))
 
 
 def _shifted(bound: float | None, by: float) -> float | None:

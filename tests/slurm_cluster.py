@@ -1,14 +1,10 @@
-"""A real SLURM on this machine: two nodes of four GPUs that are none, for tests. Needs root and Debian's slurm-wlm.
-
-`uv run python -m tests.slurm_cluster FOLDER` leaves it running, and says how it is stopped.
-"""
+"""A real SLURM on this machine: two nodes of four GPUs that are none, for tests. Needs root and Debian's slurm-wlm."""
 
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,10 +185,3 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made.start()
     yield made
     made.stop()
-
-
-if __name__ == "__main__":
-    at = Path(sys.argv[1]).resolve()
-    cluster = Cluster(at)
-    cluster.start()
-    print(f"export SLURM_CONF={cluster.conf}; stop it: kill $(cat {at}/*.pid {at}/munge/pid-file)")

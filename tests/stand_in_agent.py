@@ -28,17 +28,13 @@ def rate(call: int) -> str:
 
 def edit(value: str, call: int = 0) -> None:
     """Change the rate, or in every second call another key: what is in flight may have changed the rate by then."""
-    lines = TRAIN.read_text().splitlines()
+    text = TRAIN.read_text()
     if call % 2:
-        lines.insert([line.startswith("lr =") for line in lines].index(True), f"weight_decay = {float(value) * 1e4:g}")
+        text = re.sub(r"^weight_decay = .*\n", "", text, flags=re.MULTILINE)
+        text = re.sub(r"^lr =", f"weight_decay = {float(value) * 1e4:g}\nlr =", text, flags=re.MULTILINE)
     else:
-        lines = [f"lr = {value}" if line.startswith("lr =") else line for line in lines]
-    lines = [
-        line
-        for i, line in enumerate(lines)
-        if not (line.startswith("weight_decay") and "weight_decay" in str(lines[:i]))
-    ]
-    TRAIN.write_text("\n".join(lines) + "\n")
+        text = re.sub(r"^lr = .*", f"lr = {value}", text, flags=re.MULTILINE)
+    TRAIN.write_text(text)
 
 
 def answer(call: int, brief: str) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Progress, Request
+from nightshift.campaign.records import Progress, Request, Weights
 from nightshift.config.rules import Rules
-from nightshift.engines.base import Engine
+from nightshift.engines.base import Engine, Proof
 from nightshift.engines.trl.engine import TrlEngine
+from nightshift.errors import EngineError
 from nightshift.experiment import worker
 from nightshift.experiment.experiment import Bench, Controller
 from tests.conftest import git
@@ -98,6 +99,41 @@ def keep(controller: Controller) -> Controller:
     write(controller, GOOD)
     assert controller.run(Request()).status == "keep"
     return controller
+
+
+class StandInProof(Proof):
+    """A proof that ends after `num_looks` looks, and fails if `is_bad`."""
+
+    def __init__(self, run_dir: Path, num_looks: int, is_bad: bool) -> None:
+        self.run_dir, self.num_looks, self.is_bad, self.is_done = run_dir, num_looks, is_bad, False
+
+    def is_over(self) -> bool:
+        self.num_looks -= 1
+        return self.num_looks < 0
+
+    def result(self) -> str:
+        assert self.num_looks < 0
+        self.is_done = True
+        if self.is_bad:
+            raise EngineError("the server did not serve the file")
+        return "served = file: proven"
+
+    def close(self) -> None:
+        assert self.is_done, "a proof was cut off"
+
+
+def install_proofs(
+    monkeypatch: pytest.MonkeyPatch, num_looks: int, is_bad: Callable[[Path], bool]
+) -> list[StandInProof]:
+    """Have the engine prove by stand-ins whose weights exist. Return the proofs that began, as they begin."""
+    proofs = list[StandInProof]()
+
+    def begin(engine: Engine, run_dir: Path, weights: Weights, note: object) -> Proof:
+        proofs.append(StandInProof(run_dir, num_looks, is_bad(run_dir)))
+        return proofs[-1]
+
+    monkeypatch.setattr(TrlEngine, "start_proof", begin)
+    return proofs
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """`nightshift night` for another checkout, with the stand-in trainer: `stand_in_night.py ROOT REQUEST`.
 
 REQUEST is JSON: the fields of NightRequest, and `waits`: seconds from one try in vain to the next, 0.05 unless given.
-With `proposer` set to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other
-keys in turn. The agent's clock leaps an hour with each *.hangs-* in the folder `leaps`. `slots`: so many, however few
-cores there are. `notify`: as the flag. `question`: the limit of the question before the night. `page`: true where the
-test reads the page.
+With `proposer` a stand-in proposes learning rates by the number of decided experiments. The agent's clock leaps an hour
+with each *.hangs-* in the folder `leaps`. `slots`: so many, however few cores there are. `notify`: as the flag.
+`question`: the limit of the question before the night. `page`: true where the test reads the page.
 With --detach after REQUEST it starts a night as that flag does.
 """
 
@@ -50,34 +49,11 @@ class RateProposer(StandInProposer):
     name = "lr"
 
     def answer(self, context: Context) -> Answer:
-        rate = RATES[(len(context.campaign.decided) + len(context.refusals) - 1) % len(RATES)]
-        source = set_values(
-            context.source, {"trainer.optim.lr": rate * (1 + len(context.campaign.decided) // len(RATES))}
-        )
-        return Answer(
-            source,
-            Proposal(description=f"lr {rate:g}", prediction="better"),
-            lessons={n: {"lesson": f"lesson {n}"} for n in (context.campaign.decided[-1].number,)},
-        )
-
-
-KEYS: tuple[tuple[str, float], ...] = (
-    ("trainer.optim.lr", 2e-6),
-    ("orchestrator.train.sampling.temperature", 0.9),
-    ("trainer.optim.weight_decay", 0.02),
-    ("trainer.optim.max_norm", 0.5),
-    ("trainer.optim.lr", 3e-6),
-    ("orchestrator.group_size", 8),
-    ("trainer.optim.betas2", 0.95),
-)
-
-
-class KeyProposer(RateProposer):
-    """A stand-in for an agent that changes one key at a time, whatever the rest of the file is."""
-
-    def answer(self, context: Context) -> Answer:
-        key, value = KEYS[(len(context.campaign.decided) + len(context.refusals) - 1) % len(KEYS)]
-        return Answer(set_values(context.source, {key: value}), Proposal(description=f"{key} {value:g}"))
+        num_decided, last = len(context.campaign.decided), context.campaign.decided[-1].number
+        rate = RATES[(num_decided + len(context.refusals) - 1) % len(RATES)]
+        source = set_values(context.source, {"trainer.optim.lr": rate * (1 + num_decided // len(RATES))})
+        proposal = Proposal(description=f"lr {rate:g}", prediction="better")
+        return Answer(source, proposal, lessons={last: {"lesson": f"lesson {last}"}})
 
 
 class LaterSearch(StandInProposer):
@@ -93,8 +69,8 @@ class LaterSearch(StandInProposer):
 def main() -> None:
     asked = json.loads(sys.argv[2])
     notify = asked.pop("notify", None)
-    if (proposer := asked.pop("proposer", None)) is not None:
-        start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
+    if asked.pop("proposer", None):
+        start.proposer_of = lambda request, of: RateProposer()
     if num_slots := asked.pop("slots", None):
         asked["pairs"] = num_slots
         experiment.own_cores = lambda: [own_cores()[i % len(own_cores())] for i in range(num_slots)]

@@ -24,7 +24,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 if __name__ != "__main__":  # the programs themselves import nothing of Nightshift
-    from nightshift.config.rules import Rules
     from nightshift.engines.prime_rl.install import Installation, Pins
 
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun", "python")
@@ -47,15 +46,11 @@ def install(folder: Path) -> Path:
     return bin_dir
 
 
-def installation(folder: Path, rules: Rules) -> Installation:
-    """An installation of stand-ins, with a base model that has a config and a tokenizer, and nothing else."""
+def installation(folder: Path) -> Installation:
+    """An installation of stand-ins."""
     pins = Pins.read(HERE.parent / "pyproject.toml")
     made = Installation(folder / "prime-rl", pins)
     install(made.venv)
-    snapshot = made.model_folder(rules) / "snapshots" / str(rules.model_revision)
-    snapshot.mkdir(parents=True)
-    for name in ("config.json", "tokenizer_config.json"):
-        (snapshot / name).write_text("{}")
     return made
 
 
@@ -121,6 +116,25 @@ def fail_below_torchrun(message: str) -> None:
     sys.exit(1)
 
 
+def fail_in_rank_1(fault: str) -> None:
+    """A second process of torchrun ends, with `rank_1_raises` and `rank_1_killed`, or does not; in trainer.log is what
+    this one says of it."""
+    [log_dir] = (word.removeprefix("--log-dir=") for word in sys.argv if word.startswith("--log-dir="))
+    folder = Path(log_dir) / "an-id_x1y2z3" / "attempt_0" / "1"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_text("/opt/torch/x.py:1: UserWarning: old\n")
+    raised = f"17:45:37   ERROR Fatal error in train\n{TRACEBACK}ZeroDivisionError: in rank 1\n"
+    (folder / "stdout.log").write_text("17:45:36    INFO Step 1\n" + ("" if fault == "rank_1_killed" else raised))
+    if fault == "rank_1_stays":
+        time.sleep(600)
+    say(f"17:45:38   ERROR Fatal error in train\n{TRACEBACK}RuntimeError: Connection closed by peer", "[trainer0]:")
+    killed = fault == "rank_1_killed"
+    why = "Signal 9 (SIGKILL) received by PID 32703" if killed else "To enable traceback see: https://pytorch.org"
+    ended = "(exitcode: 1) local_rank: 1 (pid: 32703) of binary: /opt/bin/python"
+    say(TORCHRUN.replace("(exitcode: 1)", ended).format(code=-9 if killed else 1, why=why))
+    sys.exit(1)
+
+
 def raise_and_stay(function: str, exception: str, prefix: str = "") -> None:
     """The same in the colours of a real log, by a program that takes its time to exit, as one with a GPU does."""
     say(f"\x1b[2m17:45:37\x1b[0m \x1b[31m\x1b[1m  ERROR\x1b[0m \x1b[22mFatal error in {function}\x1b[0m", prefix)
@@ -169,6 +183,8 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
         time.sleep(STEP_SECONDS)
         if step == at and fault == "trainer_hang":
             time.sleep(600)
+        if step == at and fault and fault.startswith("rank_1_"):
+            fail_in_rank_1(fault)
         if step == at and fault == "trainer_raises":
             raise_and_stay("train", NO_KERNEL, "[trainer0]:")
         if step == at and fault == "trainer_out_of_memory":
@@ -373,7 +389,7 @@ def step_of(folder: str | Path | None) -> int:
     return int(struct.unpack("<f", files[0].read_bytes()[-4:])[0]) if files else 0
 
 
-def reader(base: str, folder: str, fault: str | None) -> None:
+def reader(base: str, folder: str, served: str, answer: str, fault: str | None) -> None:
     """The stand-in for transformers: what `logprob` makes of the steps of the two folders."""
     sys.path.insert(0, str(HERE))
     from stand_in_server import logprob
@@ -384,9 +400,10 @@ def reader(base: str, folder: str, fault: str | None) -> None:
         time.sleep(0.1)
     if fault == "reader_fails":
         raise ValueError(f"{folder} lacks model.norm.weight")
-    prompts, steps = json.load(sys.stdin), {"start": step_of(base), "file": step_of(folder)}
+    prompts = json.loads(Path(served).read_bytes())["final"]["tokens"]
+    steps = {"start": step_of(base), "file": step_of(folder)}
     told = {name: [[logprob(t, step) for t in tokens[1:]] for tokens in prompts] for name, step in steps.items()}
-    print(json.dumps(told))
+    Path(answer).write_text(json.dumps(told))
 
 
 def break_engine() -> None:

@@ -52,6 +52,7 @@ class StandInServer:
         self.model, self.fault, self.answer, self.max_model_len = model, fault, answer, max_model_len
         self.requests: list[tuple[str, dict[str, Any]]] = []  # (path, body), as they came
         self.step = step
+        self.lags: dict[str, int] = {}  # steps by which a data-parallel engine is behind, by its number
         self.weight_dir: str | None = None
         self.adapters: dict[str, str] = {}
         self.num_chats = self.num_cut = 0
@@ -108,12 +109,13 @@ class StandInServer:
             return 200, answer
         if self.fault == "logprobs_400":
             return _error(400, "Requested prompt logprobs of 1, which is greater than max allowed: 0")
-        return 200, answer | self.prompt_logprobs(str(body["model"]), messages)
+        return 200, answer | self.prompt_logprobs(str(body["model"]), messages, body.get("engine", ""))
 
-    def prompt_logprobs(self, model: str, messages: list[dict[str, str]]) -> dict[str, Any]:
+    def prompt_logprobs(self, model: str, messages: list[dict[str, str]], engine: str) -> dict[str, Any]:
         """As vLLM adds them to an answer: each token, and the likeliest, by its id; nothing for the first one."""
         tokens = [ord(character) for message in messages for character in f"{message['role']}:{message['content']}"]
-        step, likeliest = self.step(model), {"99999": {"logprob": -0.1, "rank": 1, "decoded_token": "x"}}
+        step = self.step(model) - self.lags.get(engine, 0)
+        likeliest = {"99999": {"logprob": -0.1, "rank": 1, "decoded_token": "x"}}
         rows: list[Any] = [
             {str(token): {"logprob": logprob(token, step), "rank": 9, "decoded_token": chr(token)}} | likeliest
             for token in tokens
@@ -192,6 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server, path = self.stand_in, self.path.partition("?")[0]
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+        if engine := self.headers.get("X-data-parallel-rank"):
+            body["engine"] = engine
         server.requests.append((path, body))
         hanging = {"/update_weights": "update_hang", "/v1/chat/completions": "chat_hang"}
         if server.fault is not None and server.fault == hanging.get(path):

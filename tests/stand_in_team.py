@@ -1,7 +1,7 @@
-"""A stand-in for two agents with a language model: `python -c CODE` strategist|implementer [lie], prompt on stdin.
+"""A stand-in for two agents with a language model: `python -c CODE` strategist|implementer, prompt on stdin.
 
-The strategist asks for another learning rate or weight decay, in turn. After the run it says what came, and with `lie`
-that all went well. The implementer writes what the hypothesis says, key by key.
+The strategist asks for another learning rate or weight decay, in turn. After the run it says what came. The implementer
+writes what the hypothesis says, key by key.
 It is given to `python -c`, so that it runs in bubblewrap, where nothing of the checkout can be seen.
 """
 
@@ -14,29 +14,22 @@ from pathlib import Path
 RATES = ("3e-6", "2e-6", "4e-6", "5e-6", "1e-5", "8e-6", "7e-6", "9e-6", "1.2e-5", "6.5e-6")
 
 
-def say(**lines: str) -> None:
-    text = "".join(f"{name.replace('_', ' ')}: {line}\n" for name, line in lines.items())
-    Path("hypothesis.txt").write_text(text)
-
-
-def reflect(brief: str, lies: bool) -> None:
-    measured = re.search(r", effect ([+-][0-9.]+)", brief)
-    told = "better, +9.0 pp, confirmed" if lies or measured is None else f"{measured[1]} pp"
-    lines = [
-        f"OUTCOME {n}: {told}\nLESSON {n}: what {n} taught\n" for n in re.findall(r"^LESSON ([0-9]+)", brief, re.M)
-    ]
+def reflect(brief: str) -> None:
+    effect = re.search(r", effect ([+-][0-9.]+)", brief)[1]
+    numbers = re.findall(r"^LESSON ([0-9]+)", brief, re.MULTILINE)
+    lines = [f"OUTCOME {number}: {effect} pp\nLESSON {number}: what {number} taught\n" for number in numbers]
     Path("hypothesis.txt").write_text("".join(lines))
 
 
 def think(brief: str) -> None:
     number = int(re.search(r"next experiment, ([0-9]+)", brief)[1])
     key, value = ("lr", RATES[number % len(RATES)]) if number % 2 else ("weight_decay", f"0.0{number + 1}")
-    say(  # in turn: what is in flight may keep the one
-        HYPOTHESIS=f"set trainer.optim.{key} = {value}",
-        MECHANISM=f"larger steps, of {len([*Path('logs').iterdir()])} files of logs",
-        PREDICTION="+1.0 pp",
-        REFUTED_BY="a lower score",
+    lines = (  # in turn: what is in flight may keep the one
+        f"HYPOTHESIS: set trainer.optim.{key} = {value}",
+        f"MECHANISM: larger steps, of {len([*Path('logs').iterdir()])} files of logs",
+        "PREDICTION: +1.0 pp\nREFUTED BY: a lower score",
     )
+    Path("hypothesis.txt").write_text("\n".join(lines))
 
 
 def implement(brief: str) -> None:
@@ -58,7 +51,7 @@ def main() -> None:
     if sys.argv[1] == "implementer":
         implement(brief)
     elif "report what came" in brief:
-        reflect(brief, "lie" in sys.argv)
+        reflect(brief)
     else:
         think(brief)
 

@@ -82,7 +82,7 @@ def main() -> None:
     data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
     right = right_of(settings["optimizer"]["lr"], spec["train_seed"]) - (0.15 if fault == "collapse" else 0.0)
     steps = 0
-    emit(event="ready", seconds={"import": 0.0})
+    emit(event="ready")
     for line in sys.stdin:
         command = json.loads(line)
         if command["command"] == "train":
@@ -97,7 +97,7 @@ def main() -> None:
             weights.parent.mkdir(exist_ok=True)
             weights.write_text(f"{steps} {right}")
             sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-            emit(event="weights", step=steps, sha256=sha256)
+            emit(event="weights", weights={"step": steps, "sha256": sha256})
         elif command["command"] == "complete":
             texts = []
             for (message,) in command["prompts"][: -1 if fault == "short_answers" else None]:
@@ -128,7 +128,7 @@ def train(
                 lacks = fault == "no_gradient" or step > 3
                 row |= {"grad_norm": 0.0, "equal_share": 1.0, "all_wrong_share": 1.0} if lacks else {"grad_norm": 0.3}
             metrics.write(json.dumps(row) + "\n")
-            emit(event="step", **row)
+            emit(event="step", row=row)
             if select.select([0], [], [], 0)[0]:
                 outcome = "budget"
                 break
@@ -139,14 +139,9 @@ def train(
             if fault == "error":
                 emit(event="error", cause="loss is nan at step 1 with lr 1")
                 sys.exit(1)
-    emit(
-        event="trained",
-        outcome=outcome,
-        num_steps=step,
-        training_seconds=step * STEP_SECONDS,
-        reward_mean=reward,
-        peak_memory_gb=None,
-    )
+    seconds = step * STEP_SECONDS
+    training = {"outcome": outcome, "num_steps": step, "training_seconds": seconds, "reward_mean": reward}
+    emit(event="trained", training=training)
     return step
 
 

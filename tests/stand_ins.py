@@ -62,10 +62,10 @@ def night_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: o
 
 
 def prime_rl_rules() -> Rules:
-    """prime-rl's own rules on a small validation split."""
-    return replace(
-        GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_validation=16, num_train=64),)
-    )
+    """prime-rl's own rules on a small validation split, with a base model that has no weights."""
+    small_split = replace(ARITHMETIC_TRL.environments[0], num_validation=16, num_train=64)
+    base = str(HERE / "fixtures" / "prime_rl" / "base")
+    return replace(GSM8K_PRIME_RL, environments=(small_split,), model=base, model_revision=None)
 
 
 def _put_into(module: ModuleType, kind: str) -> None:
@@ -81,7 +81,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
         pins = Pins.read(HERE.parent / "pyproject.toml")
         made = Installation(there, pins)
         if not there.exists():
-            made = stand_in_prime_rl.installation(Path(folder), prime_rl_rules())
+            made = stand_in_prime_rl.installation(Path(folder))
         timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
 
         def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:

@@ -23,7 +23,7 @@ import msgspec
 from nightshift.campaign.records import Record
 from nightshift.cli.status import Status
 from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
-from nightshift.engines.prime_rl.config import AC, DEFAULTS, OFFLOAD, SHARE
+from nightshift.engines.prime_rl.config import AC, OFFLOAD, SHARE, preset
 from nightshift.engines.trl.engine import AT_ONCE
 from nightshift.files import Document
 
@@ -313,7 +313,8 @@ def presets() -> str:
                 f"{one[SHARE]}",
                 ", ".join(map(str, AT_ONCE[size])),
             )
-            for size, (two, one) in DEFAULTS.items()
+            for size in AT_ONCE
+            for two, one in [(preset(f"2 x {size} GB"), preset(f"1 x {size} GB"))]
         ),
     )
 

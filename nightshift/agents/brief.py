@@ -23,7 +23,8 @@ from nightshift.agents.notebook import notebook, unexplained
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
 from nightshift.campaign.records import NOTEBOOK_NAME, Change, Record, Verdict
 from nightshift.campaign.results import results_tsv
-from nightshift.config.allowlist import find_key
+from nightshift.config.allowlist import LOSS, PARAMETERS
+from nightshift.config.losses import keys_with
 from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import Config, changed_keys, parse, spelled
 from nightshift.errors import UsageError
@@ -218,6 +219,7 @@ def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -
         Section("What such a finding asks for:", _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else ()),
         Section("Where the incumbent is weakest:", [context.weakest]),
         Section("Your notes, from an earlier call:", _read(notes_path(context)).splitlines()),
+        Section("Losses of the user, in place of prime-rl's and without the keys of those:", _losses(context)),
         Section(
             "Keys that you may change and no run changed, with the value and the range:", _untried(context, config), 1
         ),
@@ -277,9 +279,16 @@ def _diagnosis(program: Path) -> list[str]:
 
 def _untried(context: Context, config: Config) -> Iterable[str]:
     scope = scope_of(context.direction)
+    keys = {key.path: key for key in keys_with(context.rules.losses, config.get(LOSS))}
     for path in context.memory.untried_keys:
-        if (key := find_key(path)) is not None and is_within(scope, path):
+        if (key := keys.get(path)) is not None and is_within(scope, path):
             yield f"{path} = {config.shown(path)} ({key.allowed(context.rules.engine)})"
+
+
+def _losses(context: Context) -> Iterable[str]:
+    for loss in context.rules.losses:
+        numbers = [f"{name} = {n.default:g} ({n.low:g} to {n.high:g})" for name, n in loss.parameters.items()]
+        yield f'type = "{loss.name}" (code: {loss.folder}); [{PARAMETERS}] may have {", ".join(numbers) or "nothing"}'
 
 
 def describe(record: Record) -> str:

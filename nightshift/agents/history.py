@@ -18,7 +18,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import JOB_NAME, Z95, Change, Effect, Job, Record, Verdict
 from nightshift.campaign.results import Row, fates_of, last_campaign
 from nightshift.campaign.results import row as row_of
-from nightshift.config.allowlist import KEYS
+from nightshift.config.allowlist import ANY, KEYS, PARAMETERS
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import Failure, UsageError
@@ -142,14 +142,15 @@ def history(
     assert campaign.baseline is not None
     keys = _keys(campaign, configs, now)
     tried = {key.key for key in keys}
-    paths = (path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved and path not in tried)
+    parameters = sorted(path for path in used_keys or () if path.startswith(f"{PARAMETERS}.") and ANY not in path)
+    paths = [path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved] + parameters
     return Memory(
         branch=campaign.baseline.branch,
         rules_hash=campaign.baseline.rules_hash,
         kept=tuple(kept_changes(campaign)),
         runs=tuple(_run_rows(campaign)),
         keys=tuple(keys),
-        untried_keys=tuple(path for path in paths if used_keys is None or path in used_keys),
+        untried_keys=tuple(path for path in paths if path not in tried and (used_keys is None or path in used_keys)),
     )
 
 

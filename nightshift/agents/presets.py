@@ -111,7 +111,7 @@ PRESETS = {
         ),
     ),
 }
-SEARCHES = ("search", "tpe", "random")  # without a language model: search.py
+SEARCHES = ("tpe", "random")  # without a language model: search.py
 PROMPT_FILE = "{prompt_file}"
 
 

@@ -1,4 +1,4 @@
-"""A search without a language model: Optuna's samplers over one space, from the ledger alone.
+"""A search without a language model, from the ledger alone: Optuna's TPE, or values drawn by chance.
 
 The space has the keys of the allow-list that the engine uses, each in a box around the incumbent's value. A config is a
 point of the unit cube: each key has a place in its box, from 0 to 1. A proposal changes one to three keys by a step: a
@@ -11,11 +11,9 @@ adv_tau (scales the loss, which Adam divides out), min_lr, and the lengths of a 
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -29,17 +27,14 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.history import load_configs
 from nightshift.campaign.records import Proposal, Result
-from nightshift.config.allowlist import KEYS, Key, Search, Value, applies, is_accepted, resolve, shorten
+from nightshift.config.allowlist import LOSS, PARAMETERS, Key, Search, Value, applies, is_accepted, resolve, shorten
+from nightshift.config.losses import keys_with
 from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import ABSENT, Config, diff, parse, set_values
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import ConfigError
 
 # Random experiments before a model is asked; Optuna's default of 10 is a good part of a night of 40.
 NUM_STARTUP = 8
-NUM_CANDIDATES = 500  # of the Gaussian process
-# Below the best quarter of the scores: a worse score counts as this bad, so that the Gaussian process tells a good
-# score from a better one. Without this limit 37 nights of benchmarks/proposers.py gain 0.3 ± 0.4 pp less.
-_FAR = 0.10
 _MAX_DRAWS = 40  # of which each changes nothing, was tried, or has keys that do not agree
 _MAX_HYPOTHESIS = 200
 
@@ -65,19 +60,13 @@ _SDS = np.array([10.0, 0.2, 0.15, 0.5, 0.4, 0.3, 0.2, 0.1])
 
 @dataclass(frozen=True, slots=True)
 class SearchProposer:
-    """Changes one to three keys of the incumbent to values from an Optuna sampler. `random` draws the values by chance;
-    every other proposer has to beat it. `tpe` draws them from TPE, key by key (Watanabe 2023, arXiv:2304.11127).
-    `search` draws many changes, and takes the one that a Gaussian process expects to improve most.
-    """
+    """Changes one to three keys of the incumbent. `random` draws the values by chance; every other proposer has to beat
+    it. `tpe` draws them from TPE, key by key (Watanabe 2023, arXiv:2304.11127)."""
 
     name: str
     seed: int
     sandbox: ClassVar = ""  # it asks nobody
     is_instant: ClassVar = True
-
-    def __post_init__(self) -> None:
-        if self.name == "search" and importlib.util.find_spec("scipy") is None:
-            raise UsageError("--agent search needs SciPy, which is not installed", "Run: uv sync --extra search.")
 
     def propose(self, context: Context) -> Proposing:
         yield from ()
@@ -111,55 +100,31 @@ def space_of(context: Context) -> SearchSpace:
     results = {record.number: record.result for record in context.campaign.decided}
     runs = [(config, result) for number, config in context.configs.items() if (result := results[number])]
     plan = planner(runs, context.rules.budget_seconds)
-    return SearchSpace.of(context.used_keys, parse(context.source), plan, scope_of(context.direction))
+    base, used = parse(context.source), context.used_keys
+    keys = (key for key in keys_with(context.rules.losses, base.get(LOSS)) if used is None or key.path in used)
+    return SearchSpace.of(keys, base, plan, scope_of(context.direction))
 
 
 def scores(context: Context) -> list[tuple[Config, float]]:
-    """Return every decided config, riders included, with the posterior mean of its score, a fraction of 1. A crash
-    counts as the worst score, and no score as farther below the best ones than _FAR."""
+    """Return every decided config, re-tests included, with the posterior mean of its score, a fraction of 1. A crash
+    counts as the worst score."""
     campaign = context.campaign
     means = {
         record.number: campaign.posterior.predict(record.run.changes)[0]
         for record in campaign.decided
         if campaign.posterior is not None and record.score is not None and record.number in context.configs
     }
-    if not means:
-        return []
-    best = sorted(means.values())[-max(len(context.configs) // 4, 1) :]
-    least, worst = float(np.mean(best)) - _FAR, min(means.values())
-    return [(config, max(means.get(number, worst), least)) for number, config in context.configs.items()]
+    worst = min(means.values(), default=0.0)
+    return [(config, means.get(number, worst)) for number, config in context.configs.items()] if means else []
 
 
 def _draw(name: str, context: Context, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
-    if name == "tpe":
-        seed = rng.getrandbits(
-            32
-        )  # multivariate: 2.2 ± 0.5 pp less in 40 nights; the liar tells proposals in flight apart
-        sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
-        return space.change(rng, _ask(context, space, sampler))
-    names, num = [dimension.name for dimension in space.dimensions], NUM_CANDIDATES if name == "search" else 1
-    changes, base = [space.change(rng, {n: rng.random() for n in names}) for _ in range(num)], space.places(space.base)
     if name == "random":
-        return changes[0]
-    ranking = _Ranking([base | space.places_of(change) for change in changes], rng.getrandbits(32))
-    _ask(context, space, ranking)
-    return changes[ranking.best]
-
-
-class _Ranking(optuna.samplers.GPSampler):
-    """Optuna's Gaussian process and its acquisition, the logarithm of the expected improvement (Ament et al. 2023,
-    arXiv:2310.20708), over given candidates alone. `best` is the index of the most promising one."""
-
-    def __init__(self, candidates: Sequence[Mapping[str, float]], seed: int) -> None:
-        super().__init__(seed=seed, n_startup_trials=1)
-        self.candidates = candidates
-        self.best = 0
-
-    def _optimize_acqf(self, acqf: Any, best_params: Any) -> Any:
-        """Override Optuna's own optimization over the whole cube; the first argument stands for as many trials."""
-        points = acqf.search_space.get_normalized_params(self.candidates, self.candidates)
-        self.best = int(acqf.eval_acqf_no_grad(points).argmax())
-        return points[self.best]
+        return space.change(rng, {dimension.name: rng.random() for dimension in space.dimensions})
+    # Multivariate TPE gains 2.2 ± 0.5 pp less in 40 nights. The constant liar tells proposals in flight apart.
+    seed = rng.getrandbits(32)
+    sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
+    return space.change(rng, _ask(context, space, sampler))
 
 
 def _configs_ahead(context: Context) -> list[Config]:
@@ -170,7 +135,7 @@ def _configs_ahead(context: Context) -> list[Config]:
 
 def _ask(context: Context, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> dict[str, float]:
     """Return the point of the unit cube that the sampler proposes, after the campaign's runs and those in flight."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a fit that fails keeps Optuna's first kernel
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=sampler, direction="maximize")
     distributions: dict[str, BaseDistribution] = {d.name: FloatDistribution(0, 1) for d in space.dimensions}
     trials: list[tuple[Config, dict[str, Any]]] = [(config, {"value": score}) for config, score in scores(context)]
@@ -250,22 +215,15 @@ class SearchSpace:
     scope: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, used_keys: AbstractSet[str] | None, base: Config, plan: Planner, scope: tuple[str, ...] = ()
-    ) -> SearchSpace:
-        """Return the space of one engine. `used_keys`: what the engine uses, None for every key."""
-        keys = (key for key in KEYS if (used_keys is None or key.path in used_keys) and is_within(scope, key.path))
-        dimensions = (Dimension.of(key, key.search, base.resolved.get(key.path)) for key in keys if key.search)
+    def of(cls, keys: Iterable[Key], base: Config, plan: Planner, scope: tuple[str, ...] = ()) -> SearchSpace:
+        """Return the space of `keys`, those that the engine uses."""
+        keys = (key for key in keys if is_within(scope, key.path))
+        dimensions = (Dimension.of(key, key.search, _value(key, base)) for key in keys if key.search)
         return cls(tuple(filter(None, dimensions)), base, plan, scope)
 
     def places(self, config: Config) -> dict[str, float]:
         """Return the place of each key, the middle if it does not apply. ValueError: a value is not a choice."""
-        return self.places_of({d.name: config.resolved[d.name] for d in self.dimensions if _applies(d, config)}, 0.5)
-
-    def places_of(self, values: Mapping[str, Value], default: float | None = None) -> dict[str, float]:
-        """Return the places of the keys of `values`; `default`: the place of the other keys, None to leave them out."""
-        places = {d.name: d.place(values[d.name]) if d.name in values else default for d in self.dimensions}
-        return {name: place for name, place in places.items() if place is not None}
+        return {d.name: d.place(_value(d.key, config)) if _applies(d, config) else 0.5 for d in self.dimensions}
 
     def change(self, rng: random.Random, places: Mapping[str, float]) -> dict[str, Value]:
         """Return the steps to these places of one to three keys, chosen by chance among those that apply to the base.
@@ -288,6 +246,8 @@ class SearchSpace:
         for dimension in self.dimensions:
             if dimension.name in values and applies(dimension.key, dimension.name, resolve(chosen)):
                 chosen[dimension.name] = values[dimension.name]
+        if chosen.get(LOSS) != self.base.values.get(LOSS):  # another loss begins with its own defaults
+            chosen = {path: value for path, value in chosen.items() if not path.startswith(f"{PARAMETERS}.")}
         if KIND in values or (STEPS in chosen and is_within(self.scope, STEPS)):
             self._schedule(chosen)
         resolved = resolve(chosen)
@@ -315,6 +275,11 @@ class SearchSpace:
             chosen[DECAY] = min(max(round(share * steps), 2), left)
             left -= chosen[DECAY]
         chosen[WARMUP] = min(max(round(shares[WARMUP] * steps), 1), left)
+
+
+def _value(key: Key, config: Config) -> Value:
+    """Return a key's value in a config; the default of a parameter that is not set, of which train.toml knows none."""
+    return config.resolved.get(key.path, key.default if key.table == PARAMETERS else None)
 
 
 def _applies(dimension: Dimension, config: Config) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +36,10 @@ from nightshift.campaign.records import (
     Record,
     Run,
     Settings,
+    Stage,
     Standing,
     Verdict,
+    percent,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.config.train_toml import Config
@@ -45,7 +47,9 @@ from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
+BASELINE_WHY = "the first experiment of the campaign: later ones are compared with it"
 _FALL = 2.0  # standard errors by which an environment falls
+_GUARD_LEVEL = 0.9  # P(a change lowers a guard by more than its limit) from which the change is not kept
 _SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
 Array = NDArray[np.float64]
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
@@ -62,6 +66,7 @@ class Campaign:
         # its config without its new change.
         self.differences = dict[int, Effect]()
         self.posterior: Posterior | None = None  # None before the baseline
+        self.guards = dict[str, Posterior]()  # of the scores of environments that never train
         self.user_decisions: tuple[Decision, ...] = ()  # of commits that no record has yet
         self.config: Config | None = None  # the baseline's train.toml
         self.unread: str | None = None  # why the user's own commits could not be read
@@ -102,41 +107,73 @@ class Campaign:
         for decision in decisions_since(ledger, repo, self.records, baseline.branch, self.config, self.kept):
             change = campaign.posterior.known(decision.change)
             campaign.user_decisions += (replace(decision, change=change),)
-            campaign.posterior.decide_for_user(change, decision.action is Action.KEEP)
+            for posterior in campaign._posteriors:
+                posterior.decide_for_user(change, decision.action is Action.KEEP)
         return campaign
 
     def _copy(self) -> Campaign:
         campaign = copy.copy(self)
         campaign.posterior = self.posterior and self.posterior.copy()
+        campaign.guards = {name: guard.copy() for name, guard in self.guards.items()}
         campaign.decided, campaign.differences = [*self.decided], {**self.differences}
         return campaign
+
+    @property
+    def _posteriors(self) -> list[Posterior]:
+        return [*filter(None, [self.posterior]), *self.guards.values()]
 
     def step(self, is_start: bool, record: Record) -> None:
         """Fold the start or the decision of one experiment. UsageError first for scores unlike the baseline's."""
         if self.posterior is None:
             if not is_start and record.is_keep:
                 self.posterior = _first_posterior(record)
+                self.guards = _first_guards(record)
         elif is_start:
-            for decision in record.user_decisions:
-                self.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
-            self.posterior.stage = record.run.stage
+            for posterior in self._posteriors:
+                for decision in record.user_decisions:
+                    posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
+                posterior.stage = record.run.stage
         elif record.judgement is not None and record.status != Verdict.CRASH:
             expected, sd = self.posterior.predict(replace(record.run, new=None).changes, self.hours(record))
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
-            self._observe(self.posterior, record)
+            # A refused decision, which `kept` below takes back, forgets the final check runs of an earlier night, and a
+            # guard looks at what the rule decided.
+            self._observe(record, decides=bool(record.judgement.refused or self.guards))
             assert record.score is not None
             self.differences[record.number] = Effect(record.score - expected, sd)
-            if self.posterior.kept != record.judgement.kept:
-                self.posterior.set_kept(record.judgement.kept)
+            for posterior in self._posteriors:
+                if posterior.kept != record.judgement.kept:
+                    posterior.set_kept(record.judgement.kept)
         if not is_start:
             self.decided.append(record)
 
-    def _observe(self, posterior: Posterior, record: Record) -> tuple[Decision, ...]:
+    def _observe(self, record: Record, *, decides: bool = True) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
+        """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
         scores, num = run_scores(record), len(run_scores(self.baseline or record))
         if len(scores) != num:
             cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
             raise UsageError(cause, without(record))
-        return posterior.observe(record.run, float(scores.mean()), self.hours(record))
+        assert self.posterior is not None
+        hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()
+        decisions = self.posterior.observe(record.run, float(scores.mean()), hours, decides=decides)
+        for guard in record.evaluation.guards if record.evaluation else ():
+            posterior = self.guards[guard.environment]
+            posterior.observe(record.run, guard.score, hours, decides=False)
+            # The incumbent of a night's last runs is fixed.
+            for change in self.posterior.kept if posterior.stage is not Stage.LAST_INCUMBENTS else ():
+                effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
+                p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
+                if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
+                    limit = f"more than {100 * guard.limit:g} pp"
+                    falls[change.identity] = (
+                        f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)} %"
+                    )
+        for change in [change for change in self.posterior.kept if change.identity in falls]:
+            if change in before:  # if no valid train.toml is left without the change, the next run tries again
+                self.posterior.set_kept([other for other in self.posterior.kept if other != change])
+            else:
+                self.posterior.forbid(change)
+        return decisions, falls
 
     def judge(
         self, record: Record, baseline: Config | None, validate: Callable[[Config], object] = lambda config: None
@@ -145,14 +182,22 @@ class Campaign:
         first experiment, None if this is the first one."""
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posterior(record), record)
-            return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
-        posterior = self.posterior.copy()
+            return replace(record, status=Verdict.KEEP, judgement=Judgement(why=BASELINE_WHY, standing=standing))
+        after = self._copy()
+        posterior = after.posterior
+        assert posterior is not None
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
-        before, decisions = posterior.kept, self._observe(posterior, record)
+        before, (decisions, falls) = posterior.kept, after._observe(record)
+        forbidden = [decision for decision in decisions if decision.change.identity in falls]
+        decisions = tuple(decision for decision in decisions if decision not in forbidden)
+        decisions += tuple(
+            Decision(change=change, action=Action.REVERT) for change in before if change.identity in falls
+        )
         steps, made, kept, refused = plan(baseline, before, decisions, partial(self._reason, record), validate)
         posterior.set_kept(kept)  # in the order of the commits, without what is refused
         made += [decision for decision in decisions if decision.action is Action.DISCARD]
-        made += [replace(decision, action=Action.DISCARD) for decision, _ in refused if decision.action is Action.KEEP]
+        stopped = [*(decision for decision, _ in refused), *forbidden]
+        made += [replace(decision, action=Action.DISCARD) for decision in stopped if decision.action is Action.KEEP]
         judgement = Judgement(
             why="",
             decisions=tuple(made),
@@ -169,6 +214,13 @@ class Campaign:
         why = [measured_text(record, float(run_scores(record).mean()))]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
+        why += [f"{d.change.name} not {d.action.past}: {falls[d.change.identity]}" for d in forbidden]
+        effect = record.decision and record.decision.estimate
+        is_late = status is Verdict.DISCARD and posterior.stage is not Stage.SEARCH
+        if is_late and effect and effect.p_helps >= posterior.rules.keep_at:
+            why.append("no change is kept during the final check runs")
+        reverted = (change for change in before if change.identity in falls and change not in posterior.kept)
+        why += [f"{change.name} reverted: {falls[change.identity]}" for change in reverted]
         if form := compare(record, self._parent_of(record)):
             why.append(form.conclusion)
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
@@ -326,6 +378,11 @@ def _first_posterior(baseline: Record) -> Posterior:
     return Posterior(float(scores.mean()), float(scores.std()) / len(scores) ** 0.5, baseline.decision_rules)
 
 
+def _first_guards(baseline: Record) -> dict[str, Posterior]:
+    guards = baseline.evaluation.guards if baseline.evaluation else ()
+    return {guard.environment: Posterior(guard.score, guard.stderr, baseline.decision_rules) for guard in guards}
+
+
 def _began(record: Record) -> datetime:
     return datetime.fromisoformat((record.result and record.result.started) or record.started)
 
@@ -439,7 +496,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     if record.failure in (Failure.INFRASTRUCTURE, Failure.INTERRUPTED):
         return replace(record, git_action="train.toml left as it is: nothing was decided")
     if record.parent is None:
-        return replace(record, git_action="baseline: nothing to commit")
+        return replace(record, git_action="nothing to commit: train.toml is the baseline")
     if record.is_keep and record.decision is None:
         return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
     assert record.judgement is not None

@@ -12,6 +12,7 @@ from nightshift.campaign.records import Action, Change, Decision, PlannedCommit,
 from nightshift.config.allowlist import KEYS, Kind, Value, accept, find_key, shorten
 from nightshift.config.train_toml import ABSENT, Config, changed_keys, diff, parse, set_values, spelled
 from nightshift.errors import ConfigError, UsageError
+from nightshift.files import read_file, write_atomically
 from nightshift.text import clean
 
 MAX_SUBJECT = 71  # characters
@@ -98,6 +99,33 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
         ids.append(None if edited.source == config.source else tip.commit)
         config = edited
     return ids
+
+
+def revert(repo: Repo, baseline: Config, kept: Sequence[Change], change: Change) -> Head:
+    """Take a kept change out of train.toml by a commit of the user's, which needs no lock. Only the keys that no later
+    change has set go back. Return the new HEAD. UsageError if train.toml has changes that are not committed, if nothing
+    is left of the change, or if the other changes need it."""
+    head, path = repo.head(), repo.root / CONFIG_NAME
+    config = parse(repo.config_at(head.commit or "") or b"")
+    before = incumbent_values(baseline, kept)
+    after = incumbent_values(baseline, [other for other in kept if other != change])
+    if incumbent_values(config) != before:
+        raise UsageError(
+            f"{head} does not have the commits of all decisions yet",
+            "The next experiment or start tries again to commit them; then run the command again.",
+        )
+    if repo.changes(CONFIG_NAME) or not path.is_file() or read_file(path) != config.source:
+        fix = f"Commit them, or restore the file: git restore --staged --worktree {CONFIG_NAME}"
+        raise UsageError(f"{CONFIG_NAME} has changes that are not committed", fix)
+    if not _changed(before, after):
+        later = [
+            other.name for other in kept[kept.index(change) :] if other != change and other.keys.keys() & change.keys
+        ]
+        raise UsageError(f"{change.name} is replaced: {', '.join(later)} set its keys", "Revert those, if any.")
+    edited = _edit(config, after)
+    head = repo.commit_files(head, {CONFIG_NAME: edited.source}, _subject(f"Revert {change.name}", config, edited))
+    write_atomically(path, edited.source)
+    return head
 
 
 def decisions_since(

@@ -91,9 +91,9 @@ class Repo:
         ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
         return Head(ref.removeprefix("refs/heads/"), commit or None)
 
-    def config_at(self, commit: str) -> bytes | None:
-        """Return the bytes of train.toml in `commit`; None if it has none."""
-        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{CONFIG_NAME}")  # `:NAME` is in the index
+    def config_at(self, commit: str, name: str = CONFIG_NAME) -> bytes | None:
+        """Return the bytes of train.toml, or of another file, in `commit`; None if it has none."""
+        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{name}")  # `:NAME` is in the index
         return blob.stdout if blob.returncode == 0 else None
 
     def files_at(self, commit: str) -> dict[str, tuple[str, str]]:
@@ -144,23 +144,47 @@ class Repo:
                 id = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
             lines += f"{mode or 0} {id}\t{name}\0"
         change: dict[str, Any] = {"stdin": os.fsencode(lines)}
-        index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
+        # Of this process: `nightshift revert` commits while a night does.
+        index = self.root / self._git("rev-parse", "--git-path", f"nightshift-{os.getpid()}.index").strip()
         for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
             path.unlink(missing_ok=True)
         self._git("read-tree", parent, index=index)
         self._git("update-index", "-z", "--index-info", index=index, **change)
         tree = self._git("write-tree", index=index).strip()
         index.unlink(missing_ok=True)
-        author = []  # what the user configured, else Nightshift
+        commit = self._git(
+            *self._author(), "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()
+        ).strip()
+        # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
+        self._run("update-index", "-z", "--index-info", **change)
+        try:  # compare-and-swap: a commit that somebody makes at this moment is not lost
+            self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
+        except EngineError:
+            now = self.head().commit or parent
+            held = self.files_at(now)
+            entries = (f"{' '.join(held.get(name, ('0', '0' * len(parent))))}\t{name}\0" for name in files)
+            self._run("update-index", "-z", "--index-info", stdin=os.fsencode("".join(entries)))
+            if now == parent:
+                raise
+            cause = f"{head.branch} moved to {now[:7]} while {listed([*files])} was committed"
+            raise UsageError(cause, "Run it again.") from None
+        return Head(head.branch, commit)
+
+    def tag(self, name: str, branch: str, message: str) -> None:
+        """Tag the last commit of a branch, with a message. Not `git tag`, which would ask for a signature."""
+        commit = self.branches().get(branch, "")
+        tagger = self._git(*self._author(), "var", "GIT_COMMITTER_IDENT").strip()
+        text = f"object {commit}\ntype commit\ntag {name}\ntagger {tagger}\n\n{message.rstrip()}\n"
+        tag = self._git("mktag", stdin=text.encode(errors="replace")).strip()
+        self._git("update-ref", "-m", "nightshift", f"refs/tags/{name}", tag, "0" * len(tag))
+
+    def _author(self) -> list[str]:
+        """Return the options that name the author of a commit: what the user configured, else Nightshift."""
+        author = []
         for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
             configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
             author += ["-c", f"{key}={configured or default}"]
-        commit = self._git(*author, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
-        # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
-        self._run("update-index", "-z", "--index-info", **change)
-        # Compare-and-swap: a commit that somebody makes at this moment is not lost.
-        self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
-        return Head(head.branch, commit)
+        return author
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first; none after a reset."""
@@ -217,9 +241,11 @@ class Repo:
         """Return whether git takes `name` for a branch."""
         return self._run("check-ref-format", "--branch", name).returncode == 0
 
-    def is_dirty(self) -> bool:
-        """Return whether a file that git tracks has changes that are not committed."""
-        return bool(self._git("status", "--porcelain", "--untracked-files=no"))
+    def changes(self, *names: str) -> list[str]:
+        """Return the files and submodules that git tracks, of `names` if there are any, that have changes which are not
+        committed."""
+        options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=untracked")
+        return [line[2:].strip() for line in self._git("status", *options, "--", *names).splitlines()]
 
     def switch(self, branch: str, is_new: bool = False) -> None:
         """Check out a branch; a new one is created at HEAD, and no file changes. UsageError with git's words if that

@@ -44,7 +44,7 @@ class Posterior:
         self._changes: dict[Settings, Change] = {}  # every proposed change, as it was first proposed
         self._kept: dict[Settings, Settings] = {}  # what each kept change still sets, in the order of adoption
         self._setters: dict[str, Settings] = {}  # the kept change that sets a key
-        self._fixed = set[Settings]()  # changes that the user decided
+        self._fixed = set[Settings]()  # changes that the user decided, or that a guard forbids
         self._dropped = set[Settings]()  # configs of which a run was an accident
         self._final_scores: dict[Settings, tuple[float, ...]] = {}  # of the final check runs, by their configs
         self._rows: dict[Settings, int] = {}  # of the Gaussian: each change, and rests of changes
@@ -137,11 +137,13 @@ class Posterior:
                 best, most = change, worth
         return best
 
-    def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]:
+    def observe(self, run: Run, score: float, time_hours: float, *, decides: bool = True) -> tuple[Decision, ...]:
         """Update the Gaussian with a run's score, `time_hours` after the first baseline. Return the decisions, in
-        order. The update under each kind of the new change is a Kalman update; the result is the Gaussian with the
-        mixture's mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2
-        matrix. The accident of a run without a new change is treated as a new change that is forgotten."""
+        order; none without `decides`, for a run whose decisions are recorded: they take most of the time.
+
+        The update under each kind of the new change is a Kalman update; the result is the Gaussian with the mixture's
+        mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2 matrix. The
+        accident of a run without a new change is treated as a new change that is forgotten."""
         new = None if run.new is None else run.new.identity
         is_new = new is not None and new not in self._rows
         if run.new is not None and new not in self._changes:
@@ -185,7 +187,7 @@ class Posterior:
             self._cov[:, row] += matrix[0, 1] * column
             self._cov[row, row] += matrix[1, 1] + weights @ variances
             self._counts += weights
-        return self._decide(new)
+        return self._decide(new) if decides else ()
 
     def decide_for_user(self, change: Change, is_kept: bool) -> None:
         """Keep or revert a change, as a commit of the user's did. The rule does not undo the user's decision."""
@@ -195,6 +197,14 @@ class Posterior:
         self._set_kept([*(kept for kept in self._kept if kept != settings), *([settings] if is_kept else [])])
         if self._kept != before:
             self._final_scores.clear()
+
+    def forbid(self, change: Change) -> None:
+        """Leave a change out for good: no later run keeps it or tests it again."""
+        self.decide_for_user(change, False)
+
+    def is_fixed(self, change: Change) -> bool:
+        """Return True if the rule may not decide about a change any more."""
+        return change.identity in self._fixed
 
     def _admitted(self, change: Change) -> Settings:
         """Add a change that is not known: the user made it, or its record is gone. Return its settings."""

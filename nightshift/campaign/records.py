@@ -23,7 +23,7 @@ from nightshift.files import Document
 from nightshift.text import clean
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
-ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.svg"
+ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.png"
 NIGHT_NAME, BLOCK_NAME, NOTEBOOK_NAME = "night.json", "night.txt", "notebook.md"
 DETACHED_NAME = "detached.log"  # the output of a start with --detach
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
@@ -221,6 +221,15 @@ class Part(Struct, frozen=True):
     stderr: Fraction  # over examples
 
 
+class Guard(Struct, frozen=True):
+    """The score of an environment that is never trained."""
+
+    environment: str
+    limit: Scale  # by how much it may fall, a fraction of 1
+    score: Fraction
+    stderr: Fraction  # over examples
+
+
 class Evaluation(Struct, frozen=True):
     """Scores of one run's final policy. Two evaluations are paired only if `examples_sha256` is equal."""
 
@@ -235,6 +244,7 @@ class Evaluation(Struct, frozen=True):
     strict_score: Fraction | None = None  # of answers in the requested format; None: an environment requests no format
     format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
+    guards: tuple[Guard, ...] = ()  # not in `scores`
     unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
     figures: dict[str, dict[str, float]] = {}  # of a game, by environment; for display
 
@@ -258,12 +268,7 @@ class Rollout(Struct, frozen=True):
     completion: str
     num_tokens: int | None = None
     truncated: bool = False
-    problem: str | None = None  # the page adds the text
     games: tuple[dict[str, str], ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
 class Result(Struct, frozen=True):
@@ -317,7 +322,8 @@ class Action(StrEnum):
 
     @property
     def past(self) -> str:
-        return "kept" if self is Action.KEEP else f"{self}ed"
+        words = {Action.KEEP: "kept", Action.ADOPT: "kept after a re-test"}
+        return words.get(self, f"{self}ed")
 
 
 Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
@@ -560,8 +566,10 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def environment_scores(self) -> dict[str, float]:
-        """Scores by environment; empty for one environment."""
-        return {part.environment: part.score for part in self.evaluation.parts} if self.evaluation else {}
+        """Scores by environment, guards included; empty for one environment without a guard."""
+        parts = self.evaluation.parts if self.evaluation else ()
+        guards = self.evaluation.guards if self.evaluation else ()
+        return {part.environment: part.score for part in parts} | {g.environment: g.score for g in guards}
 
     @property
     def strict_score(self) -> float | None:
@@ -658,6 +666,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     num_examples: int
     strict_scores: tuple[float, float] | None
     by_environment: dict[str, Estimate]  # not corrected for their number
+    guards: dict[str, tuple[float, float]] = {}  # mean scores of baseline and incumbent, by environment
     notes: tuple[str, ...]
 
     def runs_of(self, side: str) -> list[ComparedRun]:

@@ -222,7 +222,7 @@ def measured_text(record: Record, score: float) -> str:
 
 
 def decisions_text(decisions: Iterable[Decision]) -> str:
-    """Return the changes that came in or went out: `0003 reverted, 0005 adopted`."""
+    """Return the changes that were kept or reverted: `0003 reverted, 0005 kept after a re-test`."""
     return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
 
 

@@ -1,16 +1,22 @@
 """The only module that prints: results on stdout, everything else on stderr.
 
-Nothing here has an escape code or a colour. The live line is drawn by a carriage return and blanks, on terminals only.
+rich draws tables and the live display, on terminals only. Every other line is plain text, also on a terminal, so that
+a copied command stays whole. Foreign text loses its escape sequences here and is never read as rich's markup.
 """
 
 import json
 import os
-import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, percent
@@ -20,16 +26,20 @@ from nightshift.text import ANSI
 
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 _NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
-_OPTIONAL = ("outcome", "prediction", "starts", "rider", "agent", "next", "train.toml")  # no line if there is none
-_drawn = ""  # what stands on the live line
+_BAR_COLUMNS = 12
+Line = tuple[str, float | None]  # a line of the live display, and the share that is done, which a bar shows
+
+_live: Live | None = None
+_drawn: Sequence[Line] = ()
 
 
 def summary(record: Record) -> str:
-    """The block that agents grep: `key: value` lines; not measured is an empty value."""
+    """The block that agents grep: `key: value` lines. What was not measured has no line."""
     values = row(record, {}).cells
-    scores = record.environment_scores or dict.fromkeys(record.environments[:1], record.score)
+    scores = dict.fromkeys(record.environments[:1], record.score) | record.environment_scores
     games = record.evaluation.figures if record.evaluation else {}
     outcome = record.result.training.outcome if record.result else None
+    is_baseline = record.is_keep and record.parent is None
 
     def figures(*names: str, spec: str = ".6f") -> list[tuple[str, str]]:
         return [(name, _number(values[name], spec)) for name in names]
@@ -39,7 +49,7 @@ def summary(record: Record) -> str:
         *((column_of(name), _number(score, ".6f")) for name, score in scores.items()),
         *figures("strict_score"),
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
-        *figures("incumbent_score"),
+        *([] if is_baseline else figures("incumbent_score")),
         *figures("effect_at_decision", spec="+.6f"),
         ("p_helps", "" if values["p_helps"] is None else f"{percent(values['p_helps']) / 100:.2f}"),
         ("verdict", values["verdict"] or UNDECIDED),
@@ -55,64 +65,98 @@ def summary(record: Record) -> str:
         ("changes", values["changes"]),
         ("rider", values["rider"]),
         *(("scaled", line) for line in record.scaled),
-        ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
+        ("unused_keys", f"the engine {record.engine} does not use {', '.join(record.unused_keys)}"),
         ("git", record.git_action or ""),
         ("agent", "" if record.proposal.is_isolated else NOT_ISOLATED),
         *(("health", finding) for finding in (record.health or "").splitlines()),
-        ("next", _NEXT if record.is_keep and record.parent is None else ""),
+        ("next", _NEXT if is_baseline else ""),
         ("train.toml", decisions_text(d for d in record.moved if f"{d.action} {d.change.name}" in record.commits)),
     )
-    shown = [(key, value) for key, value in lines if value or key not in _OPTIONAL]
+    shown = [line for line in lines if line[1] and (line[0] != "unused_keys" or record.unused_keys)]
     return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in shown)])
 
 
 def print_text(*lines: str) -> None:
     """Print on stdout: results."""
-    draw("")
+    draw()
     _write("stdout", "\n".join(map(printable, "\n".join(lines).split("\n"))))
+
+
+def print_tables(text: str) -> None:
+    """Print on stdout; on a terminal the lines with ` | ` in columns that fit its width."""
+    for is_table, group in groupby(text.split("\n"), lambda line: " | " in line and is_terminal("stdout")):
+        lines, table = list(group), Table.grid(padding=(0, 2, 0, 0))
+        if not is_table:
+            print_text(*lines)
+            continue
+        for line in lines:
+            table.add_row(*map(Text, printable(line).split(" | ", lines[0].count(" | "))))
+        Console().print(table)
 
 
 def print_error(error: NightshiftError | str) -> None:
     """Print on stderr: an error, progress, or the output of another process."""
-    draw("")
+    draw()
     _write("stderr", "\n".join(map(printable, str(error).split("\n"))))
 
 
 def print_found(document: Any, lines: Iterable[str], as_json: bool) -> None:
-    """Print what a command found: with --json `document`, a Struct or mapping, as one line of ASCII, in which null
-    replaces what is no finite number; else lines for people."""
-    if as_json:
-        plain = json.dumps(msgspec.to_builtins(document, enc_hook=_plain))
-        lines = [json.dumps(json.loads(plain, parse_constant=lambda name: None))]
-    print_text(*lines)
+    """Print what a command found: with --json `document` (see `plain`) as one line of ASCII, else lines for people."""
+    print_text(*([json.dumps(plain(document))] if as_json else lines))
 
 
-def _plain(value: Any) -> Any:
-    """JSON that was kept as it was read; of an error its line."""
-    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else str(value)
+def plain(document: Any) -> Any:
+    """Return a Struct or mapping as JSON has it: null replaces what is no finite number."""
+
+    def convert(value: Any) -> Any:
+        return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else str(value)
+
+    return json.loads(json.dumps(msgspec.to_builtins(document, enc_hook=convert)), parse_constant=lambda name: None)
 
 
-def draw(text: str) -> None:
-    """Have the live line say as much of this as fits; empty: no live line. Call on a terminal only (`is_terminal`)."""
-    global _drawn
-    text = text.encode("ascii", "replace").decode()[: shutil.get_terminal_size().columns - 1]
-    if text != _drawn:
-        before, _drawn = _drawn, text  # a signal may cut in
-        _write("stderr", f"\r{text.ljust(len(before))}\r", end="")  # its echo of Ctrl-C lands on the line itself
+def draw(lines: Sequence[Line] = ()) -> None:
+    """Show these lines as the live display, each with its bar; none: end it. Call on a terminal only (`is_terminal`).
+
+    No thread refreshes it: the loops that wait do, by waiting.look.
+    """
+    global _live, _drawn
+    if lines == _drawn:
+        return
+    rows, _drawn = list[RenderableType](), lines  # a signal may cut in
+    for text, share in lines:
+        words, grid = Text(printable(text), no_wrap=True, overflow="ellipsis"), Table.grid(padding=(0, 1))
+        grid.add_row(ProgressBar(1.0, share or 0.0, width=_BAR_COLUMNS), words)
+        rows.append(words if share is None else grid)
+    try:
+        if not lines and _live is not None:
+            live, _live = _live, None
+            live.stop()
+        elif lines and _live is None:
+            options: dict[str, Any] = dict.fromkeys(("auto_refresh", "redirect_stdout", "redirect_stderr"), False)
+            _live = Live(console=Console(stderr=True), transient=True, **options)
+            _live.start()
+            _live.console.show_cursor()  # a kill would leave the terminal without a cursor
+        if _live is not None:
+            _live.update(Group(*rows), refresh=True)
+            print(end="\r", file=sys.stderr, flush=True)  # the echo of Ctrl-C lands on the line itself
+    except OSError:  # a terminal that went away must not end a night
+        _live = None
 
 
-def is_terminal() -> bool:
-    """Whether there is a live line: stderr is a terminal that knows what a carriage return is."""
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+def is_terminal(name: str = "stderr") -> bool:
+    """Whether stdout or stderr is a terminal that can move its cursor and show a bar."""
+    stream = getattr(sys, name)
+    is_dumb = os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not is_dumb and "utf" in stream.encoding.lower()
 
 
-def _write(name: str, text: str, end: str = "\n") -> None:
+def _write(name: str, text: str) -> None:
     """Write to stdout or stderr, unless the stream is closed."""
     if (stream := getattr(sys, name)) is None:
         return
     try:
         stream.reconfigure(errors="backslashreplace")  # of an encoding that lacks a character
-        print(text, file=stream, end=end, flush=True)
+        print(text, file=stream, flush=True)
     except OSError:
         if name == "stdout":
             raise  # a terminal that went away must not end a night, which prints its progress to stderr

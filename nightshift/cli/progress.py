@@ -1,4 +1,4 @@
-"""What people see while they wait: on a terminal a line that is rewritten, in a pipe a plain line every 30 seconds.
+"""What people see while they wait: on a terminal a display with a bar a run, in a pipe a plain line every 30 seconds.
 
 It is looked at anew when something else is waited for, and by the loops that wait for runs.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress
 from nightshift.cli import output
+from nightshift.cli.output import Line
 from nightshift.errors import UsageError
 from nightshift.files import read_json
 from nightshift.text import clean
@@ -32,48 +33,61 @@ class TerminalReporter:
         output.print_error(" ".join(text.split("\n")))
         self._spoke = time.monotonic()
 
-    def show(self, readings: Mapping[Path, Progress | None]) -> None:
-        """Show the progress of the runs in flight, by their folders; None: it waits for its turn."""
-        self._what, self._runs = "looking at what came of it", readings
+    def show(self, readings: Mapping[Path, Progress | None], idle: str = "reading the result and deciding") -> None:
+        """Show the progress of the runs in flight, by their folders; None: it waits for its turn. `idle`: shown
+        without a run."""
+        self._what, self._runs = idle, readings
         self._look()
 
     def close(self) -> None:
-        """End the live line. Safe to call twice."""
+        """End the live display. Safe to call twice."""
         watchers.clear()
-        output.draw("")
+        output.draw()
 
     def _look(self) -> None:
-        parts = [wait() for wait in waits[-1:]] + [describe_run(*run) for run in self._runs.items()]
-        line = "  |  ".join(parts or [self._what])
+        lines: list[Line] = [(wait(), None) for wait in waits[-1:]]
+        for folder, reading in self._runs.items():
+            text, share = describe_run(folder, reading)
+            name = ("experiment " if folder.name.isdigit() else "") + folder.name.replace("-", " ")
+            lines.append((f"{name}: {text}", share))
+        lines = lines or [(self._what, None)]
         if output.is_terminal():
-            output.draw(line)
+            output.draw(lines)
         elif time.monotonic() - self._spoke >= _PLAIN_SECONDS:
-            self.note(line)
+            self.note("  |  ".join(text for text, _ in lines))
 
 
-def describe_run(folder: Path, reading: Progress | None, name: str = "") -> str:
-    """What a run does, for how long it has run, and what is left of its budget. `reading`: how far it is."""
-    job, began = None, time.time()
+def describe_run(folder: Path, reading: Progress | None) -> Line:
+    """Return what a run does, for how long it has run, and what is left of its budget; and the share that is done of
+    its budget or of its evaluation. `reading`: how far it is."""
+    job, began, share = None, time.time(), None
     with suppress(UsageError, OSError):  # damaged: less is shown
         began = (folder / JOB_NAME).stat().st_mtime
         job = read_json(folder / JOB_NAME, Job, "")
-    name = name or ("experiment " if folder.name.isdigit() else "") + folder.name.replace("-", " ")
     place = f"{clean(reading.slot, 40)}: " if reading and reading.slot else ""
     lasts, left = lasted(time.time() - began), ""
     if reading is None:
         what = "waiting to start"
     elif reading.phase is Phase.STARTING:
         what = "starting"
+        left = f" of at most {lasted(job.deadline_seconds)} for the whole run" if job else ""
     elif reading.phase is Phase.EVALUATING:
-        environments = job.rules.environments if job else ()
+        environments, num_done = job.rules.scored if job else (), reading.num_done or 0
         num = 0 if any(e.is_game for e in environments) else sum(e.num_validation for e in environments)
-        what = f"evaluating {reading.num_done or 0:,}{f' of {num:,}' if num else ' examples'}"
+        what = f"evaluating {num_done:,}{f' of {num:,}' if num else ' examples'}"
+        share = num_done / num if num else None
     else:
         what = f"training, step {reading.num_steps}"
         what += "" if reading.reward is None else f", reward {reading.reward:.2f}"
-        left = "" if reading.seconds_left is None else f", {max(reading.seconds_left, 0.0):.0f} s of the budget left"
+        if reading.seconds_left is not None:
+            seconds_left, clock = (
+                max(reading.seconds_left, 0.0),
+                " CPU" if job and job.rules.budget_clock == "cpu" else "",
+            )
+            left = f", {seconds_left:.0f}{clock} s left"
+            share = 1 - seconds_left / job.rules.budget_seconds if job else None
     note = f", {clean(reading.note, 80)}" if reading and reading.note else ""
-    return f"{name}: {place}{what}, {lasts}{left}{note}"
+    return f"{place}{what}, {lasts}{left}{note}", share
 
 
 @contextmanager

@@ -7,9 +7,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from nightshift.agents.direction import read_direction
@@ -20,11 +22,13 @@ from nightshift.cli.output import print_error, print_text
 from nightshift.cli.progress import reporting
 from nightshift.cli.status import print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
+from nightshift.config.losses import keys_with
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import load, parse
-from nightshift.engines.base import ALL, Check, PrepareFlags, on_cards, open_engine, used_keys
-from nightshift.errors import ExitCode, Interrupted, NightshiftError, UsageError
+from nightshift.engines.base import Check, PrepareFlags, look, on_cards, open_engine, used_keys
+from nightshift.engines.machine import read_machine
+from nightshift.errors import ExitCode, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.experiment.checkout import checked_head, next_start
 from nightshift.experiment.checkout import plan as plan_start
@@ -40,17 +44,8 @@ _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a mode
 
 def checkout_checks(root: Path) -> list[Check]:
     """Check what `run` refuses of the checkout itself: the state of git, and the direction."""
-    looks: dict[str, Callable[[], object]] = {
-        "git": lambda: checked_head(Repo(root)),
-        "direction": lambda: read_direction(root),
-    }
-    found = []
-    for name, look in looks.items():
-        try:
-            look()
-        except NightshiftError as error:
-            found.append(Check(ALL, name, error))
-    return found
+    checks = look("git", lambda: checked_head(Repo(root))), look("direction", lambda: read_direction(root))
+    return [check for check in checks if not check.ok]
 
 
 def run(root: Path, request: Request) -> int:
@@ -74,7 +69,12 @@ def run(root: Path, request: Request) -> int:
                 print_text(line)
             return ExitCode.USAGE if missing else ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
-        with controller.ledger.lock():
+        logging: AbstractContextManager[object] = nullcontext()
+        if (project := read_machine(root).wandb.project) and not request.detach:
+            from nightshift.report.export.wandb_runs import live_runs
+
+            logging = live_runs(root, project, reporter.note)
+        with controller.ledger.lock(), logging:
             end_leftovers(root, reporter.note)
             end_jobs(controller.ledger, reporter.note)
             controller.bench.engine.prepare_at_start(reporter.note)
@@ -90,9 +90,8 @@ def run(root: Path, request: Request) -> int:
     if record is not None:
         return print_verdict(record, ledger)
     last = max(ledger.numbers(), default=0)
-    return start_detached(
-        ledger, lambda: max(ledger.numbers(), default=0) > last, "uv run nightshift wait --timeout 100"
-    )
+    wait = "uv run nightshift wait --timeout 100"
+    return start_detached(ledger, lambda: max(ledger.numbers(), default=0) > last, wait)
 
 
 def print_keys(root: Path, request: Request) -> int:
@@ -103,7 +102,9 @@ def print_keys(root: Path, request: Request) -> int:
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
     lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
     lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-    print_text(*lines, *describe_keys(unused, engine.name))
+    for line in (*lines, *describe_keys(unused, engine.name, keys_with(engine.rules.losses))):
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        print_text(*wrap(line, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""])
     if line := next_start(Ledger(root), Repo(root)):
         print_error(line)
     return ExitCode.MEASURED
@@ -185,6 +186,14 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
             own_log.replace(log)
     print_text(f"running in process {child.pid}; its output: {log}\n{then}")
     return ExitCode.MEASURED
+
+
+def open_ledger(start: str = "") -> Ledger:
+    """Return the ledger of this checkout. UsageError if it has no experiment; `start`: what the first one does."""
+    ledger = Ledger(process_root())
+    if not ledger.numbers():
+        raise UsageError("no experiments yet", f"Start one: uv run run.py{start}")
+    return ledger
 
 
 def process_root() -> Path:

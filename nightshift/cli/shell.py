@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click import option
 
 from nightshift.cli.output import print_error
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
@@ -41,36 +42,27 @@ def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None)
     return value
 
 
-SANDBOX = click.option(
-    "--sandbox",
-    type=click.Choice(["auto", "bwrap", "user", "none"]),
-    default="auto",
-    show_default=True,
-    help="Of an agent: bubblewrap, another user (as root only), none, or the first that works. SECURITY.md has more.",
+_SANDBOXES = click.Choice(["auto", "bwrap", "user", "none"])
+SANDBOX = option(
+    "--sandbox", type=_SANDBOXES, default="auto", help="Of the agent. auto: the first that works (SECURITY.md)."
 )
-AGENT_ENV = click.option(
-    "--agent-env", multiple=True, metavar="NAME", help="Let the agent have this variable too. Repeatable."
+AGENT_ENV = option(
+    "--agent-env", multiple=True, metavar="NAME", help="Let the agent have this variable, too. Repeatable."
 )
-AGENT_SEES = click.option(
-    "--agent-sees",
-    multiple=True,
-    metavar="PATH",
-    type=click.Path(exists=True, resolve_path=True),
-    help="Let the agent read this file or folder too. Repeatable.",
+_PATH = click.Path(exists=True, resolve_path=True)
+AGENT_SEES = option(
+    "--agent-sees", multiple=True, metavar="PATH", type=_PATH, help="Let the agent read this, too. Repeatable."
 )
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text (docs/schemas).")
-BRANCH = click.option(
+AS_JSON = option("--json", "as_json", is_flag=True, help="One JSON object instead of text (docs/schemas).")
+BRANCH = option(
     "--branch",
     metavar="NAME",
     help="Begin a campaign on a new branch NAME. Default: the branch checked out; on main or a detached HEAD, continue "
     "the campaign that began at this commit, or create autoresearch/<month><day>.",
 )
-GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
-SLURM = click.option(
-    "--slurm",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
-    help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).",
-)
+GPUS = option("--gpus", help="prime-rl: GPUs to serve, GPUs to train: 2,3 or 0,1:2-7, or 0,0. trl: one.")
+_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
+SLURM = option("--slurm", type=_FILE, help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).")
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -26,24 +27,14 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
 )
-from nightshift.campaign.results import (
-    Counts,
-    Row,
-    fates_of,
-    gain_text,
-    last_campaign,
-    row,
-    standing_text,
-)
+from nightshift.campaign.results import Counts, Row, fates_of, gain_text, last_campaign, row, standing_text
 from nightshift.cli.output import print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
+from nightshift.config.train_toml import UNSET
 from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, read_file
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
-
-# Fields of a record that fill screens, or repeat the row.
-_LEFT_OUT = ("effective", "scores", "decision_rules", "version", "status", "diff", "rules_hash", "description", "why")
 
 
 def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
@@ -55,56 +46,61 @@ def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
     }
 
 
-def experiment_lines(record: Record, row: Row) -> Iterator[str]:
-    """Yield `name: value`: the row, then the other fields of the record, inner values indented."""
-    cells = row.cells | {"effect_at_decision": row.effect and row.effect.with_p, "changes": row.changes}
-    return _lines(cells | _fields(record) | cells, "")
+def experiment_lines(record: Record, row: Row, files: Path) -> Iterator[str]:
+    """Yield one screen about an experiment: what the run printed, and what became of it."""
+    left_out = ("---", "scaled:", "unused_keys:", "next:")
+    yield from (line for line in summary(record).splitlines() if not line.startswith(left_out))
+    fields = {
+        "hypothesis": record.proposal.description,
+        "proposer": row.proposer or "you",
+        "now": row.now,
+        "with": ", ".join(row.kept),
+        "started": f"{local(datetime.fromisoformat(record.started))} on {record.branch}",
+        "files": files,
+        "more": f"uv run nightshift show {record.number} --all",
+    }
+    yield from (f"{name + ':':17} {value}" for name, value in fields.items() if value)
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a Struct or dataclass; empty for a value with a text of its own."""
-    names = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
-    return {name: getattr(value, name) for name in names if name not in _LEFT_OUT and str(value) == repr(value)}
-
-
-def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for name, value in fields.items():
-        head = f"{indent}{name}:".ljust(23) + " "
-        match _fields(value) or value:
-            case None:
-                yield f"{head}none"
-            case float():
-                yield f"{head}{value:.6g}"
-            case dict() as inner:
-                yield head
-                yield from _lines(inner, indent + "  ")
-            case list() | tuple():
-                yield from (f"{head}{each}" for each in value or ["none"])
-            case _:
-                yield from (f"{head}{line}" for line in str(value).splitlines() or [""])
+def all_lines(value: Any, name: str, indent: str = "") -> Iterator[str]:
+    """Yield `name: value` of everything in a JSON value, inner values indented; `unset` where there is none."""
+    if isinstance(value, dict) and value:
+        yield f"{indent}{name}:"
+        for inner, each in value.items():
+            yield from all_lines(each, inner, indent + "  ")
+    elif isinstance(value, list) and 0 < len(value) <= _MOST_VALUES:
+        for each in value:
+            yield from all_lines(each, name, indent)
+    else:
+        text = UNSET if value in (None, "", [], {}) else str(value)
+        if isinstance(value, list) and value:
+            text = f"{len(value):,} values: --json prints them"
+        yield from (f"{indent}{name + ':':23} {line}" for line in text.splitlines())
 
 
 TIMED_OUT = 124  # as timeout(1)
 _NUM_LOG_LINES = 15  # of a crash
+_MOST_VALUES = 40  # of a list that `show --all` prints
 _TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # 31 lines below what its worker logged last
 _LOOK_SECONDS = 0.5  # between two looks at how far the runs are
-_SOMETHING = "a certificate, a night between experiments, or an experiment that starts"
 
 
 def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
     ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
-    with reporting(f"waiting for {_SOMETHING}", "What runs continues.") as reporter:
+    limit = "" if math.isinf(timeout_seconds) else f", at most {lasted(timeout_seconds)}"
+    with reporting(f"waiting for the verdict of the experiment in flight{limit}", "What runs continues.") as reporter:
         while ledger.is_running():
             if time.monotonic() >= deadline:
                 print_text(*Status.of(ledger, datetime.now(UTC)).lines())
                 return TIMED_OUT
             started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
-            reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
+            what = f"waiting for the next experiment of {ledger.holder}"
+            reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)}, what)
             time.sleep(_LOOK_SECONDS)
     records, _ = ledger.readable()
     if not records:
-        raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
+        raise UsageError("no experiments yet", "Start one: uv run run.py")
     if records[-1].judgement is None:
         cause = f"experiment {records[-1].number:04d} was killed before its verdict"
         raise UsageError(cause, "The next run.py closes it as a crash.")
@@ -142,7 +138,7 @@ def follow_night(root: Path, timeout_seconds: float) -> int:
     ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
     start = num_printed = log.stat().st_size if log.exists() else 0
-    with reporting("waiting for the night", "The night continues."):
+    with reporting("waiting for the end of the night: status shows what stops it", "The night continues."):
         while True:
             is_on = ledger.is_running()  # before the state: a night writes its end, then lets the checkout go
             state = load(ledger)
@@ -173,7 +169,7 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
     return any(path.stat().st_mtime > since for path in paths)
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class Running(msgspec.Struct, frozen=True):
     """An experiment in flight. `progress`: how far its run is, None if it has not begun; `phase`: the same in words."""
 
     number: int
@@ -182,6 +178,12 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     progress: Progress | None
     phase: str
+
+    @classmethod
+    def of(cls, ledger: Ledger, record: Record, now: datetime) -> Running:
+        folder, seconds = ledger.run_dir(record.number), (now - datetime.fromisoformat(record.started)).total_seconds()
+        progress, text = read_progress(folder), record.proposal.description
+        return cls(record.number, record.started, seconds, text, progress, describe_run(folder, progress)[0])
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +230,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     night: Night | None
     damaged: tuple[str, ...]
     next_start: str | None = None
+    controller: str | None = None  # process and command that work in the checkout
 
     @classmethod
     def of(cls, ledger: Ledger, now: datetime, next_start: str | None = None) -> Status:
@@ -239,7 +242,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         fates = fates_of(ours, incumbent.kept if incumbent else ())
         return cls(
             is_running=is_running,
-            running=tuple(_running(ledger, r, now) for r in records if is_running and r.status == STARTED),
+            running=tuple(Running.of(ledger, r, now) for r in records if is_running and r.status == STARTED),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
             counted=Counts.of([row(record, fates) for record in ours]),
@@ -248,17 +251,18 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             night=_night(ledger, records, is_running, now),
             damaged=(*damaged, *unread),
             next_start=next_start,
+            controller=ledger.holder or None if is_running else None,
         )
 
     def lines(self) -> list[str]:
         rows: list[tuple[str, object]] = [("damaged", cause) for cause in self.damaged]
         for running in self.running:
             began = datetime.fromisoformat(running.since).astimezone()
-            lasts = f"{lasted(running.seconds)}, since {began:%H:%M:%S %Z}"
-            rows.append(("running", f"{running.number:04d} for {lasts}: {running.phase}\n{'':10}{running.description}"))
+            rows.append(("running", f"{running.number:04d}: {running.phase}, since {began:%H:%M:%S %Z}"))
+            rows.append(("", running.description))
         if not self.running:
-            rows.append(("running", _SOMETHING if self.is_running else "nothing"))
-        rows += [("start", self.next_start), ("counted", self.counted), ("cost", self.cost)]
+            rows.append(("running", f"no run at this moment; {self.controller}" if self.is_running else "nothing"))
+        rows += [("start", self.next_start), ("results", self.counted), ("cost", self.cost)]
         night = self.night
         if (incumbent := self.incumbent) is not None:
             rows.append(("incumbent", standing_text(incumbent.standing, incumbent.kept)))
@@ -267,7 +271,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
                 gain = f"the gain {gain_text(incumbent.standing)} rests on one run of the baseline"
                 rows.append(("note", f"{gain}; two more make it more certain: uv run run.py --baseline"))
         if night is not None:
-            words = f"since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiments"
+            plural = "" if night.num_experiments == 1 else "s"
+            words = f"since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiment{plural}"
             if night.state == "over":
                 words = f"is over: {clean(night.cause or '', 400)}"
             elif night.state == "cut off":
@@ -278,20 +283,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
             rows += [("note", note) for note in night.notes]
             rows.append(("stops", night.next_stop))
-        return [f"{name + ':':9} {value}" for name, value in rows if value]
-
-
-def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
-    folder = ledger.run_dir(record.number)
-    progress = read_progress(folder)
-    return Running(
-        number=record.number,
-        since=record.started,
-        seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
-        description=record.proposal.description,
-        progress=progress,
-        phase=describe_run(folder, progress, "run"),
-    )
+        return [f"{name and name + ':':12} {value}" for name, value in rows if value]
 
 
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:

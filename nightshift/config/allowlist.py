@@ -6,7 +6,7 @@ Paths are dotted names of the pinned prime-rl. In a row, "*" stands for one path
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from enum import StrEnum
@@ -27,9 +27,13 @@ SOURCE = "orchestrator.train.source"  # a list in prime-rl: its entries belong t
 CURRICULUM = f"{SOURCE}.curriculum"  # the open part of every entry
 OPPONENT = "orchestrator.train.opponent"
 RATIO = "orchestrator.train.ratio"
+LOSS = "trainer.loss.type"
+PARAMETERS = "trainer.loss.kwargs"  # of a loss that rules.toml offers
+IMPORT_PATH = "trainer.loss.import_path"  # locked: the engine writes it for such a loss
 ANY = "*"
 MAX_SUGGESTIONS = 3
 MAX_NUMBER = 1e15  # keeps huge integers out of float()
+PRIME_RL = "prime-rl"
 OTHER_VERSION = "another version of prime-rl"
 
 
@@ -43,7 +47,7 @@ class Kind(StrEnum):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where random, tpe and search look for values of a key, a power of two by its exponent."""
+    """Where random and tpe look for values of a key, a power of two by its exponent."""
 
     scale: Literal["choice", "log", "linear", "power of two"] = "choice"
     low: float = 0.0
@@ -66,6 +70,7 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     below: int | float | None = None
     at_most: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    named: bool = False
     engine_choices: dict[str, tuple[str, ...]] = {}
     nullable: bool = False
     only_if: tuple[str, tuple[str | None, ...]] | None = None
@@ -95,7 +100,7 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         if self.kind is Kind.TABLE:
             return "[table]" + (' or "None"' if self.nullable else "")
         if self.kind is Kind.CHOICE:
-            return " | ".join(self.choices_of(engine))
+            return " | ".join([*self.choices_of(engine), *(["NAME of rules.toml"] if self.named else [])])
         if self.kind in (Kind.LIST, Kind.BOOL):
             return f"list of {len(self.choices)} names" if self.kind is Kind.LIST else "true or false"
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
@@ -118,10 +123,12 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another format of configs: how `nightshift import` recognizes it, and what its keys mean."""
+    """Another format of configs: how `nightshift import` recognizes it, by any of `signs` or all of `needs`."""
 
     name: str
-    signs: tuple[str, ...]
+    signs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    is_rl: bool = True
     defaults: dict[str, Value] = {}
     other_meaning: dict[str, str] = {}
     note: str = ""
@@ -162,7 +169,8 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
 def is_accepted(key: Key, value: Any) -> bool:
     """True if the value has the key's type and lies in its range or choices."""
     if isinstance(value, str):
-        return (value == "None" and key.nullable) or (value in key.choices and key.kind is not Kind.LIST)
+        is_choice = value in key.choices or (key.named and _OWN_NAME.fullmatch(value) is not None)
+        return (value == "None" and key.nullable) or (is_choice and key.kind is not Kind.LIST)
     match key.kind:
         case Kind.BOOL | Kind.CHOICE:
             return isinstance(value, bool) and key.kind is Kind.BOOL
@@ -251,6 +259,7 @@ def tables_around(path: Sequence[str]) -> list[str]:
 
 _FILE = _read(Path(__file__).with_name("allowlist.toml"))
 KEYS = tuple(_FILE.keys.values())
+PRIME_RL_LOSSES = _FILE.keys[LOSS].choices
 LOCKS = _FILE.locks
 DIALECTS = _FILE.dialects
 CARRIED = _FILE.carried  # setting of rules.toml -> its names in configs, for nightshift import
@@ -262,6 +271,7 @@ _OTHERS = {word: Renamed(key, "") for key in KEYS for word in key.near} | {
 }
 WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.items()}
 
+_OWN_NAME = re.compile(r"(?!custom\Z)[a-z][a-z0-9_]{0,39}")  # of a loss; prime-rl's "custom" names a path
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 NAME_RULE = "begins with a letter and has at most 40 letters, digits, - and _"
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
@@ -313,17 +323,24 @@ def lock_of_word(path: tuple[str, ...]) -> Lock | None:
     return next(filter(None, [*by_path, *map(_LOCKED_OTHERS.get, reversed(path))]), None)
 
 
+def find_part(path: tuple[str, ...]) -> Renamed | None:
+    """Return the only open key whose path ends with this one of two segments or more: `optim.lr`."""
+    dotted = ".".join(path)
+    keys = [key for key in KEYS if len(path) > 1 and key.path.endswith(f".{dotted}")]
+    return Renamed(keys[0], PRIME_RL) if len(keys) == 1 else None
+
+
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
     """Return the open key that a former name or a word of another framework means.
 
-    A framework's word may stand below its own tables. A former name may lack its tables, unless its last segment is a
-    key of today.
+    A framework's word may stand below its own tables. A former name, or one of today, may lack its tables, unless its
+    last segment alone is a key of today.
     """
     dotted = ".".join(path)
     if dotted in WORDS:
         return WORDS[dotted]
     words = (".".join(path[start:]) for start in range(1, len(path)))
-    below = next((_OTHERS[word] for word in words if word in _OTHERS), None)
+    below = find_part(path) or next((_OTHERS[word] for word in words if word in _OTHERS), None)
     if below is not None or _plain(path[-1]) in _LEAVES:
         return below
     return next((renamed for word, renamed in WORDS.items() if word.endswith(f".{dotted}")), None)
@@ -382,14 +399,14 @@ def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
     return resolved
 
 
-def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
+def describe_keys(unused: Collection[str] = (), engine: str = "", keys: Iterable[Key] = KEYS) -> list[str]:
     """Return the lines of --keys: the open keys by table, with the engine's choices, then the locked keys by owner.
 
     The keys in `unused` are marked with a minus.
     """
     lines: list[str] = []
     table = None
-    for key in KEYS:
+    for key in keys:
         if key.table != table:
             table = key.table
             lines += ["", f"[{table}]" if table else "at the top of train.toml"]
@@ -411,6 +428,6 @@ def default_text(key: Key) -> str:
     if key.by_preset:
         return "by preset"
     if key.kind in (Kind.TABLE, Kind.LIST):
-        return "all" if key.kind is Kind.LIST else "on" if key.default == {} else "off"
+        return "all" if key.kind is Kind.LIST else "on" if key.default == {} else "unset"
     others = "".join(f" ({value_text(value)} with {name})" for name, value in key.default_for.items())
     return ("unset" if key.default is None else value_text(key.default)) + others

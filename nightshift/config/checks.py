@@ -10,13 +10,13 @@ from nightshift.config.allowlist import (
     FORMER,
     NAME_RULE,
     OTHER_VERSION,
-    WORDS,
     Key,
     Kind,
     Lock,
     Value,
     accept,
     find_key,
+    find_part,
     find_renamed,
     instead,
     is_accepted,
@@ -110,22 +110,20 @@ def _no_table(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Prob
 
 
 def _not_open(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Problem]:
-    """Yield the problems of a key or table that is not open: one for a table with one owner, else one for each key."""
+    """Yield the problems of a key or table that is not open: one of each key that means an open key, and of the others
+    one for a table with one owner, else one for each key."""
     items = [item for table in tables_of(value) for item in table.items()]
-    if lock(path) is not None or not items or len(path) >= MAX_DEPTH:
+    if not items or len(path) >= MAX_DEPTH:
         yield _problem(path, value, values)
         return
-    rest = []
-    for name, item in items:
-        if ".".join((*path, name)) in WORDS:
-            yield _problem((*path, name), item, values)
-        else:
-            rest.append((name, item))
-    if len(rest) > 1 and (lock_of_word(path) or find_renamed(path)):
-        yield _problem(path, value, values)
-    else:
-        for name, item in rest:
-            yield from _not_open((*path, name), item, values)
+    below = (problem for name, item in items for problem in _not_open((*path, name), item, values))
+    if lock(path) is None and lock_of_word(path) is None:
+        yield from below
+        return
+    problems = list(below)
+    yield from (problem for problem in problems if problem.target)
+    others = [problem for problem in problems if not problem.target]
+    yield from others if len(others) == 1 else [_problem(path, value, values)] if others else []
 
 
 def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
@@ -134,7 +132,7 @@ def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
         name, value = next(iter(value.items()))
         path = (*path, name)
     spelled, table, owner = spelled_out(path, value), ".".join(path[:-1]), lock(path)
-    renamed = None if owner else find_renamed(path)
+    renamed = find_part(path) if owner else find_renamed(path)
     if renamed is not None and not renamed.origin:
         key = renamed.key
         cause = f"{spelled} is not a key; the nearest is {key.path.replace(ANY, 'NAME')} ({key.meaning})"

@@ -5,7 +5,7 @@ never copied. Every other key is listed with its owner.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,13 @@ from nightshift.config.allowlist import (
     CARRIED,
     CURRICULUM,
     DIALECTS,
+    FORMER,
+    IMPORT_PATH,
     KEYS,
+    LOSS,
+    OTHER_VERSION,
+    PARAMETERS,
+    PRIME_RL,
     RATIO,
     Dialect,
     Kind,
@@ -23,6 +29,7 @@ from nightshift.config.allowlist import (
     accept,
     default_text,
     find_key,
+    find_renamed,
     is_accepted,
     is_inner,
     is_name,
@@ -40,7 +47,9 @@ from nightshift.errors import ConfigError, UsageError, listed
 from nightshift.text import clean
 
 IMPORTED_NAME = "imported.toml"
-GROUP_SIZE = "orchestrator.group_size"
+GROUP_SIZE, BATCH_SIZE = "orchestrator.group_size", "orchestrator.batch_size"
+GPU_KEYS = ("infer_gpus", "train_gpus", "tensor_parallel")  # of rules.toml
+SCHEDULE = "trainer.scheduler.type"
 MAX_INFLIGHT = "orchestrator.concurrency.max_inflight"
 ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
 _KEYS = {key.path: key for key in KEYS}
@@ -63,14 +72,21 @@ _TITLES = {
 class Import:
     """What becomes of the keys of an imported config.
 
-    `tree`: the config's tables. `values`: for train.toml. `notes`: the keys whose name or value changed.
+    `tree`: the config's tables. `values`: for train.toml. `names`: the paths in the file of the keys that have other
+    names there. `notes`: the keys whose name or value changed.
     """
 
     tree: Mapping[str, Any]
     dialect: Dialect
     values: dict[str, Value]
+    names: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     left_out: list[Problem] = field(default_factory=list)
+
+    def places(self, key: str) -> list[str]:
+        """Return the paths at which the file has an open key; [] if the file does not have the key."""
+        own = [key] if any(f"{'.'.join(path)}.".startswith(f"{key}.") for path, _ in _leaves(self.tree)) else []
+        return own + self.names.get(key, [])
 
     def leave_out(self, path: str, cause: str) -> None:
         """Remove a key and the keys below it from the values."""
@@ -86,7 +102,9 @@ class Import:
             lines += [title] if problems else []
             for problem in problems:
                 use = f"; {problem.lock.use}" if problem.lock and problem.lock.use else ""
-                lines.append(f"  {problem.cause}{use}")
+                use = f". {problem.fix.partition('?')[0]}?" if problem.fix.startswith("Did you mean") else use
+                keys = [spelled_out(path, value) for path, value in _leaves(problem.value) if path]
+                lines.append(f"  {problem.cause}{use}" + (f"; its keys: {', '.join(keys)}" if keys else ""))
         return lines
 
     def train_toml(self, name: str) -> bytes:
@@ -107,35 +125,92 @@ class Import:
         return "\n\n".join([*texts, "# uv run run.py --keys lists every key.\n"]).encode()
 
 
-def import_config(source: bytes, name: str) -> Import:
-    """Return the translation of a config's bytes; `name` is its name in messages.
+def merged(files: Sequence[tuple[str, bytes]]) -> bytes:
+    """Return one config of several, given by name and bytes: as in `rl @ base.toml @ overlay.toml`, a later file wins
+    key by key, and a list is replaced whole. What a trainer.toml or an orchestrator.toml has is put below its table.
+    Only a whole config that is alone keeps its comments. ConfigError: a file is no TOML."""
+    import tomlkit
+
+    tree = dict[str, Any]()
+    for name, source in files:
+        _, tables = document(source, name, "Name a config file.")
+        table = _table_of(name, tables)
+        if len(files) == 1 and not table:
+            return source
+        _merge(tree, {table: tables} if table else tables)
+    return tomlkit.dumps(tree).encode()
+
+
+def _merge(node: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for name, value in other.items():
+        if isinstance(node.get(name), dict) and isinstance(value, dict):
+            _merge(node[name], value)
+        else:
+            node[name] = value
+
+
+def _table_of(name: str, tree: Mapping[str, Any]) -> str:
+    """Return the table of a whole config that a file has: "trainer" for a trainer.toml; "" for a whole config."""
+    tables = ("trainer", "orchestrator", "inference")
+    if tree.keys() & set(tables):
+        return ""
+    paths = [".".join(path) for path, _ in _leaves(tree)]
+    stem = Path(name).stem
+    candidates = ["", *(table for table in tables if len(stem) > 3 and table.startswith(stem)), *tables]
+    return max(candidates, key=lambda table: sum(is_known(f"{table}.{path}".strip(".")) for path in paths))
+
+
+def is_known(path: str) -> bool:
+    """True for the path of an open key, also in another version of prime-rl."""
+    return find_key(path) is not None or path in FORMER
+
+
+def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield path and value of every key but a table that has keys, and of every item of a list."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    for path, node in waiting:  # which grows
+        if isinstance(node, dict) and node:
+            waiting += [((*path, name), value) for name, value in node.items()]
+        elif isinstance(node, list):
+            waiting += [(path, item) for item in node]
+        else:
+            yield path, node
+
+
+def import_config(source: bytes, name: str, losses: Mapping[str, str] | None = None) -> Import:
+    """Return the translation of a config's bytes; `name` is its name in messages. `losses`: the import path of each
+    loss of rules.toml by its name.
 
     ConfigError: they are no TOML, hold a secret, or have no key that train.toml may hold.
     """
     _, tree = document(source, name, "Name a config file.")
-    if secrets := [shorten(quoted(path)[1:-1], 80) for path in _secrets(tree)]:
-        cause = f"{name}: {listed(secrets)} would be printed, and committed as {IMPORTED_NAME}, which agents can read"
+    texts = [path for path, value in _leaves(tree) if isinstance(value, str) and value]
+    if names := [shorten(quoted(".".join(path))[1:-1], 80) for path in texts if any(map(_is_secret, path))]:
+        cause = f"{name}: {listed(names)} would be printed, and committed as {IMPORTED_NAME}, which agents can read"
         raise ConfigError(cause, "Delete secrets from the file.")
     values, problems = read_values(tree)
-    signs = ((sign, dialect) for dialect in DIALECTS for sign in dialect.signs)
-    dialect = next((dialect for sign, dialect in signs if not isinstance(at(tree, sign), dict | None)), None)
-    result = Import(tree, dialect or Dialect("prime-rl", ()), values)
+    dialect = _dialect(tree)
+    if not dialect.is_rl:  # a renamed key would have another meaning
+        values = {path: value for path, value in values.items() if at(tree, path) is not None}
+    result = Import(tree, dialect, values)
     for problem in problems:
-        if problem.is_guess:
-            values.pop(problem.target, None)
         path, value, target = ".".join(problem.path), problem.value, problem.target
         key = find_key(target)
+        if problem.is_guess and key is not None and problem.path[-1] != key.leaf:  # misspelt
+            values.pop(target, None)
         if isinstance(value, list) and is_inner(path):
             note = f"{path}: its {len(value)} entries share one setting of each key"
             result.notes += [note] if len(value) > 1 else []
         elif key is None or target not in values:
             result.left_out.append(problem)
         elif key.kind is Kind.TABLE or (is_accepted(key, value) and accept(key, value) == values[target]):
+            result.names.setdefault(target, []).append(path)
             result.notes.append(f"{path} -> {target}" + ("" if values[target] == {} else f" = {value_text(value)}"))
         else:
             cause = f"{spelled_out(problem.path, value)} is not copied"
             result.left_out.append(problem._replace(cause=f"{cause}: {target} is {value_text(values[target])} already"))
     _convert(tree, result)
+    _name_loss(result, losses or {})
     for path, reason in result.dialect.other_meaning.items():
         value = result.values.get(path, result.dialect.defaults.get(path))
         if value != result.dialect.defaults.get(path):
@@ -143,16 +218,50 @@ def import_config(source: bytes, name: str) -> Import:
     if not result.values:
         fix = "Name a config of prime-rl, of autoresearch-rl, or of prime's hosted training."
         raise ConfigError(f"{name} has no key that train.toml may hold", fix)
+    given = frozenset(result.values)
     for path, default in result.dialect.defaults.items():
         if path not in result.values:
             result.values[path] = accept(_KEYS[path], default)
             text, today = "on" if default == {} else value_text(default), default_text(_KEYS[path])
             result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {today})")
-    if not result.dialect.signs and at(tree, "trainer.loss.type") is None:
+    if result.dialect.name == PRIME_RL and at(tree, "trainer.loss.type") is None:
         result.notes.append(_NEW_LOSS)
-    _make_valid(result)
+    _make_valid(result, given)
     parse(result.train_toml("a config"))
     return result
+
+
+def _name_loss(result: Import, losses: Mapping[str, str]) -> None:
+    """Replace the import path of a loss by its name in rules.toml; leave out a loss that is not offered there."""
+    import_path = at(result.tree, LOSS) == "custom" and at(result.tree, IMPORT_PATH)
+    names = [name for name, path in losses.items() if path == import_path]
+    if names:
+        result.values[LOSS] = names[0]
+        result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(names[0])}")
+        result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
+    for path, value in result.values.items() if not names else ():
+        if path.startswith(f"{PARAMETERS}.") or (path == LOSS and value not in _KEYS[LOSS].choices):
+            cause = f"{path} = {value_text(value)} belongs to a loss that rules.toml does not offer"
+            result.leave_out(path, cause)
+
+
+def _dialect(tree: Mapping[str, Any]) -> Dialect:
+    """Return the format of a config, by the keys that only this format has."""
+
+    def has(path: str) -> bool:
+        return not isinstance(at(tree, path), dict | None)
+
+    for dialect in DIALECTS:
+        if any(map(has, dialect.signs)) or (dialect.needs and all(map(has, dialect.needs))):
+            return dialect
+    paths = [path for path, _ in _leaves(tree)]
+    is_prime_rl = any(len(path) > 1 and is_known(".".join(path)) for path in paths)
+    origins = {renamed.origin for path in paths if (renamed := find_renamed(path))} - {"", OTHER_VERSION, PRIME_RL}
+    return Dialect(PRIME_RL if is_prime_rl or not origins else listed(sorted(origins)))
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET.search(name) is not None and not _NO_SECRET.search(name)
 
 
 def at(tree: Any, path: str) -> Any:
@@ -160,20 +269,6 @@ def at(tree: Any, path: str) -> Any:
     for name in path.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
-
-
-def _secrets(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the dotted paths of the texts whose key, or a table around them, is named like a secret."""
-    waiting: list[tuple[str, Any, bool]] = [("", tree, False)]
-    for path, node, is_secret in waiting:  # which grows
-        if isinstance(node, dict):
-            for name, value in node.items():
-                is_named_so = _SECRET.search(name) is not None and not _NO_SECRET.search(name)
-                waiting.append((f"{path}.{name}" if path else name, value, is_secret or is_named_so))
-        elif isinstance(node, list):
-            waiting += [(path, item, is_secret) for item in node]
-        elif is_secret and isinstance(node, str) and node:
-            yield path
 
 
 def environments(tree: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -208,6 +303,10 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         settings["environments"] = tomlkit.item(names).comment(
             "of this checkout: prompts and rewards may differ from theirs"
         )
+    numbers = [(key, at(imported.tree, path)) for key in GPU_KEYS for path in CARRIED[key]]
+    wanted = [f"{key} = {number}" for key, number in numbers if type(number) is int and number > 1]
+    if wanted:
+        notes.append(f"its GPUs: write {', '.join(wanted)} into {RULES_NAME} if this machine has as many")
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
         settings.update({"model": model, "revision": revision or ""})
@@ -219,10 +318,14 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         document = tomlkit.parse(before.decode())
         document.update(settings)
         data = tomlkit.dumps(document).encode() if settings else before
-        rules_of(root, chosen_in(root, data), None, gpu_count)
+        rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine that can train it
     except UsageError as error:
         settings, data = tomlkit.document(), before
         notes.append(f"{RULES_NAME} stays as it is: {error}")
+    try:
+        rules_of(root, chosen_in(root, data), None, gpu_count)
+    except UsageError as error:
+        notes += [f"not on this machine: {error}"] if settings else []
     if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:
@@ -233,7 +336,7 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 def _convert(tree: Mapping[str, Any], result: Import) -> None:
     """Translate the settings that changed their form, and not only their name."""
     notes: dict[str, str] = {}  # of each translated path
-    batch_size = resolve(result.values).get("orchestrator.batch_size")
+    batch_size = resolve(result.values).get(BATCH_SIZE)
     for table in ("orchestrator.", ""):
         path = f"{table}oversampling_factor"
         factor, filters = at(tree, path), tables_of(at(tree, f"{table}pre_batch_filters"))
@@ -248,6 +351,13 @@ def _convert(tree: Mapping[str, Any], result: Import) -> None:
         for path in [path for path, is_on in switches.items() if is_on]:
             result.values[ZERO_ADVANTAGE] = {}
             notes[path] = f" -> {ZERO_ADVANTAGE}"
+    for problem in result.left_out:
+        renamed, path = find_renamed(problem.path), ".".join(problem.path)
+        is_schedule = path == "trainer.scheduler" or (renamed and renamed.key.path == SCHEDULE)
+        if is_schedule and problem.value in ("constant", "cosine"):  # these mean the same to all trainers
+            result.values.setdefault(SCHEDULE, problem.value)
+            result.names.setdefault(SCHEDULE, []).append(path)
+            notes[path] = f" -> {SCHEDULE} = {value_text(problem.value)}"
     for path, name, ratio in _ratios(tree):
         result.values[f"{RATIO}.{name}"] = accept(_KEYS[f"{RATIO}.{ANY}"], ratio)
         notes[path] = f"{notes.get(path, ' ->')} {RATIO}.{name} = {value_text(ratio)}"
@@ -269,16 +379,25 @@ def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     return ratios if are_valid and 1 < len({*names}) == len(names) else []
 
 
-def _make_valid(result: Import) -> None:
-    """Leave out keys that break a rule between keys; a group of one, prime-rl's default, becomes a group of four."""
+def _make_valid(result: Import, given: Container[str]) -> None:
+    """Leave out keys that break a rule between keys. A group of one, prime-rl's default, and a group that is not
+    `given` by the file get a size that divides the batch."""
     for _ in range(len(result.values) + 2):  # each round leaves out one key, and one may be added
         problems = rule_problems(result.values, resolve(result.values))
         if not problems:
             return
-        path = ".".join(problems[0].path)
-        if path == GROUP_SIZE and result.values.get(GROUP_SIZE, 1) == 1:
-            result.values[GROUP_SIZE] = 4
-            result.notes.append(f"{GROUP_SIZE} = 4, added: with prime-rl's default of 1 there is no advantage")
+        path, cause = ".".join(problems[0].path), problems[0].cause
+        batch = result.values.get(BATCH_SIZE) or 4
+        assert isinstance(batch, int)
+        sizes = [size for size in (4, 2, *range(3, batch + 1)) if batch % size == 0]
+        is_free = GROUP_SIZE not in given or result.values.get(GROUP_SIZE) == 1
+        if path in (GROUP_SIZE, BATCH_SIZE) and is_free and sizes:
+            result.values[GROUP_SIZE] = sizes[0]
+            result.notes.append(f"{GROUP_SIZE} = {sizes[0]}, added: {cause}")
         else:
-            result.leave_out(path, problems[0].cause)
+            if not sizes:
+                path, cause = BATCH_SIZE, f"{BATCH_SIZE} = {batch}: a group needs 2 rollouts or more"
+            key = find_key(path)
+            default = f"; {default_text(key)}, the default, is trained" if key and key.default is not None else ""
+            result.leave_out(path, f"{cause}{default}")
     raise ConfigError("the keys of this config contradict each other", "Write the train.toml by hand.")

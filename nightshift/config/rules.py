@@ -33,6 +33,7 @@ MEASURING_CODE = (
     "nightshift/config/allowlist.py",
     "nightshift/config/allowlist.toml",
     "nightshift/config/checks.py",
+    "nightshift/config/losses.py",
     "nightshift/config/train_toml.py",
     "nightshift/engines/base.py",
     "nightshift/engines/mixture.py",
@@ -176,6 +177,7 @@ class EnvironmentRules:
     taskset: TasksetRules | None = None
     is_game: bool = False  # several turns against an opponent
     is_bounded: bool = False
+    guard: float | None = None  # percentage points by which its score may fall: it is scored and never trained
     args: dict[str, Any] = field(default_factory=dict)
     versions: tuple[str, ...] = ()
     versions_sha256: str = ""
@@ -191,6 +193,25 @@ class EnvironmentRules:
         if self.taskset is not None:
             return (*([self.taskset.folder] if self.taskset.folder else []), *TASKSET_FOLDERS)
         return tuple(f"environments/{name}/" for name in (self.name, *self.needs))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A number that train.toml may give to a loss: its default, and its range with both ends."""
+
+    default: _Units
+    low: _Units
+    high: _Units
+
+
+@dataclass(frozen=True, slots=True)
+class LossRules:
+    """A user's loss: prime-rl imports `import_path` from the package that is a `folder` of the checkout."""
+
+    name: str
+    folder: str
+    import_path: str
+    parameters: dict[str, Parameter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +233,21 @@ class Rules:
     max_completion_tokens: int  # upper bound of training completions: the model's context allows no more
     model_revision: str | None = None  # None: the model's bytes lie in this repository and are hashed
     environments: tuple[EnvironmentRules, ...] = ()
+    guards: tuple[EnvironmentRules, ...] = ()
+    losses: tuple[LossRules, ...] = ()  # that train.toml may name, for an engine that imports them
     decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
     memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/base.py)
+    infer_gpus: int = 1  # of an engine that serves and trains on GPUs of their own
+    train_gpus: int = 1
+    tensor_parallel: int = 1  # the GPUs that a served copy of the model is divided over
+
+    @property
+    def gpu_split(self) -> tuple[int, ...]:
+        """How many GPUs of a run serve, and how many train; one number if the same GPU does both."""
+        return (self.infer_gpus, self.train_gpus) if self.num_gpus > 1 else (1,)
 
     @property
     def deadline_seconds(self) -> float:
@@ -240,22 +271,28 @@ class Rules:
         return replace(self, budget_seconds=float(budget_seconds))
 
     @property
+    def scored(self) -> tuple[EnvironmentRules, ...]:
+        """The environments that a run is scored on: those that train, then the guards."""
+        return (*self.environments, *self.guards)
+
+    @property
     def environment_names(self) -> tuple[str, ...]:
-        """The environments' names in the order of rules.toml."""
+        """The names of the environments that train, in the order of rules.toml."""
         return tuple(environment.name for environment in self.environments)
 
     @property
     def measuring(self) -> tuple[str, ...]:
         """Paths of all files in the checkout that can change a score or a decision."""
         engine = f"nightshift/engines/{self.engine.replace('-', '_')}/"
-        folders = (folder for environment in self.environments for folder in environment.folders)
+        folders = [folder for environment in self.scored for folder in environment.folders]
+        folders += [loss.folder for loss in self.losses]
         model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
-        scored = any(environment.taskset or environment.is_bounded for environment in self.environments)
+        scored = any(environment.taskset or environment.is_bounded for environment in self.scored)
         return (*MEASURING_CODE, engine, *(["nightshift/evaluation/scorer.py"] if scored else []), *folders, *model)
 
     def elsewhere(self, root: Path) -> list[Path]:
         """Return the measuring folders outside the checkout: installed tasksets, and a model."""
-        tasksets = [environment.taskset for environment in self.environments]
+        tasksets = [environment.taskset for environment in self.scored]
         packages = [taskset.place(root) for taskset in tasksets if taskset is not None and not taskset.folder]
         return [*packages, *([Path(self.model)] if Path(self.model).is_absolute() else [])]
 

@@ -5,6 +5,7 @@ setups.toml lists the set-ups: an engine with its limits, its budget and its mod
 `any`: every model outside models/), and the measured size of effects. For a user's taskset, rules.toml declares this.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -18,12 +19,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
+from nightshift.config.allowlist import PRIME_RL
 from nightshift.config.rules import (
     GSM8K_PRIOR_SD,
     RULES_NAME,
     EnvironmentRules,
+    LossRules,
+    Parameter,
     RuleConstants,
     Rules,
     Scale,
@@ -42,6 +46,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
 Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
 Count = Annotated[int, Meta(ge=1, le=10**6)]
+NumGpus = Annotated[int, Meta(ge=1, le=16)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 _FILE = Path(__file__).with_name("setups.toml")
@@ -50,9 +55,11 @@ REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.mod
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """[environment.NAME] of rules.toml. All keys but `weight` and `args` need `package`, which needs num_validation."""
+    """[environment.NAME] of rules.toml. All keys but `weight`, `guard` and `args` need `package`, which needs
+    num_validation. `guard`: by how many percentage points the score of an environment that does not train may fall."""
 
     weight: Scale = 1.0
+    guard: Annotated[float, Meta(gt=0, le=100)] | None = None
     package: Name = ""
     num_validation: Count | None = None
     num_train: Count | None = None
@@ -62,11 +69,20 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     models: Models = (ANY_MODEL,)
 
 
+class LossTable(msgspec.Struct, forbid_unknown_fields=True):
+    """[loss.NAME] of rules.toml: a function that prime-rl imports from a `package`, a folder of the checkout."""
+
+    package: Name
+    import_path: Annotated[str, Meta(pattern=r"\A[A-Za-z]\w*(\.[A-Za-z_]\w*)+\Z")]
+    parameters: dict[Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")], Parameter] = {}
+
+
 class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     """rules.toml. Empty or 0: the best that the machine can do.
 
     `revision`: the commit of `model` on the hub. `learning_rate_scale`: factor of train.toml's learning rates.
-    `memory_gb`: of the GPU that chooses the defaults; 0: of the smallest GPU in use.
+    `memory_gb`: of the GPU that chooses the defaults; 0: of the smallest GPU in use. `infer_gpus`, `train_gpus`: how
+    many serve and how many train in a run of prime-rl. `tensor_parallel`: how many share one served copy of the model.
     """
 
     environments: list[str] = []
@@ -74,7 +90,12 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     revision: Annotated[str, Meta(pattern=r"\A([0-9a-f]{40})?\Z")] = ""
     learning_rate_scale: Scale | None = None
     memory_gb: Literal[0, 16, 24, 48, 80] = 0
+    infer_gpus: NumGpus = 1
+    train_gpus: NumGpus = 1
+    tensor_parallel: NumGpus = 1
     environment: dict[str, Table] = {}
+    loss: dict[Annotated[str, Meta(pattern=r"\A(?!(custom|default|ipo)\Z)[a-z][a-z0-9_]{0,39}\Z")], LossTable] = {}
+    advantage: dict[str, Any] = {}  # refused: prime-rl imports none
 
     def table(self, name: str) -> Table:
         """Return [environment.NAME]."""
@@ -115,6 +136,7 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
     """Return the rules of other environments with the engine of `here`, and with its model if it can answer them."""
     chosen = chosen_in(root)
     chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
+    chosen.environment = {name: structs.replace(table, guard=None) for name, table in chosen.environment.items()}
     if all(_declared(root, name, chosen.table(name)).accepts(here.model) for name in names):
         chosen.model, chosen.revision = here.model, here.model_revision or ""
         chosen.learning_rate_scale = here.learning_rate_scale
@@ -127,22 +149,48 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     if not setups:  # from a record
         engines = dict.fromkeys(setup.engine for setup in _SETUPS)
         raise UsageError(f"there is no engine {engine!a}", f"Write {' or '.join(engines)}.")
+    setups = _with_gpus(setups, chosen)
     setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
     names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     declared = {name: _declared(root, name, chosen.table(name)) for name in names}
-    own_models = [entry.models[0] for entry in declared.values() if entry.models[0] != ANY_MODEL]
+    guards = {name: _declared(root, name, table) for name, table in chosen.environment.items() if table.guard}
+    for name, entry in guards.items():
+        if name in names or entry.is_game:
+            cause = f"{RULES_NAME}: [environment.{name}]: guard = {chosen.table(name).guard:g}"
+            why = "a game has no guard" if entry.is_game else "this environment trains, and a guard is never trained"
+            more = f", or take {name} out of environments" if name in names else ""
+            raise UsageError(f"{cause}: {why}", f"Leave guard out{more}.")
+    scored = declared | guards
+    own_models = [entry.models[0] for entry in scored.values() if entry.models[0] != ANY_MODEL]
     models = [_portable_path(root, chosen.model)] if chosen.model else [*own_models, setups[0].model]
     for model in models:
-        for setup in setups if all(entry.accepts(model) for entry in declared.values()) else ():
+        for setup in setups if all(entry.accepts(model) for entry in scored.values()) else ():
             is_small = model.startswith(MODELS)  # a GPU would be wasted on it
             if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
-                return _complete(root, setup, model, declared, chosen)
-    refusing = [name for name, entry in declared.items() if not entry.accepts(model)] or ["them there"]
+                return _complete(root, setup, model, declared, guards, chosen)
+    refusing = [name for name, entry in scored.items() if not entry.accepts(model)] or ["them there"]
     cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {model} ({setups[0].name}, GPUs needed: "
     cause += f"{setups[0].num_gpus}) cannot answer {' and '.join(refusing)}"
-    able = set.intersection(*({*entry.models} for entry in declared.values()))
+    able = set.intersection(*({*entry.models} for entry in scored.values()))
     fix = "Write environments = [] for what the machine can do, or use another --engine or model: "
     raise UsageError(cause, f"{fix}{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
+
+
+def _with_gpus(setups: list[Rules], chosen: Chosen) -> list[Rules]:
+    """Return the set-ups with the chosen numbers of GPUs; of more than 1 + 1 only the one that can use them."""
+    infer, train, parallel = chosen.infer_gpus, chosen.train_gpus, chosen.tensor_parallel
+    if infer % parallel:
+        cause = f"{RULES_NAME}: tensor_parallel = {parallel} does not divide infer_gpus = {infer}"
+        raise UsageError(cause, "Write a divisor of infer_gpus, or 1.")
+    able = [
+        replace(setup, num_gpus=infer + train, infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+        for setup in setups
+        if setup.num_gpus > 1
+    ]
+    if infer + train > 2 and not able:
+        cause = f"{RULES_NAME}: infer_gpus = {infer}, train_gpus = {train}: --engine {setups[0].engine} uses one GPU"
+        raise UsageError(cause, "Write 1 for both, or use --engine prime-rl.")
+    return able if infer + train > 2 else able + [setup for setup in setups if setup.num_gpus < 2]
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
@@ -156,18 +204,26 @@ def is_own_model(rules: Rules) -> bool:
     return not rules.model.startswith(MODELS) and rules.model not in {setup.model for setup in _SETUPS}
 
 
-def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
-    """Return the rules of a set-up with a model and environments."""
+def _complete(
+    root: Path,
+    setup: Rules,
+    model: str,
+    declared: dict[str, _Declared],
+    guards: dict[str, _Declared],
+    chosen: Chosen,
+) -> Rules:
+    """Return the rules of a set-up with a model, environments and guards."""
     if model != setup.model or chosen.revision:
         _check_model(root, model, chosen)
     environments = tuple(_environment(root, name, chosen.table(name), entry) for name, entry in declared.items())
+    losses = tuple(_loss(root, name, table) for name, table in chosen.loss.items())
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
     prior_sd = sum(share * decision.prior_sd for share, decision in pairs)
     seed_sd = sum(share * decision.seed_sd for share, decision in pairs)
     longest = max(entry.max_completion_tokens for entry in declared.values())
-    answer = max(longest, setup.decoding.max_completion_tokens)
+    answer = max(longest, setup.decoding.max_completion_tokens, *(e.max_completion_tokens for e in guards.values()))
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
     return replace(
         setup,
@@ -176,8 +232,10 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
         learning_rate_scale=chosen.learning_rate_scale or scale,
         environments=environments,
+        guards=tuple(_environment(root, name, chosen.table(name), entry) for name, entry in guards.items()),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
+        losses=losses if setup.engine == PRIME_RL else (),
         decision=setup.decision.scaled(prior_sd, seed_sd),
     )
 
@@ -213,9 +271,33 @@ def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
     except ValueError as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
+    for name in chosen.advantage:
+        cause = f"{RULES_NAME}: [advantage.{name}]: prime-rl imports no advantage: each is a class in its code"
+        raise UsageError(cause, "Delete it. A [loss.NAME] gets the advantages and may change them.")
     for name, table in chosen.environment.items():
         _declared(root, name, table)
     return chosen
+
+
+def _loss(root: Path, name: str, table: LossTable) -> LossRules:
+    """Return the rules of a user's loss. UsageError: they contradict each other, or its code is no Python."""
+    where, module = f"{RULES_NAME}: [loss.{name}]", table.import_path.partition(".")[0]
+    for parameter, number in table.parameters.items():
+        if not (number.low < number.high and number.low <= number.default <= number.high):
+            cause = f"{where}: {parameter} = {number.default:g} in {number.low:g} to {number.high:g}"
+            raise UsageError(cause, "Write low below high, and the default between them.")
+    top, folder = root.resolve(), (root / table.package).resolve()
+    place = folder if folder.name == module else folder / module
+    if not place.is_relative_to(top) or not (place / "__init__.py").is_file():
+        cause = f"{where}: package = {json.dumps(table.package)} is no folder of this checkout with a package {module}"
+        raise UsageError(cause, f"Name the folder that has {module}/__init__.py.")
+    for path in sorted(place.rglob("*.py")):
+        try:
+            ast.parse(read_file(path), path.name)
+        except SyntaxError as error:
+            cause = f"{where}: {path.relative_to(top)}:{error.lineno}: {error.msg}"
+            raise UsageError(cause, "Correct the line, or delete the table.") from None
+    return LossRules(name, f"{place.relative_to(top).as_posix()}/", table.import_path, table.parameters)
 
 
 def _environment(root: Path, name: str, table: Table, declared: _Declared) -> EnvironmentRules:
@@ -233,6 +315,7 @@ def _environment(root: Path, name: str, table: Table, declared: _Declared) -> En
         taskset=taskset,
         is_game=declared.is_game,
         is_bounded=declared.is_bounded,
+        guard=table.guard,
         args=declared.args | table.args,
         versions=named,
         versions_sha256=hashlib.sha256(text.encode()).hexdigest() if versions else "",
@@ -259,7 +342,7 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: [tool.nightshift]: {error}", "docs/environments.md describes its keys.") from None
-    if own := sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
+    if own := sorted(msgspec.to_builtins(table).keys() - {"weight", "guard", "args"}):
         raise UsageError(f"{where}: {own[0]} goes with package", "Write package = ..., or leave it out.")
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."

@@ -90,7 +90,7 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
     resolved = resolve(values)
     problems += rule_problems(values, resolved, problems)
     if problems:
-        raise _refusal(name, problems, line_numbers(text))
+        raise refusal(name, problems, line_numbers(text))
     canonical = {
         path: value
         for path, value in resolved.items()
@@ -100,7 +100,8 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
     return Config(source, MappingProxyType(values), MappingProxyType(resolved), digest)
 
 
-def _refusal(name: str, problems: list[Problem], lines: Mapping[tuple[str, ...], int]) -> ConfigError:
+def refusal(name: str, problems: list[Problem], lines: Mapping[tuple[str, ...], int]) -> ConfigError:
+    """Return all problems of a train.toml as one error. `lines`: those of its keys (line_numbers)."""
     problems = sorted(problems, key=lambda problem: lines.get(problem.path, 0))
     places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in problems]
     error = ConfigError(f"{places[0]}: {problems[0].cause}", problems[0].fix)

@@ -8,27 +8,40 @@ the registry; nothing outside this folder asks for one by its name.
 from __future__ import annotations
 
 import importlib
+import json
+import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.records import ProgressCallback, Training, Weights
-from nightshift.config.allowlist import KEYS, number_text
+from nightshift.campaign.metrics import Step, num_without_gradient
+from nightshift.campaign.records import Phase, Progress, ProgressCallback, Training, Weights
+from nightshift.config.allowlist import KEYS, LOSS, number_text
+from nightshift.config.losses import keys_with
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import chosen_in
 from nightshift.config.train_toml import Config
 from nightshift.engines.machine import Machine, read_machine
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors import network
-from nightshift.executors.gpus import SIZES_GB, choose_gpus, list_gpus, parse_gpus
+from nightshift.executors.gpus import (
+    SIZES_GB,
+    Gpu,
+    choose_gpus,
+    gpu_problems,
+    gpu_warnings,
+    list_gpus,
+    parse_gpus,
+)
 from nightshift.executors.local import Capacity
 
 Note = Callable[[str], None]  # one line of news
+Plan = tuple[Mapping[str, Sequence[str]], Mapping[str, Any]]  # the words of each process by its name, and their config
 
 # Name -> module and class; imported when one is opened: prime-rl's loads an HTTP client.
 _ENGINES = {
@@ -36,6 +49,8 @@ _ENGINES = {
     "prime-rl": ("nightshift.engines.prime_rl.engine", "PrimeRlEngine"),
 }
 ENGINES = tuple(_ENGINES)
+LEARNING_RATES = ("trainer.optim.lr", "trainer.scheduler.min_lr")
+NO_GPU = "no GPU (--gpus none): not comparable"
 ALL = "all"  # of a check that decides the readiness of every engine
 
 
@@ -79,7 +94,7 @@ def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | N
     they are: the engine's own check reports it. UsageError if `gpus`, which is --gpus, are none."""
     if not rules.num_gpus:
         return rules
-    ids = None if gpus is None else parse_gpus(gpus, rules.num_gpus)
+    ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
     if ids == ():
         return rules
     size: int = chosen_in(root).memory_gb
@@ -147,6 +162,14 @@ class Check:
         return f"{self.engine:10}{self.name:14}{state:9}{text}".rstrip()
 
 
+def look(name: str, read: Callable[[], object]) -> Check:
+    """Check what `read` reads, for every engine; what it returns is the detail."""
+    try:
+        return Check(ALL, name, detail=str(read()))
+    except NightshiftError as error:
+        return Check(ALL, name, error)
+
+
 @dataclass(frozen=True, slots=True)
 class Effective:
     """What an engine makes of a config: two configs with equal `settings` train the same.
@@ -181,6 +204,19 @@ class Session(Policy):
         """Stop every process of the run and check that none is left. Safe to call twice."""
 
 
+def training_progress(steps: Sequence[Step], seconds_left: float, note: str = "") -> Progress:
+    """Return what the callback of a training gets after these steps."""
+    return Progress(
+        Phase.TRAINING,
+        len(steps),
+        seconds_left,
+        steps[-1].reward_mean if steps else None,
+        num_with_gradient=sum(step.has_gradient is True for step in steps),
+        num_without_gradient=num_without_gradient(steps),
+        note=note,
+    )
+
+
 class Proof(ABC):
     """A child process, for which no slot waits: were the weights in a run's folder those that were scored?"""
 
@@ -201,8 +237,20 @@ class Engine(ABC):
     """A way to train. Made from the arguments of `open_engine` alone, so that a worker can make the same one."""
 
     name: str
-    rules: Rules
-    root: Path
+    min_driver: int
+
+    def __init__(
+        self,
+        rules: Rules,
+        root: Path,
+        environ: Mapping[str, str],
+        gpus: str | None = None,
+        keep_all: bool = False,
+    ) -> None:
+        """`gpus` and `keep_all` are the flags of these names. UsageError for GPUs that this engine cannot use."""
+        self.rules, self.root, self._environ, self._keep_all = rules, root, environ, keep_all
+        self._gpus = gpus
+        self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
 
     @cached_property
     def machine(self) -> Machine:
@@ -219,6 +267,35 @@ class Engine(ABC):
         """The hard stop of a run from its start to its last score."""
         return self.rules.deadline_seconds - self.rules.startup_seconds + self.startup_seconds
 
+    def gpus(self) -> Sequence[Gpu]:
+        """Return the GPUs of a run, perhaps one GPU twice; none on a CPU. EngineError if this machine has not so many.
+
+        Those of prime-rl are for inference, then for the trainer, as many of each as the rules say.
+        """
+        num = sum(self.rules.gpu_split)
+        return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, num, self._environ)
+
+    def gpus_here(self) -> Sequence[Gpu]:
+        """Return those GPUs, none if this machine has not so many."""
+        try:
+            return self.gpus()
+        except EngineError:
+            return ()
+
+    def gpu_ids(self) -> tuple[int, ...]:
+        """Return NVML's numbers of the GPUs that a run uses."""
+        return tuple(gpu.index for gpu in self.gpus())
+
+    def hardware(self) -> str:
+        """Return the kind of hardware, e.g. `2 x NVIDIA H100 80GB HBM3` or `cpu x86_64, 2 cores`: a campaign stays on
+        one kind. `1 x`: the processes of a run share a GPU; of unequal GPUs the names of all."""
+        if self._gpu_ids == ():
+            return NO_GPU
+        names = [gpu.name for gpu in dict.fromkeys(self.gpus_here())]
+        if not names:
+            return "no such GPUs"  # `check` reports it before anything runs
+        return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+
     @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Fetch all that experiments need and that is missing: prepare.py. Repeating it resumes.
@@ -230,25 +307,38 @@ class Engine(ABC):
         """Do the part of `prepare` that a command does by itself before it trains. Call as the controller."""
         return
 
-    @abstractmethod
     def doctor(self) -> list[Check]:
-        """Check all that `prepare` would fetch and `check` refuse, without changing anything."""
+        """Check the GPUs and all that `prepare` would fetch and `check` refuse, without changing anything."""
+        return self.checks()
+
+    def checks(self) -> list[Check]:
+        """Check the GPUs, and what else a run needs before it starts."""
+        checks = list[Check]()
+        gpus: Sequence[Gpu] = ()
+        try:
+            gpus = self.gpus()
+            problems = gpu_problems(gpus)
+            details = "; ".join(map(_describe, gpus))
+            if gpus:
+                checks = [Check(self.name, "GPUs", problem, details) for problem in problems or (None,)]
+                checks.append(Check(self.name, "memory", detail=f"preset {self.rules.memory}"))
+            warnings = gpu_warnings(gpus, self.min_driver)
+            checks += [Check(self.name, "GPUs", warning, is_warning=True) for warning in warnings]
+        except EngineError as error:
+            checks.append(Check(self.name, "GPUs", error))
+        return checks + self.parts(gpus)
+
+    @abstractmethod
+    def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
+        """Check what else a run on these GPUs needs, and guess what else may make it fail."""
 
     def check(self) -> list[str]:
         """Return the problems that make a run impossible, each one line with its fix: those of `doctor`."""
-        return [str(check.problem) for check in self.doctor() if not check.ok]
+        return [str(check.problem) for check in self.checks() if not check.ok]
 
     def warnings(self) -> list[Check]:
-        """Return guesses about this machine that may make a run fail. They refuse nothing."""
-        return []
-
-    @abstractmethod
-    def hardware(self) -> str:
-        """Return the kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
-
-    @abstractmethod
-    def gpu_ids(self) -> tuple[int, ...]:
-        """Return NVML's numbers of the GPUs that a run uses."""
+        """Return the guesses of `doctor` about this machine that may make a run fail. They refuse nothing."""
+        return [check for check in self.checks() if check.is_warning and check.problem is not None]
 
     def capacity(self) -> Capacity | None:
         """Return how many runs fit side by side on the cores; None if GPUs decide, or a run's memory is not known."""
@@ -262,20 +352,31 @@ class Engine(ABC):
     def validate(self, config: Config) -> Effective:
         """Return the engine's own settings for a checked train.toml. ConfigError for a value it cannot express."""
 
-    @abstractmethod
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
-        """Return what `open` would start, for --dry-run; nothing is written or started. Without `verbose`: the GPUs and
-        the model only."""
+        """Return what `open` would start, for --dry-run; nothing is written or started. Without `verbose`: the hardware
+        and the model only."""
+        ids = ", ".join(str(gpu.index) for gpu in self.gpus_here())
+        if ids and sum(self.rules.gpu_split) > 2:
+            ids += f": {' + '.join(map(str, self.rules.gpu_split))}"
+        preset = "" if self.rules.memory == NO_CARD else f"; memory preset {self.rules.memory}"
+        lines = [
+            f"hardware: {self.hardware()}{f' (GPU {ids})' if ids else ''}{preset}",
+            f"model:    {' at revision '.join(filter(None, (self.rules.model, self.rules.model_revision)))}",
+        ]
+        if verbose:
+            commands, config = self.plan(settings, seed, run_dir)
+            lines += [f"{name + ':':<13} {shlex.join(words)}" for name, words in commands.items()]
+            lines += [f"config:   {name} = {json.dumps(value)}" for name, value in config.items()]
+        return lines
+
+    @abstractmethod
+    def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
+        """Return what `open` would start."""
 
     def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> Proof | None:
         """Start the proof that the weights in `run_dir` were scored; None: they cannot be others. EngineError if the
         file is not the one that was scored."""
         return None
-
-    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
-        """Return the line of the proof, after its end. EngineError if other weights were scored."""
-        proof = self.start_proof(run_dir, weights, note)
-        return proof.result() if proof else None
 
     @abstractmethod
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
@@ -285,12 +386,23 @@ class Engine(ABC):
         """
 
 
-def scaled_rate(path: str, rate: float, scale: float) -> str:
-    """Return the line of a learning rate that the rules multiply by `scale` for their model."""
-    times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
-    return f"{path} {times} on this model"
+def _describe(gpu: Gpu) -> str:
+    major, minor = gpu.compute_capability
+    memory = "" if gpu.memory_gb is None else f", {gpu.memory_gb:.1f} GB"
+    return f"{gpu}{memory}, compute capability {major}.{minor}, driver {gpu.driver}"
+
+
+def scaled_rates(config: Config, scale: float) -> tuple[str, ...]:
+    """Return a line for each learning rate of train.toml that the rules multiply by `scale` for their model."""
+    rates = {path: config.get(path) for path in LEARNING_RATES if scale != 1}
+    return tuple(
+        f"{path} {number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))} on this model"
+        for path, rate in rates.items()
+        if rate
+    )
 
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:
     """Return the open keys that the engine uses, without those that have no effect under its rules."""
-    return frozenset({key.path for key in KEYS if engine.name in key.engines} - engine.validate(config).without_effect)
+    keys = (*KEYS, *keys_with(engine.rules.losses, config.get(LOSS)))
+    return frozenset({key.path for key in keys if engine.name in key.engines} - engine.validate(config).without_effect)

@@ -10,9 +10,9 @@ from nightshift.campaign.git import CONFIG_NAME
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load
-from nightshift.engines.base import ALL, ENGINES, Check, PrepareFlags, on_cards, open_engine
+from nightshift.engines.base import ENGINES, Check, PrepareFlags, look, on_cards, open_engine
 from nightshift.engines.machine import MACHINE_NAME, read_machine
-from nightshift.errors import NightshiftError
+from nightshift.errors import UsageError
 from nightshift.executors.local import capacity
 from nightshift.files import Document
 from nightshift.waiting import waiting
@@ -23,20 +23,20 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
 
     `rules` are those that this machine would use; another engine is checked for GSM8K, and nothing of it is needed.
     """
-    try:
-        num_keys = len(load(root / CONFIG_NAME).values)
-        found = [Check(ALL, CONFIG_NAME, detail=f"{num_keys} keys, all known")]
-    except NightshiftError as error:
-        found = [Check(ALL, CONFIG_NAME, error)]
-    try:
-        if text := read_machine(root).text:
-            found.append(Check(ALL, MACHINE_NAME, detail=text))
-    except NightshiftError as error:
-        return [*found, Check(ALL, MACHINE_NAME, error)]
-    found.append(Check(ALL, "memory", detail=capacity().memory))
+    found = [
+        look(CONFIG_NAME, lambda: f"{len(load(root / CONFIG_NAME).values)} keys, all known"),
+        look("host memory", lambda: capacity().memory),
+        look(MACHINE_NAME, lambda: read_machine(root).text or "none"),
+    ]
+    if not found[-1].ok:
+        return found
     for name in ENGINES:
         is_meant = rules.engine == name
-        its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
+        try:
+            its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
+        except UsageError as error:  # what rules.toml wants is for the engine that is meant
+            found.append(Check(name, "rules", error, is_needed=False))
+            continue
         its_rules = on_cards(its_rules, root, environ, gpus)
         with waiting(f"looking at what {name} needs"):
             found += (

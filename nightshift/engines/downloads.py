@@ -16,18 +16,25 @@ from nightshift.waiting import waiting
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # the same for every length of a batch
-_PRESET_GB = 0.99  # weights of Qwen2.5-0.5B in bfloat16, for which the memory presets are estimated
 
 
-def local_problem(rules: Rules, root: Path) -> EngineError | None:
-    """Return why the model's folder cannot be trained; None if it can, and for a model on the hub."""
-    folder = root / rules.model
-    if rules.model_revision is not None:
-        return None
-    if is_own_model(rules):
-        return folder_problem(rules, folder)
-    is_there = (folder / "model.safetensors").is_file()
-    return None if is_there else EngineError(f"{rules.model} is missing", "Restore it: git checkout models")
+def model_folder(rules: Rules, root: Path) -> Path:
+    """Return the folder of the rules' model, which may not exist: in the checkout, or in Hugging Face's cache."""
+    if rules.model_revision is None:
+        return root / rules.model
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folder = Path(HF_HUB_CACHE).absolute() / f"models--{rules.model.replace('/', '--')}"
+    return folder / "snapshots" / rules.model_revision
+
+
+def model_problem(rules: Rules, root: Path) -> EngineError | None:
+    """Return why the rules' model cannot be trained; None if it can."""
+    folder, is_local = model_folder(rules, root), rules.model_revision is None
+    if not is_whole_model(folder) and not (is_local and is_own_model(rules)):
+        fix = "Restore it: git checkout models" if is_local else f"Run: uv run prepare.py --engine {rules.engine}."
+        return EngineError(f"{rules.model} is missing, or not complete, in {folder}", fix)
+    return folder_problem(rules, folder) if is_own_model(rules) else None
 
 
 def folder_problem(rules: Rules, folder: Path) -> EngineError | None:
@@ -73,46 +80,25 @@ def _other_forward_pass(config: dict[str, Any]) -> str:
     return ", ".join(f"{name} = {config[name]!r}" for name, value in others.items() if config.get(name, value) != value)
 
 
-def changes(rules: Rules, folder: Path) -> list[str]:
-    """Return the lines of a dry run on a model that rules.toml names."""
-    if not is_own_model(rules):
-        return []
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
-    what = "its bytes are in the rules hash" if rules.model_revision is None else f"revision {rules.model_revision}"
-    weights = f"{size:.3g} GB of weights" if size else "not downloaded yet"
-    return [
-        f"model:    {rules.model}: {what}; renderer: its chat template; learning rates x {rules.learning_rate_scale:g}",
-        f"model:    {weights}; memory presets are estimates for {_PRESET_GB} GB (docs/gpus.md)",
-    ]
-
-
 def _json(path: Path) -> dict[str, Any]:
     return parse_json(read_file(path), dict[str, Any])
 
 
-def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
-    """Return the folder of the rules' model; download it if it is missing. EngineError if the model is of no use."""
-    if rules.model_revision is None:
-        folder, problem = root / rules.model, local_problem(rules, root)
-    else:
-        folder = _download(rules, note)
-        problem = folder_problem(rules, folder) if is_own_model(rules) else None
-    if problem:
+def prepare_model(root: Path, rules: Rules, note: Note) -> None:
+    """Download the rules' model if it is missing. EngineError if the model is of no use."""
+    if rules.model_revision is not None and not is_whole_model(model_folder(rules, root)):
+        _download(rules, note)
+    if problem := model_problem(rules, root):
         raise problem
-    return folder
 
 
-def _download(rules: Rules, note: Note) -> Path:
+def _download(rules: Rules, note: Note) -> None:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
-    with suppress(LocalEntryNotFoundError, OSError):  # not in the cache
-        snapshot = Path(snapshot_download(rules.model, revision=rules.model_revision, local_files_only=True))
-        if is_whole_model(snapshot):
-            return snapshot
     note(f"downloading {rules.model}, once")
     try:  # with the hub client's own progress bars
-        return Path(snapshot_download(rules.model, revision=rules.model_revision, allow_patterns=FILES))
+        snapshot_download(rules.model, revision=rules.model_revision, allow_patterns=FILES)
     except (HfHubHTTPError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise EngineError(f"cannot download {rules.model}: {reason}", "Check the network, then repeat.") from None
@@ -120,10 +106,11 @@ def _download(rules: Rules, note: Note) -> Path:
 
 def is_whole_model(snapshot: Path) -> bool:
     """True if a model's folder has what vLLM and the trainer read; an interrupted download lacks some of it."""
-    names = ("config.json", "tokenizer.json", "tokenizer_config.json")
-    return all((snapshot / name).is_file() for name in names) and any(
-        path.is_file() for path in snapshot.glob("*.safetensors")
-    )
+    names = {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    with suppress(OSError, ValueError):  # of a model in several files
+        names |= {*_json(snapshot / "model.safetensors.index.json")["weight_map"].values()}
+    has_weights = any(path.is_file() for path in snapshot.glob("*.safetensors"))
+    return has_weights and all((snapshot / name).is_file() for name in names)
 
 
 def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: Note) -> None:
@@ -131,16 +118,16 @@ def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: No
 
     EngineError if it is not to be had. Generated data needs none of this.
     """
-    others = [name for name in sources if name not in rules.environment_names]
+    others = [name for name in sources if name not in [environment.name for environment in rules.scored]]
     named = environments_named(root, others) if others else ()
-    for environment in load_environments(root, [*rules.environments, *named]):
+    for environment in load_environments(root, [*rules.scored, *named]):
         with waiting(f"fetching the data of {environment.name}, if it is not there"):
             environment.prepare(sources.get(environment.name), note)
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
     """Return the problem of an environment whose data is missing or not the official one. Reads only."""
-    for environment in load_environments(root, rules.environments):
+    for environment in load_environments(root, rules.scored):
         try:
             environment.examples("validation")
         except EngineError as error:

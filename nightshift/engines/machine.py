@@ -8,6 +8,9 @@ NCCL_P2P_DISABLE = "1"
 [limits]
 startup_seconds = 600             # a start may take longer than the rules allow
 no_step_seconds = 600             # prime-rl: for how long no step and no rollout may come
+
+[wandb]
+project = "nightshift"            # run.py and night log each experiment there while it runs
 """
 
 import re
@@ -27,6 +30,7 @@ _NAMES = re.compile(
     r"|CUDA_(?!VISIBLE_DEVICES$|DEVICE_ORDER$)\w+"
     r"|VLLM_(?:ATTENTION_BACKEND|FLASH_ATTN_VERSION|(?:USE|ENABLE|DISABLE|WSL2)_\w+)"
 )
+Project = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"\A[^/\\#?%:\x00-\x1f]*\Z")]
 Seconds = Annotated[float, msgspec.Meta(ge=1, le=86_400)]
 
 
@@ -37,16 +41,23 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     no_step_seconds: Seconds | None = None
 
 
+class Wandb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The project of Weights & Biases in which experiments are logged while they run; None: in none."""
+
+    project: Project | None = None
+
+
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The tables of machine.toml."""
 
     share_network: bool = False
     environment: dict[str, str] = {}
     limits: Limits = Limits()
+    wandb: Wandb = Wandb()
 
     @property
     def text(self) -> str:
-        """Everything that the file sets, in one line for records and doctor; "" without a file."""
+        """Everything that the file sets for runs, in one line for records and doctor; "" without a file."""
         limits = {name: value for name, value in msgspec.structs.asdict(self.limits).items() if value is not None}
         network = {"share_network": "true"} if self.share_network else {}
         return ", ".join(f"{name} = {value}" for name, value in {**network, **self.environment, **limits}.items())
@@ -60,7 +71,7 @@ def read_machine(root: Path) -> Machine:
     except FileNotFoundError:
         return Machine()
     except (OSError, ValueError) as error:
-        fix = "It has share_network = true, [environment] with texts, [limits] with startup_seconds, no_step_seconds."
+        fix = "It has share_network, [environment], [limits] startup_seconds and no_step_seconds, [wandb] project."
         raise UsageError(f"{MACHINE_NAME}: {error}", fix) from None
     if others := [name for name in machine.environment if not _NAMES.fullmatch(name)]:
         fix = "Delete it. docs/gpus.md lists the variables of compilers, cards and their libraries that may be set."

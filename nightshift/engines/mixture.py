@@ -2,7 +2,6 @@
 and who plays the other seat of a game.
 """
 
-from difflib import get_close_matches
 from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, value_text
@@ -10,7 +9,6 @@ from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, line_numbers
 from nightshift.errors import ConfigError
 
-LEAST_RATIO = 1e-6
 POOL = ("threshold", "weight")
 DEFAULT_POOLS = {  # prime-rl's
     "hard": {"threshold": 0.25, "weight": 0.2},
@@ -28,17 +26,12 @@ def where(config: Config, path: str) -> str:
 def ratios(config: Config, rules: Rules) -> dict[str, float]:
     """Return the ratio of every environment of the rules, by default 1. Empty for one environment.
 
-    ConfigError for an environment that is none of theirs, or that is alone, and for less than LEAST_RATIO.
+    ConfigError for an environment that is none of theirs, or that is alone.
     """
     names = rules.environment_names
     for path, name in _written(config, RATIO):
         if name not in names or len(names) == 1:
-            near = get_close_matches(name, names, 1) if len(names) > 1 else []
-            fix = f"Did you mean {near[0]}?" if near else "Delete it; which environments there are rules.toml says."
-            raise _unfit(config, path, rules, "", fix)
-        if config.get(path) < LEAST_RATIO:  # shares of what is next to nothing overflow; the most is 1e6
-            cause = f"{where(config, path)}: too small to share by"
-            raise ConfigError(cause, f"Write {name} = {LEAST_RATIO:g} or more.")
+            raise _unfit(config, path, rules)
     return {name: config.get(f"{RATIO}.{name}") or 1.0 for name in names} if len(names) > 1 else {}
 
 
@@ -76,6 +69,6 @@ def _written(config: Config, table: str) -> list[tuple[str, str]]:
     return [(path, path.removeprefix(f"{table}.")) for path in config.values if path.startswith(f"{table}.")]
 
 
-def _unfit(config: Config, path: str, rules: Rules, more: str, fix: str = "Delete it.") -> ConfigError:
+def _unfit(config: Config, path: str, rules: Rules, more: str = "") -> ConfigError:
     names = " and ".join(rules.environment_names)
-    return ConfigError(f"{where(config, path)}: these rules train on {names}{more}", fix)
+    return ConfigError(f"{where(config, path)}: these rules train on {names}{more}", "Delete it.")

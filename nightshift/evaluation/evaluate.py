@@ -15,8 +15,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from nightshift.campaign.ledger import JOURNAL_NAME, Ledger
-from nightshift.campaign.records import Completion, Evaluation, Part, ProgressCallback, packed
-from nightshift.config.rules import Rules
+from nightshift.campaign.records import Completion, Evaluation, Guard, Part, ProgressCallback, packed
+from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import Complete, Episode, Game, Policy, Task, game_figures, load, play_out
 from nightshift.files import write_atomically
@@ -24,7 +24,7 @@ from nightshift.files import write_atomically
 
 def examples_of_validation_split(rules: Rules, root: Path) -> list[Task]:
     """Return the examples that decide, environment by environment, in a fixed order. EngineError for missing data."""
-    environments = load(root, rules.environments)
+    environments = load(root, rules.scored)
     return [(environment, example) for environment in environments for example in environment.examples("validation")]
 
 
@@ -39,7 +39,7 @@ def examples_of_test_split(rules: Rules, root: Path, token: str) -> list[Task]:
     tokens = {access.token for access in accesses if access.number == accesses[-1].number}
     if not token or token not in tokens:
         raise EngineError(f"the journal ({JOURNAL_NAME}) holds no access to the test split for this job")
-    environments = load(root, rules.environments)
+    environments = load(root, rules.scored)
     return [(environment, example) for environment in environments for example in environment.examples("test")]
 
 
@@ -50,7 +50,8 @@ def evaluate(
 
     Without `path` nothing is written that may hold an answer: no completion, and of an exception only its type.
     `eval_score` is the mean over examples, of several environments their weighted mean. `strict_score` counts answers
-    without the requested format as wrong. Raises EngineError if the policy cannot be loaded or leaves chats unanswered.
+    without the requested format as wrong. Answers on guards are scored, and not written. Raises EngineError if the
+    policy cannot be loaded or leaves chats unanswered.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
@@ -60,17 +61,26 @@ def evaluate(
     completions: list[list[Completion]] = [[] for _ in tasks]
     for index, completion in play_out([episode for _, episode in numbered], complete):
         completions[numbered[index][0]].append(completion)
-    scores, unscored = _scores(tasks, played, is_secret=path is None)
+    all_scores, unscored = _scores(tasks, played, is_secret=path is None)
+    guards = tuple(
+        Guard(part.environment, (rule.guard or 0.0) / 100, part.score, part.stderr)
+        for rule, part in zip(rules.guards, _parts(rules.guards, tasks, all_scores), strict=True)
+    )
+    num = sum(environment.name in rules.environment_names for environment, _ in tasks)  # those of guards come last
+    tasks, completions, scores = tasks[:num], completions[:num], all_scores[:num]
+    numbered = [(number, episode) for number, episode in numbered if number < num]
     formatted = [is_formatted for _, episode in numbered if (is_formatted := episode.is_formatted()) is not None]
     has_format = len(formatted) == len(scores) == len(numbered)
-    parts = _parts(rules, tasks, scores)
-    strict = _parts(rules, tasks, [*map(mul, scores, formatted)]) if has_format else ()
+    parts = _parts(rules.environments, tasks, scores)
+    strict = _parts(rules.environments, tasks, [*map(mul, scores, formatted)]) if has_format else ()
     if path is not None:
-        rows = zip(tasks, completions, played, scores, formatted if has_format else [None] * len(tasks), strict=True)
+        rows = zip(
+            tasks, completions, played[:num], scores, formatted if has_format else [None] * len(tasks), strict=True
+        )
         write_atomically(path, "".join(_line(*row) for row in rows).encode(), sync=False)
     figures: dict[str, dict[str, float]] = {}
     if any(isinstance(environment, Game) for environment, _ in tasks):
-        figures, missing = game_figures(tasks, played, complete, session.earlier if path is not None else None)
+        figures, missing = game_figures(tasks, played[:num], complete, session.earlier if path is not None else None)
         unscored += missing
     return Evaluation(
         eval_score=_mean(parts),
@@ -84,6 +94,7 @@ def evaluate(
         strict_score=_mean(strict) if strict else None,
         format_rate=fmean(formatted) if has_format else None,
         parts=parts if len(parts) > 1 else (),
+        guards=guards,
         unscored=unscored,
         figures=figures,
     )
@@ -114,10 +125,12 @@ def _scores(
             scorer.close()
 
 
-def _parts(rules: Rules, tasks: Sequence[Task], scores: Sequence[float]) -> tuple[Part, ...]:
+def _parts(
+    environments: Sequence[EnvironmentRules], tasks: Sequence[Task], scores: Sequence[float]
+) -> tuple[Part, ...]:
     """Return mean score and its standard error over the examples, by environment."""
     parts = []
-    for rule in rules.environments:
+    for rule in environments:
         own = [score for (environment, _), score in zip(tasks, scores, strict=True) if environment.name == rule.name]
         parts.append(Part(rule.name, len(own), rule.weight, fmean(own), pstdev(own) / math.sqrt(len(own))))
     return tuple(parts)

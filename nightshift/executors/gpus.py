@@ -6,16 +6,18 @@ says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUD
 `nvml` is the pynvml module or a stand-in with the functions used here; None imports pynvml.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from nightshift.config.rules import RULES_NAME
 from nightshift.errors import EngineError, UsageError
 
 GB = 1e9
-# Of prime-rl inference and trainer, perhaps the same one; () = none, for an installation without GPUs.
+# Of prime-rl those for inference, then the trainer's, or one for both; () = none, for an installation without GPUs.
 GpuIds = tuple[int, ...]
 SIZES_GB = (16, 24, 48, 80)  # of cards that presets of memory are made for; sold as GiB, so a card has a little more
 
@@ -23,6 +25,7 @@ SIZES_GB = (16, 24, 48, 80)  # of cards that presets of memory are made for; sol
 _KERNEL_MAJORS = (8, 9, 10, 12)
 # vLLM refuses to start where less than its gpu_memory_utilization is free; that is 0.9 unless the config says less.
 _MIN_FREE_SHARE = 0.9
+_RANGE = re.compile(r"\s*([0-9]{1,3})(?:-([0-9]{1,3}))?\s*")
 _CHOOSE_OTHERS = f'Choose another: --gpus; on the CPU: environments = ["arithmetic"] in {RULES_NAME}.'
 
 
@@ -76,16 +79,26 @@ def list_gpus(nvml: Any = None) -> list[Gpu]:
             raise EngineError(f"NVML cannot read the GPUs: {error}", "Run nvidia-smi and follow its advice.") from None
 
 
-def parse_gpus(text: str, num: int) -> GpuIds:
-    """`2,3` -> (2, 3), where `num` are used; `0,0` has all on one; `none` -> (). UsageError for anything else."""
+def parse_gpus(text: str, split: Sequence[int]) -> GpuIds:
+    """`2,3` -> (2, 3), and `0:1-3` or `0,1,2,3` -> (0, 1, 2, 3), for rules with Rules.gpu_split = `split`; `0,0` has
+    both on one; `none` -> (). UsageError for anything else."""
     if text.strip().lower() == "none":
         return ()
-    words = [word.strip() for word in text.split(",")]
-    ids = tuple(int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 4)
-    if not len(ids) == len(words) == num:
-        fix = "Write nvidia-smi's numbers: --gpus 0,1 (or 0,0) for --engine prime-rl, --gpus 0 for --engine trl."
+    sides = [[_RANGE.fullmatch(word) for word in side.split(",")] for side in text.split(":")]
+    ids = [
+        [i for match in side if match for i in range(int(match[1]), int(match[2] or match[1]) + 1)] for side in sides
+    ]
+    flat, num = tuple(chain(*ids)), sum(split)
+    is_read = all(chain(*sides)) and [len(side) for side in ids] in ([num], [*split])
+    if num > 2 and not (is_read and len({*flat}) == num):
+        needs = f"{split[0]} + {split[1]} GPUs, each once (infer_gpus, train_gpus in {RULES_NAME})"
+        fix = "Write nvidia-smi's numbers, inference first: --gpus 0,1:2-7 for 2 + 6."
+        raise UsageError(f"--gpus {text!r} does not name {needs}", fix)
+    if not is_read:
+        fix = "Write nvidia-smi's numbers: --gpus 0,1 (or 0,0) for --engine prime-rl, --gpus 0 for --engine trl. "
+        fix += f"For more, set infer_gpus and train_gpus in {RULES_NAME}."
         raise UsageError(f"--gpus {text!r} is no {'pair of GPU ids' if num == 2 else 'GPU id'}", fix)
-    return ids
+    return flat
 
 
 def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -93,10 +106,14 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
     visible = visible_gpus(gpus, environ)
     if ids is None:
         if len(visible) < num:
-            needs = "prime-rl needs two NVIDIA GPUs" if num == 2 else "this needs an NVIDIA GPU"
+            needs = {1: "this needs an NVIDIA GPU", 2: "prime-rl needs two NVIDIA GPUs"}
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            fix = "Run it with --engine trl, with both on one GPU (--gpus 0,0), or on a machine with more."
-            raise EngineError(f"{needs}, this machine has {len(visible)}{hidden}", fix if num == 2 else _CHOOSE_OTHERS)
+            fixes = {
+                1: _CHOOSE_OTHERS,
+                2: "Run it with --engine trl, with both on one GPU (--gpus 0,0), or on a machine with more.",
+            }
+            cause = f"{needs.get(num, f'these rules need {num} NVIDIA GPUs')}, this machine has {len(visible)}{hidden}"
+            raise EngineError(cause, fixes.get(num, f"Write smaller infer_gpus and train_gpus in {RULES_NAME}."))
         return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}
     for index in ids:

@@ -94,6 +94,8 @@ class LocalExecutor(Executor[_Worker]):
         ours = [folder for folder in folders if folder in self._flights]
         for folder in ours:  # all are asked before one is waited for
             self._flights[folder].child.terminate()
+        if not ours:
+            return
         runs = "the run" if len(ours) == 1 else f"{len(ours)} runs"
         with waiting(f"ending {runs} (Ctrl-\\ does not wait)", len(ours) * GRACE_SECONDS):
             for folder in ours:

@@ -130,7 +130,7 @@ class Task(NamedTuple):
         """Return the plan in lines for people."""
         rules, plan, num_slots = self.bench.rules, self.plan, self.bench.executor.num_slots
         num_done = len(self.finished())
-        num_examples = sum(environment.num_validation for environment in rules.environments)
+        num_examples = sum(environment.num_validation for environment in rules.scored)
         done = f", {num_done} of {len(self.runs())} runs are done" if num_done else ""
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
@@ -168,20 +168,19 @@ def tasks(
     revisions: Mapping[str, str] | None = None,
     *,
     resume: int | None = None,
-    is_new: bool = False,
     night: str = "",
 ) -> list[Task]:
-    """Return the comparisons to make; nothing is run. UsageError if there is nothing to compare, a config is invalid
-    there, or a comparison with these arguments is unfinished. `environments`: names, several joined by +. With one, or
-    a budget, their validation split is used. `revisions`: a commit by side. `resume`: a begun comparison, whose own
-    arguments apply. `night`: the start of the night that asks; it resumes its own."""
+    """Return the comparisons to make; nothing is run. UsageError if there is nothing to compare, or a config is invalid
+    there. `environments`: names, several joined by +. With one, or a budget, their validation split is used.
+    `revisions`: a commit by side. `resume`: a begun comparison, whose own arguments apply. `night`: the start of the
+    night that asks; it resumes its own."""
     ledger, revisions = controller.ledger, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
     begun = {number: plan for number, plan in plans.items() if plan is not None}
     taken = max([*plans, *_uses(ledger)], default=0)
     if resume is not None:
-        if is_new or num_seeds or environments or revisions or budget_seconds is not None:
+        if num_seeds or environments or revisions or budget_seconds is not None:
             raise UsageError("--resume has the options with which the comparison began", "Leave the others out.")
         if (old := begun.get(resume)) is None:
             raise UsageError(f"runs/{CERTIFY_NAME} has no comparison {resume:04d}", "Leave --resume out.")
@@ -207,11 +206,10 @@ def tasks(
             revisions=revisions,
             night=night,
         )
-        if old := _same(ledger, begun, plan, resume, is_new):
-            plan = old
-            if num_seeds not in (None, plan.num_seeds):
-                cause = f"comparison {plan.number:04d} with these arguments has {plan.num_seeds} seeds"
-                raise UsageError(cause, "Leave --seeds out.")
+        plan = _same(ledger, begun, plan, resume) or plan
+        if num_seeds not in (None, plan.num_seeds):
+            cause = f"comparison {plan.number:04d} with these arguments has {plan.num_seeds} seeds"
+            raise UsageError(cause, "Leave --seeds out.")
         taken = max(taken, plan.number)
         effective = dict[str, Effective]()
         try:
@@ -223,29 +221,23 @@ def tasks(
         planned.append(Task(here, first, plan, effective))
     if resume is not None and resume not in [task.plan.number for task in planned]:
         cause = "its branch, its rules or a config changed, or the test split was used again since"
-        fix = "Begin another: uv run nightshift certify --new"
+        fix = "Begin another: uv run nightshift certify"
         raise UsageError(f"comparison {resume:04d} cannot be resumed: {cause}", fix)
     return planned
 
 
-def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None, is_new: bool) -> Plan | None:
-    """Return the begun comparison of this question to resume or to show again; None to begin another. On the validation
-    split a finished comparison is shown again: nobody repeats it until it looks better."""
-    is_wanted, is_secret = bool(plan.night) or resume is not None, plan.split == "test"
+def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None) -> Plan | None:
+    """Return the begun comparison of this question that is resumed or shown again; None to begin another. On the
+    validation split a finished comparison is shown again: nobody repeats it until it looks better."""
     last = max(_uses(ledger), default=0)  # a worker reads the test split for a job of the last use only
     for number in sorted(begun, key=lambda number: (number == resume, number), reverse=True):
         old = begun[number]
-        if _QUESTION(old) != _QUESTION(plan) or plan.night not in ("", old.night):
-            continue
-        if (folder_of(ledger, number) / COMPARISON_NAME).exists():
-            if is_wanted or not is_secret:
-                return old
-        elif not is_secret or number >= last:
-            if is_wanted or is_new:
-                return None if is_new else old
-            more = ", which uses the test split once more" if is_secret else ""
-            fix = f"uv run nightshift certify --resume {number:04d}; or begin another{more}: --new"
-            raise UsageError(f"comparison {number:04d} with these arguments is unfinished", fix)
+        is_finished = (folder_of(ledger, number) / COMPARISON_NAME).exists()
+        is_asked = resume is not None or bool(plan.night and old.night == plan.night)
+        is_shown = is_finished and (is_asked or old.split == "validation")
+        can_resume = is_asked and (old.split == "validation" or number >= last)
+        if _QUESTION(old) == _QUESTION(plan) and (is_shown or can_resume):
+            return old
     return None
 
 
@@ -339,6 +331,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
             num_examples=len(evaluations[0][0].example_scores),
             strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
             by_environment={part.environment: _estimate(task, evaluations, i) for i, part in parts},
+            guards=_guard_scores(evaluations),
             notes=tuple(_notes(task, result)),
         )
         write_json(path, comparison)
@@ -443,7 +436,7 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
     if len({evaluation.examples_sha256 for evaluation in itertools.chain(*sides)}) > 1:
         cause = f"the examples changed since comparison {task.plan.number:04d} began"
-        raise UsageError(cause, "Begin another: uv run nightshift certify --new")
+        raise UsageError(cause, "Begin another: uv run nightshift certify")
     return sides
 
 
@@ -455,6 +448,13 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
 
     baseline, incumbent = ([*map(scores, side)] for side in sides)
     return estimate(baseline, incumbent, task.bench.rules.decision)
+
+
+def _guard_scores(sides: Sequence[Sequence[Evaluation]]) -> dict[str, tuple[float, float]]:
+    """Return the mean scores of baseline and incumbent on each environment that is never trained."""
+    names = [guard.environment for guard in sides[0][0].guards]
+    means = [[fmean(e.guards[i].score for e in side) for side in sides] for i in range(len(names))]
+    return {name: (baseline, incumbent) for name, (baseline, incumbent) in zip(names, means, strict=True)}
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
@@ -555,6 +555,7 @@ def _block(c: Comparison) -> list[str]:
         *(f"{side + '_score:':18}{c.score(side):.6f}" for side in SIDES),
         f"strict_scores:    {' '.join(f'{value:.6f}' for value in c.strict_scores or ())}",
         *(f"{name + '_difference:':18}{e.difference:+.6f} ({_interval(e)})" for name, e in c.by_environment.items()),
+        *(f"{name + '_guard:':18}baseline {old:.6f}, incumbent {new:.6f}" for name, (old, new) in c.guards.items()),
         *(f"{side + ':':18}{c.plan.names[side]}" for side in SIDES),
         f"where:            {place}, {c.model}",
         f"runs:             {c.runs_text}; scores in %",

@@ -419,7 +419,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     cluster = None if request.slurm is None else read_slurm(request.slurm)
     num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
     rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)
-    environment.load(root, rules.environments)
+    environment.load(root, rules.scored)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     rules = on_cards(rules, root, environ, request.gpus)
@@ -432,6 +432,9 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     if cluster is not None and cluster.time_minutes < least:
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
         raise UsageError(cause, f"Write {least} or more.")
+    if cluster is not None and request.gpus is None and cluster.gpus < rules.num_gpus:
+        cause = f"{request.slurm}: gpus = {cluster.gpus}, and a run of {rules.name} uses {rules.num_gpus}"
+        raise UsageError(cause, f"Write {rules.num_gpus} or more.")
     if first is not None and first.branch != here and first.rules_hash != rules_hash:
         first = baseline_of(records, continued(repo, records, rules_hash))
     num_before = num_slots_of(first.hardware) if first else None

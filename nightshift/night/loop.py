@@ -8,7 +8,7 @@ price are observers of the night's events. train.toml is the incumbent's all the
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import get_args
@@ -30,6 +30,7 @@ from nightshift.night.observers import Notifications, Notifier, Page, Price, cer
 from nightshift.night.proposals import Proposals, undecided
 from nightshift.night.slots import Slots
 from nightshift.night.state import LOOK_SECONDS, STOP_NAME, Desk, Kind, NightState, Stop
+from nightshift.waiting import waiting
 
 _SWITCH_SECONDS = 2.0  # git switch writes the files first and HEAD last
 
@@ -164,7 +165,9 @@ class Night:
             under_way = [folder for folder in left if folder in desk.bench.proofs or self._executor.has_begun(folder)]
         if stop is not None and not under_way:
             return stop
-        self._wait(before, stop, seconds)
+        sentence = " And ".join(desk.state.waiting)
+        with waiting(sentence) if sentence and not under_way else nullcontext():
+            self._wait(before, stop, seconds)
         return None
 
     def _is_prevented(self) -> bool:

@@ -1,4 +1,5 @@
-"""The observers of a night: summary and page, notifications, and the price of its proposals.
+"""The observers of a night: a line an experiment, summary and page, notifications, its tag, and the price of its
+proposals.
 
 `nightshift night --notify COMMAND` runs your command with one JSON object on its stdin. A notification can neither stop
 nor delay a night. The command is not stored: a resumed night runs its own --notify.
@@ -11,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from subprocess import TimeoutExpired
 from typing import Any
 
@@ -21,6 +22,7 @@ from nightshift.agents.availability import AWAY
 from nightshift.agents.notebook import notebook
 from nightshift.agents.presets import program_words
 from nightshift.campaign.campaign import Campaign, uncommitted
+from nightshift.campaign.commits import short_key
 from nightshift.campaign.ledger import log_proposal, runs_cost
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import (
@@ -36,10 +38,13 @@ from nightshift.campaign.records import (
     Record,
     Stage,
     Verdict,
+    percent,
 )
-from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
+from nightshift.campaign.results import Counts, decisions_text, last_scores, results_tsv, standing_text, verdict_of
+from nightshift.campaign.results import row as row_of
 from nightshift.campaign.waits import FILL, LONG_SECONDS
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.config.train_toml import UNSET, changes_of
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import mark
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.experiment.certify import p_value
@@ -47,13 +52,12 @@ from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
 from nightshift.night.state import STOP_NAME, Desk, Event, Kind, NightState, by_end, decided, night_cost, num_since_keep
 from nightshift.text import clean, local
-from nightshift.waiting import waiting
+from nightshift.waiting import lasted, waiting
 
 KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
 MESSAGE_VERSION = 2  # of what the command gets
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
-_NUM_SHOWN = 5
-_MAX_DESCRIPTION = 160
+_MAX_CHANGE = 160
 
 
 def write_summary(state: NightState, controller: Controller) -> str:
@@ -77,7 +81,7 @@ def write_summary(state: NightState, controller: Controller) -> str:
 
 
 class Page:
-    """An observer that writes the summary and the page, and prints the summary after an experiment."""
+    """An observer that prints a line after each experiment, writes summary and page, and prints the last summary."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._news = tell, set[Kind]()
@@ -85,10 +89,12 @@ class Page:
     def __call__(self, desk: Desk, event: Event) -> None:
         """Write when nothing else is left to do: a page takes a second."""
         self._news.add(event.kind)
+        if event.record is not None:
+            self._tell(experiment_line(event.record))
         if event.kind is Kind.STOPPED or (event.kind is Kind.IDLE and self._news & {Kind.CLOSED, Kind.WAITING}):
             try:
                 text = write_summary(desk.state, desk.controller)
-                if self._news & {Kind.CLOSED, Kind.STOPPED}:
+                if event.kind is Kind.STOPPED:
                     self._tell(text)
             except (EngineError, OSError) as error:
                 desk.note(f"the summary cannot be written: {error}")
@@ -100,13 +106,12 @@ def summary(
 ) -> str:
     """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
     own = state.own(records)
-    table = campaign.rows(own)
     began, headline = datetime.fromisoformat(state.started), state.headline(now)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
-        ("since", f"{local(began)} ({(now - began).total_seconds() / 3600:.1f} h)"),
+        ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
         ("agent", NOT_ISOLATED if state.sandbox == NO_SANDBOX else ""),
-        ("counted", str(Counts.of(table))),
+        ("results", str(Counts.of(campaign.rows(own)))),
         ("cost", str(cost)),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
         ("last runs", last_scores(own)),
@@ -116,14 +121,37 @@ def summary(
         ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, own, now)),
     ]
     lines = [f"{name + ':':14}{text}" for name, text in rows if text]
-    return "\n".join([*([headline] if headline else []), *lines, *map(one_line, table[-_NUM_SHOWN:])])
+    if state.cause is not None:
+        lines += [f"{'page:':14}runs/{PAGE_NAME}", f"{'next:':14}{next_command(state, campaign)}"]
+    return "\n".join([*([headline] if headline else []), *lines])
 
 
-def one_line(row: Row) -> str:
-    """Return number, verdict, effect at the decision and hypothesis of an experiment."""
+def next_command(state: NightState, campaign: Campaign) -> str:
+    """Return the command that follows on a night."""
+    if campaign.standing is None:
+        return "uv run nightshift doctor checks this machine: nothing was measured"
+    if not campaign.kept:
+        return "uv run nightshift history shows what was tried; nothing is kept"
+    show = "uv run nightshift diff baseline incumbent shows what is kept"
+    return show if state.certificate else f"uv run nightshift certify tests the gain with fresh runs; {show}"
+
+
+def experiment_line(record: Record) -> str:
+    """Return number, change, measured score, effect at the decision, verdict and its reason of an experiment."""
+    row = row_of(record, {})
+    changes = [f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes)]
+    change = clean(", ".join(changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", _MAX_CHANGE)
+    figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]
+    figures += [f"effect {row.effect}"] if row.effect else []
+    why = "nothing new was tried" if row.verdict == "re-run" else row.why
+    keep_at = record.decision_rules.keep_at
+    if row.p_helps is not None and (row.p_helps >= keep_at) == (row.verdict == "keep"):
+        why = f"P(it helps) {percent(row.p_helps)} %, a keep needs {percent(keep_at)} %"
     verdict = f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status
-    rider = f" (also re-testing {row.rider})" if row.rider else ""
-    return f"  {row.number:04d} {verdict:20}{row.effect or ''!s:16}{clean(row.description, _MAX_DESCRIPTION)}{rider}"
+    others = f"; {decisions_text(record.moved)}" if record.moved else ""
+    return (
+        f"{row.number:04d} {change}{record.run.with_rider}: {', '.join([*figures, verdict])}: {clean(why, 400)}{others}"
+    )
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
@@ -131,10 +159,10 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
     request, parts = state.request, list[str]()
     if state.deadline is not None:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
-        parts.append(f"{local(state.deadline)} (in {left:.1f} h)")
+        parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
     if request.experiments is not None:
         num_left = max(request.experiments - len(decided(own)), 0)
-        parts.append(f"after {num_left} more experiments")
+        parts.append(f"after {num_left} more experiment{'' if num_left == 1 else 's'}")
         if next_stage(request.experiments - 1, 0, 1, request.pairs) is not Stage.SEARCH:
             num_last = 4 if request.pairs == 1 else 2 * request.pairs
             parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
@@ -144,7 +172,7 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
         parts.append(f"when the score is at least {request.until:g} (lower bound of its 95 % interval)")
     if request.max_cost is not None:
         parts.append(f"at ${request.max_cost:,.2f} of the agents' own figures")
-    return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])
+    return ", or ".join([*parts, f"when you create the file {STOP_NAME} or press Ctrl-C"])
 
 
 def certified_line(comparison: Comparison) -> str:
@@ -274,6 +302,23 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
         "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
         "page": str((ledger.runs_dir / PAGE_NAME).absolute()),
     }
+
+
+def tag_night(desk: Desk, event: Event) -> None:
+    """An observer that tags the branch at the end of a night, with results.tsv and the certificate: `git push --tags`
+    sends them. A night without an experiment has no tag."""
+    state, controller = desk.state, desk.controller
+    if event.kind is not Kind.OVER:
+        return
+    try:
+        records = desk.ledger.records()
+        if decided(state.own(records)):
+            name = f"night/{state.branch}/{controller.now().astimezone(UTC):%Y%m%dT%H%M%SZ}"
+            lines = [f"Night on {state.branch}", "", state.certificate or "not certified", "", results_tsv(records)]
+            controller.repo.tag(name, state.branch, "\n".join(lines))
+            desk.note(f"tagged as {name}: git push --tags sends the results")
+    except (NightshiftError, OSError) as error:
+        desk.note(f"the night is not tagged: {error}")
 
 
 class Price:

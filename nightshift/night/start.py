@@ -23,15 +23,17 @@ from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import NIGHT_NAME
 from nightshift.config.train_toml import read_source
+from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.process import end_leftovers
 from nightshift.executors.slurm import end_jobs, jobs_left
 from nightshift.experiment.checkout import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
-from nightshift.night.observers import Notifier
+from nightshift.night.observers import Notifier, next_stop, tag_night
 from nightshift.night.proposals import undecided
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
+from nightshift.report.export.wandb_runs import live_runs
 from nightshift.text import clean
 
 _INHIBIT_SECONDS = 0.5  # systemd-inhibit says at once whether it can
@@ -50,21 +52,25 @@ def night(
     notify: str | None = None,
     allow_sleep: bool = False,
     branch: str | None = None,
+    wandb: str | None = None,
+    has_tag: bool = True,
 ) -> int:
-    """Run a night to its end. `tell` gets the summaries, `reporter` the news. `notify`, `branch`: the flags.
+    """Run a night to its end. `tell` gets the summaries, `reporter` the news. `notify`, `branch`, `wandb`: the flags.
 
     Returns the exit code. 0: a stop rule or the user ended it; 1: it could not go on, or a kept change could not be
     committed. Raises NightshiftError if it could not begin, and Interrupted.
     """
     ledger, notifier = Ledger(root), Notifier(notify, reporter.note)
-    with notifier.running(), ledger.lock():
+    project = wandb or read_machine(root).wandb.project
+    logging = live_runs(root, project, reporter.note) if project else nullcontext(lambda: None)
+    with notifier.running(), ledger.lock(), logging as look:
         old = load(ledger)
         end_leftovers(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
         controller, proposer = open_night(root, request, reporter, branch)
+        controller.bench.engine.prepare_at_start(reporter.note)
         for warning in controller.bench.warnings():
             reporter.note(f"warning: {warning}")
-        controller.bench.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, controller)
         controller.begin(branch)
         state = replace(begin(request, controller), sandbox=proposer.sandbox)
@@ -75,9 +81,12 @@ def night(
             jobs = jobs_left(ledger, state.first).items()
             if numbers := ", ".join(sorted(folder.name for folder, job in jobs if executor.take_over(folder, job))):
                 reporter.note(f"took over the jobs that an earlier start of this night submitted: {numbers}")
+        reporter.note(f"the night stops {next_stop(state, state.own(ledger.records()), controller.now())}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
-            stop = Night(state, controller, proposer, tell, notifier, filler, unavailable).run()
+            night = Night(state, controller, proposer, tell, notifier, filler, unavailable)
+            night.desk.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
+            stop = night.run()
         missing = uncommitted(controller.ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
 
@@ -165,7 +174,7 @@ def open_night(
 def _require_switch(repo: Repo, head: Head, branch: str) -> None:
     """Raise UsageError, with the command for the user, where this process may not switch back to the night's branch."""
     fix = f"git switch {shlex.quote(branch)}, then the same command resumes it."
-    if repo.is_dirty():
+    if repo.changes():
         cause = f"files have changes that are not committed, and the night that was cut off works on {branch}"
         raise UsageError(cause, f"Commit them, or put them aside: git stash && {fix}")
     here, there = repo.files_at(str(head.commit)), repo.files_at(repo.branches()[branch])

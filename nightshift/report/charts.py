@@ -1,359 +1,242 @@
-"""The geometry of the page's charts: where every dot, line and label of a drawing is, which scales as a whole.
+"""The drawings of the page as Vega-Lite specs: plain values that the browser draws, and vl-convert as SVG and PNG.
 
-Coordinates are units of its viewBox: x from the left of the drawing, y downwards from the top of the plot. The labels
-are above it, at negative y. Nothing here draws.
+The page's drawings take their colours from its style sheet, so that they follow light and dark. Scores are fractions.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from heapq import nlargest
 from statistics import quantiles
+from typing import Any
 
-from nightshift.campaign import records
+from nightshift.agents.history import KeyHistory
 from nightshift.campaign.commits import short_key
 from nightshift.campaign.records import Z95, Standing
-from nightshift.config.allowlist import shorten
-from nightshift.config.train_toml import Change
-from nightshift.report.data import Experiment
-from nightshift.report.text import brief, effect, half, incumbent_score, score
+from nightshift.report.data import CURVES, Experiment
+from nightshift.report.text import incumbent_score, score
 
-PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
-_PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
-_NUM_CHARACTERS = 11  # of a value below a panel
-
-Trial = tuple[Experiment, Change]
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """Tried values of one key against the effects of their changes. A dot is also `shared` where other keys changed
-    with this one.
-
-    `current_x` is where the incumbent's value stands; the first of `x_ticks` is its text.
-    """
-
-    key: str
-    dots: tuple[Dot, ...]
-    zero_y: float
-    y_ticks: tuple[Text, ...]
-    x_ticks: tuple[Text, ...]
-    current_x: float
+Spec = dict[str, Any]
+_NAMES = ("ink", "quiet", "rule", "page", "blue", "good", "bad", "grey")  # of colours, in report.css
+_LIGHT = ("#1c2128", "#5d6675", "#e3e6ea", "#ffffff", "#2459d3", "#14804a", "#c2410c", "#8b95a3")
+LIGHT = dict(zip(_NAMES, _LIGHT, strict=True))
+PAGE = {name: f"var(--{name})" for name in LIGHT}
+# Of a dot: its name in the legend, shape, fill and stroke, by Experiment.kind.
+STYLES = {
+    "keep": ("kept", "circle", "good", "good"),
+    "left": ("kept, then reverted or replaced", "circle", "page", "good"),
+    "baseline": ("baseline", "square", "blue", "blue"),
+    "discard": ("discarded", "circle", "page", "grey"),
+    "re-run": ("re-run", "square", "page", "blue"),
+    "crash": ("crashed", "cross", "bad", "bad"),
+    "below": ("below the axis", "triangle-down", "page", "grey"),
+}
+MANY = 150  # experiments: with more the dots are small, without intervals and numbers
+SVG_WIDTH, PNG_WIDTH, HEIGHT = 1110, 1000, 340
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_TIPS = ("experiment", "hypothesis", "change", "score", "effect")
+_IS_CHOSEN = "indexof(chosen, datum.n) >= 0"
 
 
-def key_panels(experiments: Sequence[Experiment], kept: Sequence[records.Change] = ()) -> list[Panel]:
-    """One for each changed key, those of the largest effects first. Experiments without a verdict say nothing. `kept`:
-    the incumbent's changes in the order of adoption."""
-    trials: dict[str, list[Trial]] = defaultdict(list)
-    current: dict[str, str] = {}
-    for e in experiments:
-        for change in e.changes if e.effect is not None or e.is_crash else ():
-            trials[change.key].append((e, change))
-            current.setdefault(change.key, change.old or "unset")  # before the first trial the incumbent had it
-    for each in kept:
-        current |= {key: value or "unset" for key, value in each.keys.items()}
-    largest = {key: max(abs(e.effect.mean) if e.effect else 0.0 for e, _ in trials[key]) for key in trials}
-    order = sorted(trials, key=lambda key: (-largest[key], -len(trials[key]), key))
-    return [_panel(key, trials[key], current[key]) for key in order]
+def _spec(colours: Mapping[str, str], height: int, **parts: Any) -> Spec:
+    text = {"labelColor": colours["quiet"], "titleColor": colours["quiet"], "labelFontSize": 11, "titleFontSize": 11}
+    lines = {"domainColor": colours["rule"], "gridColor": colours["rule"], "tickColor": colours["rule"]}
+    legend = {"orient": "top", "title": None, "symbolSize": 70, "columnPadding": 14, "labelLimit": 260}
+    config = {
+        "font": _FONT,
+        "background": None,
+        "view": {"stroke": None},
+        "aria": False,
+        "axis": text | lines | {"titleFontWeight": "normal"},
+        "legend": text | legend | {"columns": {"expr": "width < 500 ? 2 : 0"}},
+    }
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "padding": {"left": 4, "top": 4, "bottom": 4, "right": 8},
+        "config": config,
+        **parts,
+    }
 
 
-def _panel(key: str, trials: Sequence[Trial], current: str) -> Panel:
-    values = [change.new or "unset" for _, change in trials]
-    place = _positions({current, *values})
-    gains = [(100 * e.effect.mean, 100 * half(e.effect.sd)) for e, _ in trials if e.effect is not None]
-    floor = lowest_shown([gain for gain, _ in gains], 5.0)
-    ends = [0.0, *(gain + sign * spread for gain, spread in gains if gain >= floor for sign in (-1, 1))]
-    margin = 0.08 * (max(ends) - min(ends)) or 1.0
-    axis = Axis(min(ends) - margin, max(ends) + margin, _PANEL_TOP, _PANEL_BOTTOM)
-    seen, same = Counter[str](), Counter(values)
-    dots = []
-    for trial, value in zip(trials, values, strict=True):
-        seen[value] += 1
-        shift = (seen[value] - (same[value] + 1) / 2) * min(8.0, 36.0 / same[value])
-        dots.append(_dot(trial, place[value] + shift, axis))
-    return Panel(
-        key=key,
-        dots=tuple(dots),
-        zero_y=axis.y(0.0),
-        y_ticks=tuple(Text(_PANEL_LEFT - 6, y + 3.5, text) for y, text in axis.ticks(4)),
-        x_ticks=tuple(_panel_ticks(place, current)),
-        current_x=place[current],
-    )
-
-
-def _dot(trial: Trial, x: float, axis: Axis) -> Dot:
-    e, change = trial
-    is_alone = len(e.changes) == 1
-    told = effect(e.effect) if e.effect else "crash"
-    title = f"{e.number:04d} {e.row.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
-    title += "" if is_alone else "\ntogether with other keys"
-    kind = e.verdict if is_alone else f"{e.verdict} shared"
-    gain, spread = (100 * e.effect.mean, 100 * half(e.effect.sd)) if e.effect else (None, None)
-    return axis.dot(e, kind, title, x, gain, spread, crash_y=_PANEL_BOTTOM + 9)
-
-
-def lowest_shown(values: Sequence[float], least: float) -> float:
-    """A collapse below it would squeeze all other values into a line. `least`: of the distance of the quartiles."""
-    if len(values) < 4:
-        return -math.inf
-    first, middle, third = quantiles(values, n=4, method="inclusive")
-    return middle - 4 * max(third - first, least)
-
-
-def _positions(values: set[str]) -> dict[str, float]:
-    """The x of every value: numbers in their order, then texts, at equal distances."""
-
-    def rank(value: str) -> tuple[bool, float, str]:
-        try:
-            return False, float(value), value
-        except ValueError:
-            return True, 0.0, value
-
-    left, right = _PANEL_LEFT + 22, PANEL_WIDTH - 26
-    step = (right - left) / len(values)
-    return {value: left + (i + 0.5) * step for i, value in enumerate(sorted(values, key=rank))}
-
-
-def _panel_ticks(place: Mapping[str, float], current: str) -> list[Text]:
-    """As many values as fit, each with room for its text; the incumbent's first, then the outermost."""
-    order = list(place)
-    placed: list[tuple[float, float, str]] = []
-    for value in dict.fromkeys((current, order[0], order[-1], *order)):
-        text = shorten(value, _NUM_CHARACTERS)
-        half = len(text) * 3.3 + 4
-        x = min(max(place[value], half), PANEL_WIDTH - half)
-        if all(x - half >= high or x + half <= low for low, high, _ in placed):
-            placed.append((x - half, x + half, text))
-    return [Text((low + high) / 2, PANEL_HEIGHT - 10, text) for low, high, text in placed]
-
-
-LABEL_SIZE = 11  # of the monospaced labels
-CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0.602
-LABEL_HEIGHT = 17
-LABEL_GAP = 3.0  # from a leader to its text
-_MAX_LABEL = 34  # characters
-_CRASH_HEIGHT, _MANY = 22, 300
-_AXIS_HEIGHT = 34
-
-WIDTH, LEFT, RIGHT = 880.0, 46.0, 744.0  # of the drawing, and where its plot begins and ends
-_HEIGHT = 300.0  # of the plot
-_MAX_LEVELS, _MAX_LABELS = 8, 20
-
-Point = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """One experiment. `low` and `high` are the ends of its error bar; None without one."""
-
-    number: int
-    x: float
-    y: float
-    kind: str  # baseline | keep | left | discard | re-run | crash
-    title: str
-    low: float | None = None
-    high: float | None = None
-    is_below: bool = False  # it lies below the axis: drawn at the edge
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """The flag of a dot: a leader line goes up from it to a level (0 is next to the plot), where `text` begins."""
-
-    dot: Dot
-    level: int
-    text: str
-
-    @property
-    def x(self) -> float:
-        return self.dot.x + LABEL_GAP
-
-    @property
-    def y(self) -> float:
-        return -12.0 - self.level * LABEL_HEIGHT
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text with its baseline at `y`."""
-
-    x: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The vertical axis of a plot from `low` at the pixel `bottom` to `high` at the pixel `top`."""
-
-    low: float
-    high: float
-    top: float
-    bottom: float
-
-    def y(self, value: float) -> float:
-        return self.bottom - (value - self.low) / (self.high - self.low) * (self.bottom - self.top)
-
-    def dot(
-        self, e: Experiment, kind: str, title: str, x: float, value: float | None, spread: float | None, crash_y: float
-    ) -> Dot:
-        """The dot of one experiment: at `crash_y` without a value, at the edge where it lies below the axis."""
-        if value is None:
-            return Dot(e.number, x, crash_y, "crash" if e.is_crash else kind, title)
-        if value < self.low:
-            return Dot(e.number, x, self.bottom - 5, kind, title, is_below=True)
-        if spread is None:
-            return Dot(e.number, x, self.y(value), kind, title)
-        low, high = (min(max(self.y(end), self.top), self.bottom) for end in (value - spread, value + spread))
-        return Dot(e.number, x, self.y(value), kind, title, low, high)
-
-    def ticks(self, most: int) -> list[tuple[float, str]]:
-        """Round values on the axis, at most `most`, as (y, text), with equal numbers of decimals."""
-        span = self.high - self.low
-        power = math.floor(math.log10(span / most))
-        step = next(f * 10.0**power for f in (1, 2, 2.5, 5, 10, 20) if span / (f * 10.0**power) <= most)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        decimals = next(d for d in range(12) if abs(round(step, d) - step) < 1e-9 * step or d == 11)
-        values = [i * step + 0.0 for i in range(first, last + 1)]  # + 0.0: no minus zero
-        return [(self.y(value), f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")) for value in values]
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    top: float  # of the drawing: 0 is that of the plot
-    height: float
-    radius: float
-    dots: tuple[Dot, ...]
-    incumbent: tuple[Point, ...]  # the step line
-    band: tuple[Point, ...]  # its 95 % band as a polygon
-    baseline_y: float | None
-    unscored: Text | None  # the label of the row below the plot; None without a crash
-    ends: tuple[Text, ...]  # what the lines come to
-    labels: tuple[Label, ...]
-    num_unlabelled: int
-    y_ticks: tuple[Text, ...]
-    x_ticks: tuple[Text, ...]
-
-
-def progress_chart(experiments: Sequence[Experiment], standing: Standing | None) -> Chart | None:
-    """The chart of all experiments with a verdict; None if none was measured. `standing`: of now."""
-    shown = [e for e in experiments if e.is_crash or e.has_score]
-    if not any(e.has_score for e in shown):
+def domain(experiments: Sequence[Experiment], now: Standing | None) -> tuple[float, float] | None:
+    """Return the scores that the axes span: the estimates, and all scores but those far below. None without scores."""
+    scores = [e.row.eval_score for e in experiments if e.has_score and e.row.eval_score is not None]
+    if not scores:
         return None
-    pitch = (RIGHT - LEFT) / len(shown)
-    xs = [LEFT + (i + 0.5) * pitch for i in range(len(shown))]
-    axis = Axis(*_range(shown, standing), top=0.0, bottom=_HEIGHT)
-    crash_y = axis.bottom + _CRASH_HEIGHT / 2 + 2
-    dots = [
-        axis.dot(e, e.kind, _title(e, len(shown)), x, None if e.is_crash else e.record.score, e.spread, crash_y)
-        for e, x in zip(shown, xs, strict=True)
-    ]
-    has_crash = any(e.is_crash for e in shown)
-    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.row.now == "kept"]
-    labels = _labels(kept)
-    line, band = _steps([(x, e.standing) for e, x in zip(shown, xs, strict=True)] + [(RIGHT, standing)], axis)
-    top = min((label.y for label in labels), default=0.0) - 20
-    bottom = axis.bottom + _CRASH_HEIGHT * has_crash + _AXIS_HEIGHT
-    return Chart(
-        top=top,
-        height=bottom - top,
-        radius=min(max(0.36 * pitch, 1.5), 4.5),
-        dots=tuple(dots),
-        incumbent=tuple(line),
-        band=tuple(band),
-        baseline_y=axis.y(standing.baseline) if standing else None,
-        unscored=Text(LEFT - 8, crash_y + 4, "crash") if has_crash else None,
-        ends=_ends(standing, axis) if standing else (),
-        labels=tuple(labels),
-        num_unlabelled=len(kept) - len(labels),
-        y_ticks=tuple(Text(LEFT - 8, y + 4, text) for y, text in axis.ticks(6)),
-        x_ticks=tuple(_x_ticks(shown, xs, bottom - 14)),
-    )
-
-
-def _range(shown: Sequence[Experiment], now: Standing | None) -> Point:
-    """The scores that the axis spans: the estimates, and all scores but those that lie far below."""
-    scores = [e.record.score for e in shown if not e.is_crash and e.record.score is not None]
-    floor = lowest_shown(scores, 0.05)
+    floor = -math.inf
+    if len(scores) > 3:  # a collapse would squeeze all other scores into a line
+        first, middle, third = quantiles(scores, n=4, method="inclusive")
+        floor = middle - 4 * max(third - first, 0.05)
     ends = [score for score in scores if score >= floor]
-    for standing in filter(None, (*(e.standing for e in shown), now)):
+    for standing in filter(None, (*(e.standing for e in experiments), now)):
         spread = Z95 * standing.incumbent_sd
         ends += [standing.incumbent - spread, standing.incumbent + spread, standing.baseline]
-    margin = 0.04 * max(max(ends) - min(ends), 0.01)
+    margin = 0.05 * max(max(ends) - min(ends), 0.01)
     return min(ends) - margin, max(ends) + margin
 
 
-def _title(e: Experiment, num_shown: int) -> str:
-    """What hovering shows; of hundreds less, for the table says the rest."""
-    parts = [f"{e.number:04d} {e.row.status}"]
-    if e.record.score is not None:
-        parts.append(f"score {score(e.record.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
-    if e.effect is not None:
-        parts.append(f"effect {effect(e.effect)}")
-    return "\n".join([*parts, brief(e.record.proposal.description, 80)] if num_shown <= _MANY else parts)
+def progress(experiments: Sequence[Experiment], now: Standing | None, colours: Mapping[str, str] = PAGE) -> Spec | None:
+    """Return the chart of all scores, and of the estimated scores of incumbent and baseline; None without a score."""
+    shown = [e for e in experiments if e.is_crash or e.has_score]
+    if (span := domain(experiments, now)) is None:
+        return None
+    is_long, first, last = len(experiments) > MANY, shown[0].number - 0.5, shown[-1].number + 0.5
+    dots = sorted((_dot(e, *span, is_long) for e in shown), key=lambda dot: bool(dot["kind"] == "keep"))
+    kinds = [kind for kind in STYLES if any(dot["kind"] == kind for dot in dots)]
+    names, shapes, fills, strokes = zip(*(STYLES[kind] for kind in kinds), strict=True)
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if (last - first) / s <= 16)
+    ticks = [n for n in range(shown[0].number, shown[-1].number + 1) if n % step == 0 or n == shown[0].number]
+    x_axis = {"values": ticks, "grid": False, "title": "experiment", "format": "d", "labelOverlap": True}
+    x = {"field": "n", "type": "quantitative", "scale": {"domain": [first, last], "nice": False}, "axis": x_axis}
+    scale = {"domain": span, "nice": False, "zero": False}
+
+    def layer(data: str, mark: Spec, y: str, **encoding: Any) -> Spec:
+        field = {"field": y, "type": "quantitative", "scale": scale, "title": "score, validation split"}
+        return {"data": {"name": data}, "mark": mark, "encoding": {"y": field, **encoding}}
+
+    def style(values: Sequence[str]) -> Spec:
+        return {"field": "label", "type": "nominal", "scale": {"domain": names, "range": values}}
+
+    line, bold = {"color": colours["blue"], "interpolate": "step-after"}, {"type": "text", "fontWeight": "bold"}
+    rule, point = {"type": "rule", "color": colours["grey"], "opacity": 0.45}, {"type": "point", "strokeWidth": 1.5}
+    high = {"field": "high"}
+    is_shown = {"test": "!only.length || indexof(only, datum.n) >= 0", "value": 1}
+    size = {"condition": {"test": "datum.label == 'kept'", "value": 60}, "value": 16} if is_long else {"value": 64}
+    dot = {
+        "size": size,
+        "shape": style(shapes),
+        "fill": style([colours[name] for name in fills]),
+        "stroke": style([colours[name] for name in strokes]),
+        "opacity": {"condition": is_shown, "value": 0.12},
+        "tooltip": _tips(*_TIPS),
+    }
+    ring = layer("dots", point | {"size": 260, "strokeWidth": 3}, "y", stroke={"field": "hue", "scale": None})
+    choice = [{"filter": _IS_CHOSEN}, {"calculate": "hues[indexof(chosen, datum.n)]", "as": "hue"}]
+    number = bold | {"dy": -12, "color": colours["good"]}
+    datasets: dict[str, list[Spec]] = {"dots": dots}
+    datasets["numbers"] = [] if is_long else [dot for dot in dots if dot["kind"] == "keep"]
+    layers = []
+    if now is not None:
+        known = [(e.number, e.standing) for e in shown if e.standing]
+        steps = [(number, s, Z95 * s.incumbent_sd) for number, s in (*known, (last, now))]
+        datasets["steps"] = [
+            {"n": n, "y": s.incumbent, "low": s.incumbent - half, "high": s.incumbent + half} for n, s, half in steps
+        ]
+        datasets["baseline"] = [{"n": first, "to": last, "y": now.baseline}]
+        # The two labels are moved apart.
+        gap = max(0.05 * (span[1] - span[0]) - abs(now.gain), 0.0) / 2 * (1 if now.gain >= 0 else -1)
+        ends = [(now.incumbent + gap, f"incumbent {incumbent_score(now)}")] if now.gain else []
+        ends.append((now.baseline - gap, f"baseline {score(now.baseline)}"))
+        datasets["ends"] = [{"n": last, "y": y, "text": text} for y, text in ends]
+        layers = [
+            layer("steps", line | {"type": "area", "opacity": 0.13}, "low", y2=high),
+            layer("baseline", rule | {"strokeDash": [5, 4], "opacity": 1}, "y", x2={"field": "to"}),
+            layer("steps", line | {"type": "line", "strokeWidth": 2}, "y"),
+            layer("ends", bold | {"align": "left", "dx": 6, "color": colours["quiet"]}, "y", text={"field": "text"}),
+        ]
+    layers += [
+        layer("dots", rule, "low", y2=high),
+        ring | {"transform": choice},
+        layer("dots", point | {"opacity": 1, "cursor": "pointer"}, "y", **dot),
+        layer("numbers", number, "y", text={"field": "n", "format": "04d"}),
+    ]
+    params: list[Spec] = [{"name": name, "value": []} for name in ("chosen", "hues", "only")]
+    return _spec(colours, HEIGHT, params=params, datasets=datasets, encoding={"x": x}, layer=layers)
 
 
-def _steps(standings: Sequence[tuple[float, Standing | None]], axis: Axis) -> tuple[list[Point], list[Point]]:
-    """The incumbent's posterior mean as a step line, and its 95 % band as a closed polygon."""
-    line, upper, lower = list[Point](), list[Point](), list[Point]()
-    known = [(x, standing) for x, standing in standings if standing]
-    for (x, standing), end in zip(known, [*(x for x, _ in known[1:]), RIGHT], strict=False):
-        half = Z95 * standing.incumbent_sd
-        for points, value in ((line, 0.0), (upper, half), (lower, -half)):
-            y = axis.y(standing.incumbent + value)
-            points += [(x, y), (end, y)]
-    return line, [*upper, *reversed(lower)]
+def _dot(e: Experiment, low: float, high: float, is_long: bool) -> Spec:
+    """Return the dot of one experiment; at the lower edge without a score, or with one that is below the axis."""
+    value, edge = e.row.eval_score if e.has_score else None, low + 0.012 * (high - low)
+    kind = "crash" if value is None else "below" if value < low else e.kind
+    y = edge if value is None else max(value, edge)
+    half = 0.0 if is_long or kind in ("crash", "below") else e.spread or 0.0
+    ends = {"low": max(y - half, low), "high": min(y + half, high)}
+    return {"n": e.number, "kind": kind, "label": STYLES[kind][0], "y": y, **ends}
 
 
-def _ends(standing: Standing, axis: Axis) -> tuple[Text, ...]:
-    """The values of both lines beside their right ends, moved apart where they are close."""
-    x, incumbent, baseline = RIGHT + 8, axis.y(standing.incumbent), axis.y(standing.baseline)
-    below = Text(x, baseline + 4, f"baseline {score(standing.baseline)}")
-    if incumbent == baseline:
-        return (below,)
-    shift = math.copysign(max(15 - abs(incumbent - baseline), 0.0) / 2, incumbent - baseline)
-    above = Text(x, incumbent + shift + 4, f"incumbent {incumbent_score(standing)}")
-    return above, replace(below, y=below.y - shift)
+def _tips(*names: str) -> list[Spec]:
+    """Return what hovering shows; the page's script adds the fields of an experiment to its dots."""
+    return [{"field": name.replace(" ", "_"), "title": name} for name in names]
 
 
-def _labels(kept: Sequence[tuple[Experiment, Dot]]) -> list[Label]:
-    telling = nlargest(_MAX_LABELS, kept, key=lambda each: abs(each[0].effect.mean) if each[0].effect else 0.0)
-    return place([(dot, _texts(e)) for e, dot in sorted(telling, key=lambda each: each[1].x)])
+def values(key: KeyHistory, scores: Mapping[int, float | None], span: tuple[float, float]) -> Spec:
+    """Return the chart of the measured scores of a key's values: a dot a run, and the mean of each value."""
+    runs, means = list[Spec](), list[Spec]()
+    for row in key.values:
+        name = row.value + "".join(f" +{short_key(other)}" for other in row.others)
+        runs += [{"n": n, "value": name, "score": scores.get(n)} for n in row.numbers]
+        if row.mean_score is not None:
+            _, counted, mean, difference = str(row).split(" | ")
+            texts = {"runs_counted": counted, "mean_score": mean, "difference": difference}
+            means.append({"value": name, "mean": row.mean_score, "setting": f"{key.key} = {row.name}", **texts})
+    order = [mean["value"] for mean in means]
+    is_now = f"datum.value == {json.dumps(key.now)}"
+    axis = {
+        "title": None,
+        "labelAngle": 0,
+        "labelLimit": 280 // max(len(order), 1),
+        "grid": False,
+        "labelFontWeight": {"condition": {"test": is_now, "value": "bold"}, "value": "normal"},
+        "labelColor": {"condition": {"test": is_now, "value": PAGE["good"]}, "value": PAGE["quiet"]},
+    }
+    y = {"type": "quantitative", "scale": {"domain": span, "nice": False, "zero": False, "clamp": True}, "title": None}
+    tick = {"type": "tick", "thickness": 3, "color": PAGE["blue"], "size": 26}
+    point = {"type": "point", "filled": True, "size": 45, "cursor": "pointer", "opacity": 0.75}
+    color = {"condition": {"test": _IS_CHOSEN, "value": PAGE["ink"]}, "value": PAGE["grey"]}
+    tips = _tips("setting", "runs counted", "mean score", "difference")
+    mean_y = y | {"field": "mean", "axis": {"tickCount": 4}}
+    run_encoding = {"y": y | {"field": "score"}, "color": color, "tooltip": _tips(*_TIPS)}
+    return _spec(
+        PAGE,
+        150,
+        params=[{"name": name, "value": []} for name in ("chosen", "hues")],
+        encoding={"x": {"field": "value", "type": "nominal", "sort": order, "axis": axis}},
+        layer=[
+            {"data": {"values": means}, "mark": tick, "encoding": {"y": mean_y, "tooltip": tips}},
+            {"data": {"values": runs}, "mark": point, "encoding": run_encoding},
+        ],
+    )
 
 
-def _texts(e: Experiment) -> list[str]:
-    """What a label may say, from best to shortest. Its key has the name that commit subjects give it."""
-    number = f"{e.number:04d}"
-    if not e.changes:
-        return [number]
-    first, *more = e.changes
-    suffix = f" +{len(more)}" if more else ""
-    text = f"{number} {short_key(first.key)} {first.old or 'unset'}→{first.new or 'unset'}"
-    return [shorten(text, _MAX_LABEL - len(suffix)) + suffix, number]
+def curve(name: str) -> Spec:
+    """Return the chart of one quantity of training: a smoothed line a run above its values, which the page fills in."""
+    y = {"type": "quantitative", "scale": {"zero": False}, "axis": {"tickCount": 4, "title": None}}
+    x = {"field": "step", "type": "quantitative", "axis": {"grid": False, "tickCount": 4, "title": None}}
+    smooth = {"op": "mean", "field": name, "as": "smooth"}
+    tips = [{"field": "run", "title": "experiment"}, {"field": "step"}, {"field": name, "title": CURVES[name]}]
+    smoothed = {"type": "line", "strokeWidth": 2, "point": {"opacity": 0, "size": 80}}
+    return _spec(
+        PAGE,
+        150,
+        data={"name": "runs"},
+        title={"text": CURVES[name], "anchor": "start", "fontSize": 12, "color": PAGE["ink"]},
+        transform=[{"window": [smooth], "frame": [-3, 3], "groupby": ["run"], "sort": [{"field": "step"}]}],
+        encoding={"x": x, "color": {"field": "hue", "type": "nominal", "scale": None}, "detail": {"field": "run"}},
+        layer=[
+            {"mark": {"type": "line", "strokeWidth": 1, "opacity": 0.25}, "encoding": {"y": y | {"field": name}}},
+            {"mark": smoothed, "encoding": {"y": y | {"field": "smooth"}, "tooltip": tips}},
+        ],
+    )
 
 
-def place(flags: Sequence[tuple[Dot, Sequence[str]]]) -> list[Label]:
-    """A label for each of the dots, from left to right, with the first of its texts for which there is room.
+def svg(spec: Spec) -> str:
+    """Return the picture that the page shows without its script."""
+    import vl_convert
 
-    A text begins at its own leader line, so that it covers leaders and texts to its right only: it stands above all of
-    these. A dot for which no text fits into width and levels has no label.
-    """
-    labels: list[Label] = []
-    for dot, texts in reversed(flags):
-        for text in texts:
-            end = dot.x + LABEL_GAP + len(text) * CHARACTER_WIDTH
-            level = 1 + max((label.level for label in labels if label.dot.x <= end + LABEL_GAP), default=-1)
-            if end <= WIDTH and level < _MAX_LEVELS:
-                labels.append(Label(dot, level, text))
-                break
-    return labels[::-1]
+    drawing: str = vl_convert.vegalite_to_svg(spec | {"width": SVG_WIDTH}, allowed_base_urls=[])
+    return drawing
 
 
-def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float) -> list[Text]:
-    sizes = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
-    every = next(size for size in sizes if len(shown) / size <= 15)
-    labelled = [(x, e.number) for e, x in zip(shown, xs, strict=True) if e.number % every == 0]
-    return [Text(x, y, str(number)) for x, number in labelled or [(xs[0], shown[0].number)]]
+def png(spec: Spec, title: str, subtitle: str) -> bytes:
+    """Return a picture for a README; `spec` has the colours of LIGHT."""
+    import vl_convert
+
+    head = {"text": title, "subtitle": subtitle, "anchor": "start", "fontSize": 17, "offset": 8}
+    frame = {"left": 14, "top": 14, "bottom": 14, "right": 14}
+    spec = spec | {"width": PNG_WIDTH, "background": "white", "padding": frame, "title": head}
+    picture: bytes = vl_convert.vegalite_to_png(spec, scale=2, allowed_base_urls=[])
+    return picture

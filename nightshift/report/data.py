@@ -8,7 +8,6 @@ readers, which follow no link and have a bound. What cannot be read is absent.
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
-
-from msgspec import structs
 
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign, uncommitted
@@ -45,7 +41,7 @@ from nightshift.campaign.records import (
     Stage,
     Standing,
 )
-from nightshift.campaign.results import UNDECIDED, Counts, Row, last_scores, verdict_of
+from nightshift.campaign.results import UNDECIDED, Counts, Row, verdict_of
 from nightshift.campaign.waits import NightStatus
 from nightshift.config import train_toml
 from nightshift.config.rules import Rules
@@ -54,6 +50,7 @@ from nightshift.errors import UsageError
 from nightshift.files import read_json, read_rows
 from nightshift.report.slices import SelectionSet, Slice
 from nightshift.report.timing import Seconds, split_experiment
+from nightshift.text import clean
 
 MEASURED = ("baseline", "keep", "discard", "re-run")  # verdicts
 
@@ -67,6 +64,7 @@ CURVES = {
     "truncated_share": "truncated share",
 }
 _MAX_POINTS = 48
+Configs = tuple[Config, Config]  # of baseline and incumbent
 # Of more experiments the details are those of keeps, of the last ones and of the largest differences: see page.py.
 _MAX_DETAILS = 150
 _NUM_LAST = 20
@@ -76,19 +74,17 @@ _NUM_LAST = 20
 class Experiment:
     """One row of the page. Scores are fractions.
 
-    `standing` is what was estimated after this experiment, None where it was not measured or decided nothing. What its
-    files contain is left out without details; `rollouts` is None then. `answers`: to the examples that were asked for,
-    by (package, key).
+    `standing`: the estimates after this experiment, None if it was not measured or decided nothing. Without
+    `is_detailed` nothing is read from its files. `answers`: to the examples that were asked for, by (package, key).
     """
 
     record: Record
     row: Row
     changes: tuple[train_toml.Change, ...]
     standing: Standing | None
-    effect_now: Effect | None = None  # of its change, as all runs so far estimate it
     uses: Seconds = field(default_factory=dict)
     curves: Mapping[str, Any] = field(default_factory=dict)  # empty without a run
-    rollouts: tuple[Rollout, ...] | None = None
+    is_detailed: bool = False
     lost_game: Mapping[str, str] = field(default_factory=dict)
     slices: tuple[Slice, ...] = ()  # of a measured change, against the last keep before it
     answers: Mapping[tuple[str, str], Rollout] = field(default_factory=dict)
@@ -128,9 +124,9 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A change that the incumbent holds. `changes`: the keys by which the incumbent differs from the incumbent without
-    it. `effect`: as it is believed now. `experiment` first proposed it; None for a change of the user's own.
-    `user_commit`: the user's commit that keeps it."""
+    """A change of the incumbent. `changes`: the keys by which the incumbent differs from the incumbent without it.
+    `effect`: the current estimate. `experiment` first proposed it; None for a change of the user's own. `user_commit`:
+    the user's commit that keeps it."""
 
     change: Change
     changes: tuple[train_toml.Change, ...]
@@ -145,20 +141,28 @@ class Kept:
         support = "confirmed" if self.is_confirmed else "unconfirmed"
         return f"{support}, kept by you in commit {self.user_commit[:7]}" if self.user_commit else support
 
+    @property
+    def commit(self) -> str | None:
+        """The commit that kept it, 7 characters."""
+        row_commit = self.experiment.row.commit if self.experiment else self.change.commit
+        return (self.user_commit or row_commit or "")[:7] or None
+
 
 @dataclass(frozen=True, slots=True)
 class Morning:
     """All that the page says. `obsolete`: why the certificate is not of the page's incumbent; None if it is."""
 
     story: Story
-    standing: Standing | None  # what is believed now; None before the baseline
+    standing: Standing | None  # the current estimates; None before the baseline
     experiments: tuple[Experiment, ...]
     kept: tuple[Kept, ...]  # the incumbent's changes, the most certain first
     certificate: Comparison | None
     obsolete: str | None
     cost: Cost
     elsewhere: tuple[Comparison, ...]  # of this branch, on validation splits
-    night: tuple[str, ...] = ()  # the direction of its last night, and why the agent cannot be asked now
+    configs: Configs | None = None  # None if the baseline's train.toml cannot be read
+    night: tuple[str, ...] = ()  # of the branch's last night: waits, proposers, directions
+    direction: str = ""  # of the last night
 
     @property
     def baseline(self) -> Experiment | None:
@@ -180,12 +184,10 @@ class Morning:
         return [line for each in decisions for line in decided_by_user(each)]
 
     @property
-    def last_runs(self) -> str:
-        """`the last runs: incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`; empty where the last runs measured other
-        things."""
+    def final_runs(self) -> list[Record]:
+        """The records of the final check runs that end the campaign; none if other experiments followed."""
         records = (e.record for e in reversed(self.experiments))
-        scores = last_scores([*takewhile(lambda record: record.run.stage is not Stage.SEARCH, records)][::-1])
-        return f"the last runs: {scores}" if scores else ""
+        return [*takewhile(lambda record: record.run.stage is not Stage.SEARCH, records)][::-1]
 
     @property
     def isolation(self) -> str | None:
@@ -260,7 +262,7 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     campaign = story.campaign
     standings = {record.number: record.judgement.standing for record in campaign.decided if record.judgement}
     experiments = tuple(
-        Experiment(record, row, changes_of(record.diff), standings.get(record.number), campaign.effect_now(record))
+        Experiment(record, row, changes_of(record.diff), standings.get(record.number))
         for record, row in zip(story.records, story.rows, strict=True)
     )
     comparisons, damage = list[Comparison](), None
@@ -268,28 +270,26 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
         comparisons = ledger.comparisons()
     except UsageError as error:
         damage = f"A certificate cannot be read: {error}"
-    on_test = [(c, _obsolete(c, story)) for c in reversed(comparisons) if c.plan.split == "test"]
+    configs = campaign.configs
+    on_test = [(c, _obsolete(c, story, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, damage))[0])
+    night = None
+    with suppress(UsageError):  # `status` reports the damaged file
+        found = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "")
+        night = found if found and found.branch == story.branch else None
     return Morning(
         story,
         campaign.standing,
         experiments,
-        tuple(kept_changes(campaign, experiments)),
+        tuple(kept_changes(campaign, configs, experiments)),
         certified,
         obsolete,
         campaign_cost(ledger.runs_dir, story.records),
         tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == story.branch),
-        _night_lines(ledger, story.branch, story.records),
+        configs,
+        night.morning(story.records, datetime.now(UTC)) if night else (),
+        clean(night.direction) if night else "",
     )
-
-
-def _night_lines(ledger: Ledger, branch: str, records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the lines on the waits, TPE and directions of the branch's last night."""
-    try:
-        night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "")
-    except UsageError:  # `status` reports the damaged file
-        return ()
-    return night.morning(records, datetime.now(UTC)) if night is not None and night.branch == branch else ()
 
 
 def counted(count: int, noun: str = "experiment") -> str:
@@ -297,34 +297,27 @@ def counted(count: int, noun: str = "experiment") -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
-def kept_changes(campaign: Campaign, experiments: Iterable[Experiment]) -> list[Kept]:
+def kept_changes(campaign: Campaign, configs: Configs | None, experiments: Iterable[Experiment]) -> list[Kept]:
     """Return the incumbent's changes, the largest P(it helps) first."""
     by_number = {e.number: e for e in experiments}
     decisions = [d for e in by_number.values() for d in e.record.user_decisions]
     by_user = {d.change.identity: d for d in (*decisions, *campaign.user_decisions)}
-    found = list[Kept]()
+    kept = list[Kept]()
     for change in campaign.kept:
         assert campaign.posterior is not None
-        decision = by_user.get(change.identity)
-        found.append(
-            Kept(
-                change=change,
-                changes=_keys_of(change, campaign),
-                effect=campaign.posterior.effect(change),
-                is_confirmed=campaign.is_confirmed(change),
-                experiment=by_number.get(change.experiment),
-                user_commit=decision.commit if decision and decision.action is Action.KEEP else None,
-            )
-        )
-    return sorted(found, key=lambda kept: -kept.effect.p_helps)
+        effect, decision = campaign.posterior.effect(change), by_user.get(change.identity)
+        commit = decision.commit if decision and decision.action is Action.KEEP else None
+        experiment, is_confirmed = by_number.get(change.experiment), campaign.is_confirmed(change)
+        kept.append(Kept(change, _keys_of(change, campaign, configs), effect, is_confirmed, experiment, commit))
+    return sorted(kept, key=lambda each: -each.effect.p_helps)
 
 
-def _keys_of(change: Change, campaign: Campaign) -> tuple[train_toml.Change, ...]:
+def _keys_of(change: Change, campaign: Campaign, configs: Configs | None) -> tuple[train_toml.Change, ...]:
     """By which keys the incumbent differs from the incumbent without a change; the change's own keys where no valid
     train.toml is without it."""
     with suppress(UsageError):
-        if campaign.configs is not None:
-            baseline, incumbent = campaign.configs
+        if configs is not None:
+            baseline, incumbent = configs
             return diff(incumbent_config(baseline, [kept for kept in campaign.kept if kept != change]), incumbent)
     return tuple(
         train_toml.Change(key, "removed", "", None) if value is None else train_toml.Change(key, "added", None, value)
@@ -342,8 +335,8 @@ def decided_by_user(decisions: Iterable[Decision]) -> list[str]:
     ]
 
 
-def _obsolete(certified: Comparison, story: Story) -> str | None:
-    plan, configs = certified.plan, story.campaign.configs
+def _obsolete(certified: Comparison, story: Story, configs: Configs | None) -> str | None:
+    plan = certified.plan
     if plan.branch != story.branch:
         return f"it is of branch {plan.branch}"
     if plan.rules_hash != story.rules_hash:
@@ -375,12 +368,12 @@ def with_details(
     record, folder = e.record, ledger.run_dir(e.record.number)
     steps = read_steps(folder / METRICS_NAME) if record.result else []
     parent = measured.get(record.parent or 0) if record.number in measured else None
-    answers = read_rollouts(folder) if record.evaluation else []
+    answers = read_rows(folder / ANSWERS_NAME, Rollout) if record.evaluation else []
     return replace(
         e,
         uses=split_experiment(record, steps),
         curves=curves(steps) if record.result else {},
-        rollouts=tuple(sampled(answers, record.number, examples.texts)),
+        is_detailed=True,
         lost_game=lost_game(answers) if record.evaluation and record.evaluation.figures else {},
         slices=examples.flips(record, parent) if parent else (),
         answers={place: one for one in answers if (place := (one.environment, one.key)) in wanted},
@@ -400,19 +393,6 @@ def curves(steps: Sequence[Step]) -> dict[str, Any]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(f"{sum(known) / len(known):.4g}") if known else None
-
-
-def read_rollouts(run_dir: Path) -> list[Rollout]:
-    """All answers of one run that can be read, in the order of its file."""
-    return read_rows(run_dir / ANSWERS_NAME, Rollout)
-
-
-def sampled(rows: Sequence[Rollout], seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
-    """The first right, wrong and truncated answer from a place in the file that `seed` alone decides: not chosen."""
-    start = zlib.crc32(str(seed).encode()) % max(len(rows), 1)
-    first = {row.kind: row for row in (*rows[start:], *rows[:start])[::-1]}
-    found = (first[kind] for kind in ("right", "wrong", "truncated") if kind in first)
-    return [structs.replace(row, problem=problems.get((row.environment, row.key))) for row in found]
 
 
 def lost_game(rows: Sequence[Rollout]) -> Mapping[str, str]:

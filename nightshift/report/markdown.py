@@ -1,12 +1,11 @@
-"""report.md: the morning page's verdict, its kept chain and its table, for a README, an issue or a terminal."""
+"""report.md: the morning page's headline, its kept changes and its table, for a README, an issue or a terminal."""
 
 import re
-from collections.abc import Sequence
 
-from nightshift.report.data import Morning
+from nightshift.campaign.records import PICTURE_NAME
 from nightshift.report.text import (
     UNKNOWN,
-    Headline,
+    View,
     besides,
     certificate_line,
     cut,
@@ -17,35 +16,41 @@ from nightshift.report.text import (
     share,
     visible,
 )
-from nightshift.report.timing import Night
 
 _LONGEST = 200  # characters of a cell
 _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/|(?<=www)\.)", re.IGNORECASE)
 
 
-def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
+def summary(view: View, has_picture: bool) -> str:
+    """Return the text of report.md."""
+    morning, headline = view.morning, view.headline
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
+    if view.facts:
+        lines += [markdown("; ".join(f"{name}: {value}" for name, value in view.facts), 2000) + ".", ""]
     missing = morning.uncommitted and f"Not in git: {morning.uncommitted}"
-    isolation = morning.isolation and f"{morning.isolation}."
-    notes = (certificate_line(morning), missing, isolation, *morning.night, *elsewhere_lines(morning))
-    for line in filter(None, notes):
+    for line in filter(None, (certificate_line(morning), missing, *morning.night, *elsewhere_lines(morning))):
         lines += [markdown(line, 2000), ""]
     if morning.experiments:
-        seconds = sum(night.length_seconds for night in nights)
+        seconds = sum(night.length_seconds for night in view.nights)
         lines += [
             f"{morning.counts}, on {markdown(morning.story.branch) or 'no branch'}"
             + (f", in {duration(seconds)}, without certificates." if seconds else "; time not measured."),
             "",
-            markdown(f"Spent, without certificates: {morning.cost}."),
+            markdown(f"Compute used, without certificates: {morning.cost}."),
             "",
         ]
+        for title, steps in (("What to copy", view.copied), ("What next", view.next_steps)):
+            if steps:
+                lines += [f"## {title}", "", *(f"- {markdown(text)} {markdown_code(code)}" for text, code in steps), ""]
     if has_picture:
-        lines += ["![Score of every experiment, and the incumbent's estimated score](progress.svg)", ""]
+        lines += [f"![Score of every experiment, and the incumbent's estimated score]({PICTURE_NAME})", ""]
     if morning.kept:
-        lines += ["## What was kept", "", "| run | effect, pp | P(it helps) | | change |", "|---|---|---|---|---|"]
+        lines += ["## What was kept", "", "| run | effect now, pp | P(it helps) | | commit | change |"]
+        lines.append(f"|{'---|' * 6}")
         lines += [
             f"| {kept.change.name} | {plus_minus(kept.effect)} | {share(kept.effect.p_helps)} "
-            f"| {markdown(kept.support)} | {'<br>'.join(markdown_code(change.line) for change in kept.changes)} |"
+            f"| {markdown(kept.support)} | {kept.commit or UNKNOWN} "
+            f"| {'<br>'.join(map(markdown_code, [c.line for c in kept.changes] or [kept.change.settings]))} |"
             for kept in morning.kept
         ]
         lines.append("")
@@ -55,8 +60,8 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines += ["## Experiments", ""]
         lines += ["| run | verdict | now | score | strict | effect, pp | hypothesis |", f"|{'---|' * 7}"]
         lines += [
-            f"| {e.number:04d} | {e.verdict} | {e.row.now} | {score(e.record.score, UNKNOWN)} "
-            f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.effect)} "
+            f"| {e.number:04d} | {e.verdict} | {e.row.now} | {score(e.row.eval_score, UNKNOWN)} "
+            f"| {score(e.row.strict_score, UNKNOWN)} | {plus_minus(e.effect)} "
             f"| {markdown(e.record.proposal.description)}{words and f' ({words})'} |"
             for e in morning.experiments
             for words in [besides(e.record)]
@@ -67,12 +72,12 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
 
 
 def markdown(text: str, limit: int = _LONGEST) -> str:
-    """Text as itself in a Markdown table: one line, no markup, no link."""
+    """Return text as itself in a Markdown table: one line, no markup, no link."""
     return _MARKDOWN.sub(r"\\\1", _one_line(text, limit))
 
 
 def markdown_code(text: str) -> str:
-    """Text in a code span of a Markdown table."""
+    """Return text in a code span of a Markdown table."""
     return "`" + _one_line(text).replace("`", "'").replace("|", "\\|") + "`"
 
 

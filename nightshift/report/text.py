@@ -5,14 +5,27 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from markupsafe import Markup
 
 from nightshift import text
+from nightshift.agents.history import KeyHistory
 from nightshift.campaign.campaign import compare
-from nightshift.campaign.records import NO_DIFFERENCE, SIDES, Z95, Comparison, Effect, Record, Standing, percent
-from nightshift.campaign.results import contradiction, decisions_text, gain_text
+from nightshift.campaign.records import (
+    NO_DIFFERENCE,
+    SIDES,
+    Z95,
+    Comparison,
+    Effect,
+    Record,
+    Stage,
+    Standing,
+    percent,
+)
+from nightshift.campaign.results import contradiction, decisions_text, gain_text, last_scores
 from nightshift.report.data import Morning, counted
+from nightshift.report.timing import Night
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -41,6 +54,22 @@ class Headline:
     tone: str
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything that page, summary and picture are drawn from."""
+
+    morning: Morning
+    headline: Headline
+    facts: tuple[tuple[str, str], ...]
+    copied: tuple[tuple[str, str], ...]  # what to copy: a sentence and its command
+    next_steps: tuple[tuple[str, str], ...]  # a sentence and its command
+    keys: tuple[KeyHistory, ...]
+    nights: tuple[Night, ...]
+    notebook: str
+    data: dict[str, Any]  # of the script
+    written: datetime
+
+
 def headline(morning: Morning) -> Headline:
     """Did it get better, and by how much? The reported gain, not the best raw score: that one is too high."""
     num, verdicts, standing = len(morning.experiments), morning.counts.verdict, morning.standing
@@ -64,10 +93,10 @@ def headline(morning: Morning) -> Headline:
         if certificate:  # one gain comes first, the certified one: the title never claims more
             difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
             sentence = f"Certified gain of the incumbent over the baseline: {difference} (95 % interval {interval}). "
-            sentence += f"The campaign's own estimate is {gain} ({scores}).{remarks}"
+            sentence += f"The campaign's own estimate is {gain} ({scores}), which {_agreement(certificate, standing)}."
             title, tone = _CERTIFIED.get(certificate.verdict, (certificate.verdict, "open"))
             crashes = f" ({certificate.crashes})" if certificate.crashes else ""
-            rows.append((True, f"{title}, certified: {difference}{crashes}", sentence, tone))
+            rows.append((True, f"{title}, certified: {difference}{crashes}", sentence + remarks, tone))
         sentence = f"Gain of the incumbent over the baseline: {gain} ({scores}).{remarks}"
         rows.append((standing.gain > standing.gain_halfwidth, f"Better: {gain}", sentence, "good"))
         perhaps = f"{sentence} The interval includes no gain at all."
@@ -76,13 +105,26 @@ def headline(morning: Morning) -> Headline:
     return next(Headline(*words) for holds, *words in rows if holds)
 
 
+def _agreement(certificate: Comparison, standing: Standing) -> str:
+    """Return whether the interval of the campaign's estimate and that of the certificate overlap, in words."""
+    low, high = certificate.estimate.interval
+    if low <= standing.gain + standing.gain_halfwidth and standing.gain - standing.gain_halfwidth <= high:
+        return "agrees with the certificate"
+    word = "higher" if standing.gain > high else "lower"
+    return f"is {word}: the certificate counts, because its seeds and its examples are fresh"
+
+
 def _remarks(morning: Morning) -> Iterator[str]:
     """Yield what the final check runs scored, whether they contradict the estimate, and whether more than the answer
     format was learnt."""
-    if runs := morning.last_runs:
-        yield f" {runs[:1].upper()}{runs[1:]}."
-    if morning.standing and (sentence := contradiction(morning.standing)):
-        yield f" {_minus(sentence)}."
+    if (standing := morning.standing) and (runs := morning.final_runs):
+        if sentence := contradiction(standing):
+            yield f" {_minus(sentence)}: {last_scores(runs)}."
+        else:
+            stages = [run.run.stage for run in runs if run.score is not None]
+            is_few = min(stages.count(Stage.LAST_BASELINES), stages.count(Stage.LAST_INCUMBENTS)) < 2
+            words = "are too few to check the estimate" if is_few else "agree with the estimate"
+            yield f" The final check runs {words}: {last_scores(runs)}."
     campaign = morning.story.campaign
     last = campaign.incumbent_run or campaign.parent
     form = compare(last, campaign.baseline) if last and morning.kept else None
@@ -101,7 +143,7 @@ def certificate_line(morning: Morning) -> str:
     told = "1 fresh seed each" if seeds == (1, 1) else f"{seeds[0]} and {seeds[1]} fresh seeds"
     line = (
         f"Certified on {counted(c.num_examples, 'test example')} with {told}: {_measured(c)}: {c.verdict}, at level "
-        f"{c.level:.3g}. It was access {c.access} to the test split by this campaign. {_runs(c)}"
+        f"{c.level:.3g}. Use {c.access} of the test split by this campaign. {_runs(c)}"
     )
     return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line
 
@@ -111,9 +153,14 @@ def elsewhere_lines(morning: Morning) -> list[str]:
     return [
         f"Elsewhere: {'+'.join(c.environments)}, {c.budget_seconds:g} s of training, {c.model}: {c.verdict}, "
         f"{c.plan.names['incumbent']} against {c.plan.names['baseline']}: {_measured(c)}. {_runs(c)}"
-        + "".join(f" {note[:1].upper()}{note[1:]}." for note in c.notes)
+        + "".join(f" {sentence(note)}" for note in c.notes)
         for c in morning.elsewhere
     ]
+
+
+def sentence(note: str) -> str:
+    """Return a note as a sentence."""
+    return f"{note[:1].upper()}{note[1:].rstrip('.')}."
 
 
 def _measured(c: Comparison) -> str:
@@ -139,7 +186,7 @@ def score(value: float | None, none: str = NOT_MEASURED) -> str:
 
 
 def incumbent_score(standing: Standing) -> str:
-    """The incumbent's believed score: to the digits that are shown it is the baseline's plus the gain."""
+    """The incumbent's estimated score: to the digits that are shown it is the baseline's plus the gain."""
     return score(round(standing.baseline, 3) + round(standing.gain, 3))
 
 
@@ -172,7 +219,7 @@ def share(value: float | None) -> str:
 
 
 def besides(record: Record) -> str:
-    """What an experiment was besides its new change: `with 0007 again; 0003 reverted`; empty where it was nothing."""
+    """Return what a run did besides its new change: `also re-testing 0007; 0003 reverted`; empty for nothing."""
     return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), decisions_text(record.moved))))
 
 
@@ -200,11 +247,13 @@ def short_number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def visible(value: object) -> object:
-    """Jinja's finalize: text from outside cannot hide, reorder, flood or break anything. Markup is our own."""
+def visible(value: Any, limit: int = _MAX_TEXT) -> Any:
+    """Return text, also that in lists and tables, so that it cannot hide, reorder or flood anything. Markup is ours."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return _HIDDEN.sub(_named, cut(value, _MAX_TEXT))
-    return value
+        return _HIDDEN.sub(_named, cut(value, limit))
+    if isinstance(value, dict):
+        return {visible(key): visible(each, limit) for key, each in value.items()}
+    return [visible(each, limit) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _named(match: re.Match[str]) -> str:

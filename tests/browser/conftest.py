@@ -41,14 +41,14 @@ class Tab:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(address.as_uri() if isinstance(address, Path) else address)
 
-    def column(self, name: str) -> list[str]:
-        """One data attribute of the visible experiments, in order."""
-        script = "(bodies, name) => bodies.filter(b => !b.hidden).map(b => b.dataset[name])"
-        return list(self.page.eval_on_selector_all("table.experiments > tbody", script, name))
+    def drawn(self) -> "Tab":
+        """Wait until the script has drawn everything."""
+        self.page.wait_for_selector("html[data-drawn]", state="attached")
+        return self
 
-    def chart(self) -> Any:
-        """The progress chart."""
-        return self.page.query_selector("#progress svg.chart")
+    def numbers(self) -> list[int]:
+        """The experiments of the table, in order."""
+        return [int(text) for text in self.page.locator("#table tr.run td:first-child").all_inner_texts()]
 
     def width(self) -> int:
         """Of everything, in pixels: more than the window's is scrolled sideways."""
@@ -100,4 +100,4 @@ def open_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
 
 @pytest.fixture
 def tab(open_tab: Callable[..., Tab], path: Path) -> Tab:
-    return open_tab(path)
+    return open_tab(path).drawn()

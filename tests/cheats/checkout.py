@@ -126,21 +126,11 @@ class Checkout:
             f"brief = sys.stdin.read()\nPath('train.toml').write_text({CANDIDATE!r})\n"
             "Path('hypothesis.txt').write_text('HYPOTHESIS: more weight decay\\nPREDICTION: +1 pp\\n')\n" + action
         )
-        words = (
-            "/usr/bin/python3" if sandbox == "user" else getattr(sys, "_base_executable", sys.executable),
-            *(agent, self.root, self.outside),
-        )
-        command = shlex.join(map(str, words))
-        order = (
-            "night",
-            f"--agent={command}",
-            f"--sandbox={sandbox}",
-            "--agent-timeout=60",
-            "--experiments=1",
-            *FLAGS,
-            *flags,
-        )
-        return self.call([f"{self.root}/.venv/bin/nightshift", *order], {"MY_TOKEN": "the secret"})
+        program = "/usr/bin/python3" if sandbox == "user" else getattr(sys, "_base_executable", sys.executable)
+        command = shlex.join([program, str(agent), str(self.root), str(self.outside)])
+        order = [f"{self.root}/.venv/bin/nightshift", "night", f"--agent={command}", f"--sandbox={sandbox}"]
+        order += ["--agent-timeout=60", "--experiments=1", *FLAGS, *flags]
+        return self.call(order, {"MY_TOKEN": "the secret"})
 
     def call(self, command: list[str], variables: Mapping[str, str]) -> Ended:
         """Any command in the checkout, with the user's environment and `variables`."""

@@ -135,18 +135,6 @@ def test_who_may_write_in_the_checkout_is_refused(checkout: Checkout, attempt: A
 
 
 @pytest.mark.long
-def test_a_scorer_that_the_agent_commits_on_a_branch_of_its_own_is_compared_with_nothing(checkout: Checkout) -> None:
-    checkout.git("switch", "--quiet", "--create", "autoresearch/mine")
-    checkout.append(SCORER, EVIL_SCORER)
-    checkout.git("commit", "--quiet", "--all", "-m", "a better one")
-    assert checkout.run().returncode == 0
-    (before, last), rows = checkout.records(), (checkout.root / "results.tsv").read_text().splitlines()
-    assert last.rules_hash in rows[-1]
-    assert before.rules_hash in rows[-2]
-    assert (last.parent, last.rules_hash == before.rules_hash) == (None, False)
-
-
-@pytest.mark.long
 def test_longer_answers_than_the_rules_allow_have_no_effect(checkout: Checkout) -> None:
     tables = "[orchestrator.train.sampling]\nmax_completion_tokens = 1024\n"
     finding = checkout.hand_in(text=CANDIDATE.replace("[trainer.optim]", tables + "[trainer.optim]"))

@@ -164,9 +164,8 @@ class PackageContract(EnvironmentContract):
 
     def test_a_set_that_is_not_there_is_refused_in_one_line(self, environment: Environment, sets: Sets) -> None:
         for split, size in (("test", 0), ("test", -1), *((split, 10**9) for split in SPLITS), ("sealed", 1)):
-            with pytest.raises(
-                ValueError, match=r"(size = \S+ is not available in|split = 'sealed' does not).* Use "
-            ) as e:
+            words = r"(size = \S+ is not available in|split = 'sealed' does not).* Use "
+            with pytest.raises(ValueError, match=words) as e:
                 self.load(environment, split, size)
             assert "\n" not in str(e.value)
 

@@ -22,10 +22,9 @@ from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.evaluate import examples_of_validation_split
 from tests import stand_in_prime_rl
 from tests.conftest import ON_GPU, living_children, slow
-from tests.rules import ARITHMETIC_TRL
+from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.stand_ins import prime_rl_rules
 
-ROOT = Path(__file__).parents[2]
 STAND_IN = (str(ROOT / "tests" / "stand_in_trainer.py"),)
 SMALL = replace(
     ARITHMETIC_TRL,
@@ -49,7 +48,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
     monkeypatch.setattr(served, "ASK_SECONDS", NEVER)
     timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
-    installation = stand_in_prime_rl.installation(tmp_path, rules)
+    installation = stand_in_prime_rl.installation(tmp_path)
     given = {"installation": installation, "timing": timing, "reader": [str(installation.bin_dir / "reader.py")]}
     return prime_rl.PrimeRlEngine(rules, ROOT, dict(os.environ), "none", **given)
 
@@ -107,7 +106,8 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
     assert living_children() == []
     # prove: that the weights that are left were evaluated, where they could be others; an engine that has no session
     notes: list[str] = []
-    told = engine.prove(run_dir, weights, notes.append)
+    proof = engine.start_proof(run_dir, weights, notes.append)
+    told = proof.result() if proof else None
     assert told is None or told.startswith("served = file: 0.0000 nats a token from the file, 0.")
     assert (told is None) is (notes == []) is (weights.served_sha256 is None)
     assert living_children() == []

@@ -1,6 +1,7 @@
 """What holds for every agent that is known by name. A new preset needs a row in AGENTS, and recorded runs."""
 
 import json
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,9 +85,7 @@ AGENTS = {
 
 @pytest.mark.parametrize("agent", PRESETS)
 class TestAgents:
-    def test_its_files_go_in_from_where_they_are_and_its_credential_comes_back(
-        self, agent: str, tmp_path: Path
-    ) -> None:
+    def test_its_files_go_in_from_where_they_are_and_its_credential_comes_back_and_nothing_else(self, agent, tmp_path):
         login, environ = PRESETS[agent].login, {"HOME": str(tmp_path / "home")}
         names = [login.credential, *login.settings.split()]
         inside, places = ([tmp_path / folder / name for name in names] for folder in ("inside", "home"))
@@ -94,13 +93,21 @@ class TestAgents:
         for place, text in zip(places, texts, strict=True):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(text)
+        private = places[0].with_name("history.jsonl")
+        private.write_text("private")
         before = login.copy_in(environ, tmp_path / "inside")
         assert before == TOKEN
         assert [path.read_bytes() for path in inside] == texts
-        for path in inside:
+        assert {path for path in (tmp_path / "inside").rglob("*") if path.is_file()} == {*inside}
+        assert stat.S_IMODE(inside[0].stat().st_mode) == 0o600
+        for path in (*inside, inside[0].with_name("hooks.json")):
             path.write_bytes(RENEWED)
-        assert login.take_back(environ, tmp_path / "inside", before) == ()
+        for _ in range(2):  # what came back already is no news
+            assert login.take_back(environ, tmp_path / "inside", before) == ()
+            before = RENEWED
         assert [place.read_bytes() for place in places] == [RENEWED, *texts[1:]]
+        assert stat.S_IMODE(places[0].stat().st_mode) == 0o600
+        assert {path for path in (tmp_path / "home").rglob("*") if path.is_file()} == {*places, private}
 
     def test_variables_that_it_needs_go_in_and_no_secret_but_those_of_the_cloud_that_it_uses(self, agent: str) -> None:
         login, clouds = PRESETS[agent].login, AGENTS[agent].clouds

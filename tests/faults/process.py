@@ -196,7 +196,7 @@ def train(plan: Plan, spec: Path) -> None:
     strike, emit = Strike(plan, "trainer", root), stand_in_trainer.emit
 
     def watched(**event: Any) -> None:
-        strike.reach(f"step {event['step']}" if event["event"] == "step" else event["event"])
+        strike.reach(f"step {event['row']['step']}" if event["event"] == "step" else event["event"])
         emit(**event)
 
     stand_in_trainer.emit = watched

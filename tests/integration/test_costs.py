@@ -51,12 +51,9 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     assert [record.proposal.description for record in others] == ["call 0", "call 1", "call 3", "call 4"]
     assert first.proposal.cost is None
     costs = [record.proposal.cost for record in others]
-    assert [(cost.tokens_in, cost.tokens_out, cost.dollars) for cost in costs if cost] == [
-        (15_512, 812, 0.4),
-        (26_549, 1_590, None),
-        (25_939, 174, None),
-        (15_512, 812, 0.4),
-    ]
+    claude, codex, gemini = (15_512, 812, 0.4), (26_549, 1_590, None), (25_939, 174, None)
+    told = [(cost.tokens_in, cost.tokens_out, cost.dollars) for cost in costs if cost]
+    assert told == [claude, codex, gemini, claude]
     assert all(cost and cost.seconds and cost.seconds > 0 for cost in costs)
     state = load(Ledger(root))
     assert state is not None
@@ -75,7 +72,6 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     assert told_cost["at_least"] == ["dollars"]
     page = (root / "runs" / "report.html").read_text()
     assert f"h of runs; {told}." in page
-    assert "<dt>agents</dt><dd>at least $1.20<" in page
     assert told.replace("$", "\\$") in (root / "runs" / "report.md").read_text()
 
 

@@ -41,9 +41,8 @@ def why_no_bwrap(*as_user: str) -> str | None:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         return "bubblewrap is not installed"
-    done = subprocess.run(
-        [*as_user, bwrap, "--unshare-user", "--ro-bind", "/", "/", "true"], capture_output=True, text=True
-    )
+    words = [*as_user, bwrap, "--unshare-user", "--ro-bind", "/", "/", "true"]
+    done = subprocess.run(words, capture_output=True, text=True)
     return done.stderr.strip() or f"bwrap: exit {done.returncode}" if done.returncode else None
 
 
@@ -89,17 +88,11 @@ class User:
         self.write("temporary/made", "")
         if self.as_user:
             subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", str(self.folder)], check=True)
-        asked = {
-            "agent": agent,
-            "sandbox": sandbox,
-            "root": str(self.root),
-            "temporary": str(self.folder / "temporary"),
-        }
-        asked |= {"environ": {**self.environ, **environ}, "libraries": LIBRARIES}  # type: ignore[dict-item]
+        env, temporary = {**self.environ, **environ}, str(self.folder / "temporary")
+        asked: dict[str, Any] = {"agent": agent, "sandbox": sandbox, "root": str(self.root), "temporary": temporary}
+        asked |= {"environ": env, "libraries": LIBRARIES}
         words = [*before, *self.as_user, self.python, "-P", str(ROOT / "tests" / "in_sandbox.py"), json.dumps(asked)]
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=False, env={**self.environ, **environ}, cwd=self.folder
-        )
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=env, cwd=self.folder)
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         return told
@@ -192,9 +185,7 @@ def test_the_same_agent_without_a_sandbox_finds_all_of_it(user: User) -> None:
     assert ended["sandbox"] == "none"
     assert ended["warning"].startswith("agent: not isolated: it has your rights, so it can change code, records")
     assert found["hidden"] == hidden
-    assert (
-        found["abstract socket"] == found["signal"] == found["trace"].removesuffix(": None") + ": None" == "done: None"
-    )
+    assert (found["abstract socket"], found["signal"], found["trace"]) == ("done: None", "done: None", "done")
     assert found["processes"] > 0
     assert found["environments"]
 
@@ -212,21 +203,26 @@ found["claudeAiOauth"]["accessToken"] = "renewed"
 """
 
 
-@pytest.mark.slow
-def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_not(user: User) -> None:
-    user.write("home/.claude/.credentials.json", TOKEN)
+def renewed(user: User, sandbox: str, python: str) -> str:
+    """Check what comes back from a program that renews its token and writes a hook. Return what the program prints."""
+    user.write("home/.claude/.credentials.json", TOKEN).chmod(0o600)
     user.write("home/.claude/settings.json", '{"model": "mine"}')
-    user.write("home/bin/claude", RENEWING.format(python=user.python)).chmod(0o755)
-    ended = user.run("claude", PATH=f"{user.home}/bin:{user.environ['PATH']}")
+    user.write("bin/claude", RENEWING.format(python=python)).chmod(0o755)
+    ended = user.run("claude", sandbox=sandbox, PATH=f"{user.folder}/bin:{user.environ['PATH']}")
     assert (ended["cause"], ended["notes"]) == (None, []), ended
-    preset = PRESETS["claude"]
-    flags = shlex.split(preset.command.replace("{own}", preset.own[1]))[1:]
-    assert flags[-1] == '{"sandbox":{"enabled":false}}'
-    assert f"read planted {{'model': 'mine'}} {flags}" in ended["log"]
     own = user.home / ".claude"
     assert json.loads((own / ".credentials.json").read_text()) == {"claudeAiOauth": {"accessToken": "renewed"}}
     assert (own / "settings.json").read_text() == '{"model": "mine"}'
     assert sorted(path.name for path in own.iterdir()) == [".credentials.json", "settings.json"]
+    return str(ended["log"])
+
+
+@pytest.mark.slow
+def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_not(user: User) -> None:
+    preset = PRESETS["claude"]
+    flags = shlex.split(preset.command.replace("{own}", preset.own[1]))[1:]
+    assert flags[-1] == '{"sandbox":{"enabled":false}}'
+    assert f"read planted {{'model': 'mine'}} {flags}" in renewed(user, "bwrap", user.python)
 
 
 def test_a_token_that_was_renewed_survives_a_night_that_is_stopped_now(tmp_path: Path) -> None:

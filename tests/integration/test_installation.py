@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.train_toml import load, parse, set_values
-from nightshift.engines.base import Check
+from nightshift.engines import base
+from nightshift.engines.downloads import model_folder, model_problem
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import install as checks
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import SUBMODULES, Installation, Pins, install
 from nightshift.errors import EngineError
-from nightshift.executors.gpus import Gpu
 from tests.conftest import git
-from tests.prime_rl_plans import GPU, PAIR
+from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
@@ -255,11 +254,11 @@ def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     default = Path("nightshift") / "prime-rl" / PINS.commit
     named = {checks.ENV_VAR: "~/mine", "XDG_CACHE_HOME": "/fast/cache"}
-    assert Installation.find(PINS, {}).root == tmp_path / ".cache" / default
-    assert Installation.find(PINS, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
-    assert Installation.find(PINS, named).root == tmp_path / "mine"
-    assert Installation.find(PINS, {checks.ENV_VAR: "here"}).root == tmp_path / "here"
-    assert Installation.find(PINS, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
+    assert Installation.find(ROOT, {}).root == tmp_path / ".cache" / default
+    assert Installation.find(ROOT, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
+    assert Installation.find(ROOT, named).root == tmp_path / "mine"
+    assert Installation.find(ROOT, {checks.ENV_VAR: "here"}).root == tmp_path / "here"
+    assert Installation.find(ROOT, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
 
 
 def environment(installation: Installation) -> None:
@@ -348,56 +347,27 @@ def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(
     assert checks.requirements_problem(installation, rules) is None
 
 
-def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: Installation, tmp_path: Path) -> None:
-    """Asked through the real huggingface_hub, as vLLM and transformers do."""
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
+def test_the_pinned_model_is_where_the_hub_s_client_puts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants, try_to_load_from_cache
 
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     rules = GSM8K_PRIME_RL
-    source = tmp_path / "users-cache"
-    source.mkdir()
+    folder = model_folder(rules, ROOT)
+    fix = "Run: uv run prepare.py --engine prime-rl."
+    assert str(model_problem(rules, ROOT)) == f"{rules.model} is missing, or not complete, in {folder}. {fix}"
+    folder.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (source / name).write_text("{}")
-    assert "is not complete" in str(checks.model_problem(installation, rules))
-    for _ in range(2):
-        installation.pin_model(rules, source)
-    assert checks.model_problem(installation, rules) is None
-    found = try_to_load_from_cache(rules.model, "model.safetensors", cache_dir=installation.hub_dir)
-    assert Path(found).samefile(source / "model.safetensors")
-    offline = snapshot_download(rules.model, cache_dir=installation.hub_dir, local_files_only=True)
-    assert Path(offline).samefile(source)
-    (installation.model_folder(rules) / "refs" / "main").write_text("0" * 40)
-    assert "is not complete" in str(checks.model_problem(installation, rules))
-    (source / "model.safetensors").unlink()  # the user empties the cache
-    assert "is not complete" in str(checks.model_problem(installation, rules))
-    assert checks.model_problem(installation, ARITHMETIC_TRL) is None  # in this repository
-
-
-def test_caches_are_warm_for_one_kind_of_gpus_and_cold_ones_refuse_no_run(installation: Installation) -> None:
-    def warnings(*gpus: Gpu) -> list[Check]:
-        checked = checks.guesses(installation, GSM8K_PRIME_RL, ROOT, gpus)
-        return [check for check in checked if check.name == "warm caches"]
-
-    [cold] = warnings(GPU, GPU)
-    assert (
-        f"the compile caches are cold for {GPU.name} with this train.toml: the first start takes longer. Run:"
-        in str(cold)
-    )
-    assert cold.ok
-    shipped = load(ROOT / "train.toml")
-    mark = installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL, shipped)
-    mark.parent.mkdir(parents=True)
-    mark.write_text("")
-    assert warnings(GPU, GPU) == warnings() == []
-    assert warnings(GPU, replace(GPU, name="NVIDIA L4"))
-    assert warnings(replace(GPU, driver="580.1"), GPU)
-    assert not installation.warm_mark((GPU, GPU), replace(GSM8K_PRIME_RL, model="their/model"), shipped).exists()
-    for key, value, is_warm in (("trainer.optim.lr", 1e-5, True), ("inference.vllm.enforce_eager", True, False)):
-        config = parse(set_values(shipped.source, {key: value}))
-        assert installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL, config).exists() is is_warm
+        (folder / name).write_text("{}")
+    assert model_problem(rules, ROOT) is None
+    found = try_to_load_from_cache(rules.model, "model.safetensors", tmp_path, rules.model_revision)
+    assert Path(str(found)).samefile(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()  # the user empties the cache
+    assert "is missing, or not complete" in str(model_problem(rules, ROOT))
+    assert model_problem(ARITHMETIC_TRL, ROOT) is None  # in this repository
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_module, "list_gpus", lambda: [*PAIR])
+    monkeypatch.setattr(base, "list_gpus", lambda: [*PAIR])
     monkeypatch.setattr(engine_module, "examine", lambda *_: [])
     mine, other = (PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2))
     assert mine.check() == mine.check() == []

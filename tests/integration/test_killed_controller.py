@@ -1,28 +1,15 @@
 """Controllers that are killed leave no process, and the same command resumes; a second controller is refused."""
 
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from nightshift.errors import Failure
-from nightshift.executors import process as module
-from nightshift.executors.process import CHECKOUT_NAME, digest_of, end_leftovers
-from nightshift.executors.watchdog import is_alive
+from nightshift.executors.process import CHECKOUT_NAME, digest_of
 from tests.integration.test_commands import start as start_experiment
-from tests.night_checkout import (
-    finish,
-    is_running,
-    leftovers,
-    problems,
-    records,
-    start,
-    start_run,
-    until_training,
-)
+from tests.night_checkout import finish, is_running, leftovers, problems, records, start, start_run, until_training
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -62,8 +49,10 @@ def test_what_cannot_end_by_itself_is_ended(root: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks into /proc")
-def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(root: Path) -> None:
+def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog_and_nothing_else(root: Path) -> None:
     """Controller, its watchdog and the worker's watchdog are killed at once: a suspended trainer is left."""
+    marks: tuple[dict[str, str], ...] = ({}, {CHECKOUT_NAME: digest_of(root.parent / "other")})
+    foreign = [subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env=mark) for mark in marks]
     fault(root, "hold", once=False)
     controller = start_experiment(root, "--budget-seconds", "1")
     until_training(root, controller)
@@ -85,6 +74,10 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(ro
     [line] = [line for line in stderr.splitlines() if line.startswith("processes of an earlier start")]
     assert all(f"pid {process.pid} " in line for process in trainers)
     assert leftovers(root) == []
+    assert [process.poll() for process in foreign] == [None, None]
+    for process in foreign:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.slow
@@ -99,7 +92,7 @@ def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, wha
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(first)
     assert code == 2
-    others = ("branch ", "comparing", "experiment 0001", "0001", "this machine may fall asleep")
+    others = ("branch ", "comparing", "experiment 0001", "0001", "this machine may fall asleep", "the night stops ")
     told = [line for line in stderr.splitlines() if not line.startswith(others)]
     assert len(told) == 1, stderr
     assert told[0].startswith(f"{root}/runs or its .lock was moved away or replaced while this process worked in it. ")
@@ -120,41 +113,3 @@ def test_an_experiment_runs_without_what_only_linux_has_and_a_kill_leaves_nothin
         if process.pid != controller.pid:
             process.suspend()
     kill(controller, root)
-
-
-STUBBORN = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-
-
-@pytest.fixture
-def sleeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., psutil.Process]]:
-    """A process in a session of its own, without a terminal."""
-    monkeypatch.setattr(module, "_checkout", "")
-    monkeypatch.setattr(module, "LEFTOVERS_GRACE_SECONDS", 0.1)
-    started = []
-
-    def make(env: dict[str, str] | None = None, code: str = STUBBORN) -> psutil.Process:
-        command = [sys.executable, "-c", code]
-        process = subprocess.Popen(command, start_new_session=True, env=env or {}, stdout=subprocess.PIPE)
-        started.append(process)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return psutil.Process(process.pid)
-
-    yield make
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def test_only_what_belongs_to_the_checkout_is_ended(tmp_path: Path, sleeper: Callable[..., psutil.Process]) -> None:
-    told: list[str] = []
-    ours, foreign, bare = (
-        sleeper({CHECKOUT_NAME: digest_of(tmp_path)}),
-        sleeper({CHECKOUT_NAME: digest_of(tmp_path / "other")}),
-        sleeper(),
-    )
-    end_leftovers(tmp_path, told.append)
-    wait_for(lambda: not is_alive(ours))
-    assert all(map(is_alive, (foreign, bare)))
-    assert len(told) == 1
-    assert f"pid {ours.pid} " in told[0]

@@ -100,21 +100,6 @@ def test_what_changes_while_run_py_runs_is_named_and_nothing_is_decided_or_run_f
     assert leftovers(root) == []
 
 
-@pytest.mark.slow
-def test_a_night_names_it_in_one_line_and_decides_nothing_that_is_in_flight(root: Path) -> None:
-    cause = f"{MEASURING} differ from commit"
-    night = held(root, lambda: start(root, agent="lr", proposer="lr", experiments=4, budget_seconds=1.0))
-    edit(root)
-    (root / "stand-in.json").unlink()
-    code, stdout, stderr = finish(night)
-    assert code == 1, stderr
-    assert len([line for line in stderr.splitlines() if cause in line]) == 1
-    assert f"stopped:      {cause}" in stdout
-    (record,) = records(root)
-    assert (record.failure, record.result, record.decided) == ("interrupted", None, None)
-    assert leftovers(root) == []
-
-
 def work_beside(root: Path) -> None:
     """What people do in a checkout while a night runs in it."""
     other = root.parent / "other"

@@ -18,7 +18,6 @@ from nightshift.campaign.commits import UNREAD
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
-    Z95,
     Action,
     Change,
     Decision,
@@ -31,14 +30,15 @@ from nightshift.campaign.records import (
     percent,
 )
 from nightshift.campaign.results import COLUMNS, Counts, Row, gain_text, kept_by_records, last_campaign
+from nightshift.cli.output import plain as plain_json
 from nightshift.cli.output import summary
 from nightshift.cli.run import plan
-from nightshift.cli.status import Status, experiment_lines, shown
+from nightshift.cli.status import Status, all_lines, experiment_lines, shown
 from nightshift.config.train_toml import parse
 from nightshift.errors import Failure, UsageError
 from nightshift.experiment.certify import tasks
 from nightshift.experiment.experiment import Controller
-from nightshift.night.observers import one_line
+from nightshift.night.observers import experiment_line
 from nightshift.report import diff as compare
 from nightshift.report import markdown, text
 from nightshift.report.data import Story, gather
@@ -143,26 +143,27 @@ def test_the_story_is_the_one_that_is_to_be_compared(seen: Seen) -> None:
 def test_every_view_prints_the_row(seen: Seen) -> None:
     tsv = list(csv.DictReader(io.StringIO(seen.ledger.tsv_path.read_text()), delimiter="\t"))
     table = list(csv.DictReader(io.StringIO(as_csv(Story.of(seen.ledger, BRANCH)).decode())))
-    found = Page(seen.page)
-    bodies = [fields for tag, fields in found.elements if tag == "tbody" and "data-number" in fields]
-    data = json.loads("".join(found.data))["experiments"]
-    report = markdown.summary(seen.view.morning, seen.view.headline, seen.view.nights, False).splitlines()
+    data = Page(seen.page).data["rows"]
+    report = markdown.summary(seen.view, False).splitlines()
     memory, context = of_last_campaign(seen.ledger), context_after(seen.ledger)
     runs, prompt = {run.number: run for run in memory.runs}, compose(context)
     tables, _, _ = logs(context)["history.txt"].decode().partition("untried keys")
     assert tables in str(memory)
-    for record, row, *views in zip(seen.records, seen.rows, tsv, table, bodies, strict=True):
+    for record, row, *views in zip(seen.records, seen.rows, tsv, table, data, strict=True):
         check(row, seen.ledger, record, *views)
         scores = [text.score(score, text.UNKNOWN) for score in (row.eval_score, row.strict_score)]
-        assert data[str(row.number)]["figures"] == [row.status, *scores, text.effect(row.effect)]
+        assert views[2]["cells"][:3] == [*scores, text.plus_minus(row.effect)]
         start = " | ".join([f"| {row.number:04d}", row.verdict or "", row.now, *scores, text.plus_minus(row.effect)])
         assert any(line.startswith(f"{start} | ") for line in report)
         if row.verdict != "interrupted":
             assert plain(runs[row.number]).items() >= plain(row).items()
             assert f"\n| {clean(str(runs[row.number]))}\n" in prompt
-        line = one_line(row)
-        assert line.startswith(f"  {row.number:04d} {'crash (config)' if row.verdict == 'crash' else row.status}")
-        assert f" {row.effect or ''}" in line
+        verdict = "crash (config)" if row.verdict == "crash" else row.verdict
+        figures = [f"measured {100 * score:.1f} %" for score in (row.eval_score,) if score is not None]
+        figures += [f"effect {row.effect}"] if row.effect else []
+        line = experiment_line(record)
+        assert line.startswith(f"{row.number:04d} ")
+        assert f": {', '.join([*figures, verdict])}: " in line
 
 
 def plain(row: Row) -> dict[str, Any]:
@@ -178,29 +179,21 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
         value = (cells | same)[name]
         assert tsv[name] == (f"{value:.6g}" if isinstance(value, float) else str("" if value is None else value)), name
     assert {name: table[name] for name in cells} == {name: cell(value) for name, value in cells.items()}
-    half = row.effect and Z95 * row.effect.sd
-    numbers = {
-        "score": row.eval_score,
-        "strict": row.strict_score,
-        "seconds": row.total_seconds,
-        "effect": row.effect_at_decision,
-        "effect-half": half,
-        "helps": row.p_helps,
-    }
-    for name, number in numbers.items():
-        assert body[f"data-{name}"] == formatted(number, ".5g"), name
-    assert (body["data-group"], body["data-now"]) == (row.verdict, row.now)
+    names = ("verdict", "now", "eval_score", "strict_score", "total_seconds", "effect_at_decision", "p_helps")
+    assert {name: body[name] for name in names} == {name: getattr(row, name) for name in names}
     assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
-    lines = "\n".join(experiment_lines(record, row))
-    assert f"\neffect_at_decision:     {row.effect.with_p if row.effect else 'none'}\n" in lines
-    assert f"\nverdict:                {row.verdict}\nnow:                    {row.now}\n" in lines
-    printed = dict(line.split(":", 1) for line in summary(record).splitlines() if ":" in line)
-    assert (printed["verdict"].strip(), printed["why"].strip()) == (row.verdict, row.why)
-    assert printed["effect_at_decision"].strip() == formatted(row.effect_at_decision, "+.6f")
-    assert printed["p_helps"].strip() == ("" if row.effect is None else f"{percent(row.effect.p_helps) / 100:.2f}")
+    helps = "" if row.effect is None else f"{percent(row.effect.p_helps) / 100:.2f}"
+    wanted = {"verdict": row.verdict, "why": row.why, "p_helps": helps}
+    wanted |= {"effect_at_decision": formatted(row.effect_at_decision, "+.6f")}
+    for lines in (summary(record).splitlines(), list(experiment_lines(record, row, Path("runs")))):
+        printed = dict(line.split(":", 1) for line in lines if ":" in line)
+        assert {name: printed.get(name, "").strip() for name in wanted} == wanted
+        assert all(value.strip() for value in printed.values())
+    assert printed.get("now", "").strip() == row.now
+    assert f"    verdict:                {row.verdict}" in [*all_lines(plain_json(shown(ledger, record, row)), "0001")]
     assert row.effect is None or f"P(it helps) {percent(row.effect.p_helps)} %" in row.why
     for name in ("eval_score", "eval_stderr", "strict_score", *row.environment_scores):
-        assert printed[name].strip() == formatted(cells[name], ".6f")
+        assert printed.get(name, "").strip() == formatted(cells[name], ".6f")
 
 
 def formatted(value: float | None, spec: str) -> str:
@@ -211,22 +204,23 @@ def test_the_current_estimate_stands_in_the_table_of_kept_changes_only(seen: See
     posterior, standing = seen.campaign.posterior, seen.campaign.standing
     assert posterior
     assert standing
-    tables = render(seen.view).partition('id="experiments"')[2] + str(of_last_campaign(seen.ledger).runs)
+    rows = json.dumps(Page(seen.page).data["rows"], ensure_ascii=False)
+    tables = rows + str(of_last_campaign(seen.ledger).runs)
     for row, record in zip(seen.rows, seen.records, strict=True):
         if record.run.new and row.effect:
             now: Effect = posterior.effect(record.run.new)
             assert str(now) != str(row.effect)
-            assert text.plus_minus(now) not in re.sub(r"<[^>]+>", "", tables)
+            assert text.plus_minus(now) not in tables
     names = [change.name for change in seen.campaign.kept]
     assert {row.change for row in seen.rows if row.now == "kept"} == {*names} == {"0003", "0005"}
     assert [line.split()[0] for line in kept_changes(seen.campaign)] == [k.change.name for k in seen.view.morning.kept]
     assert [k.effect for k in seen.view.morning.kept] == [posterior.effect(k.change) for k in seen.view.morning.kept]
-    chain = seen.page.partition('class="chain"')[2].partition("</ol>")[0]
+    chain = seen.page.partition('class="kept"')[2].partition("</table>")[0]
     links = [int(number) for number in re.findall(r"#run-(\d+)", chain)]
-    assert links == [1, *(kept.change.experiment for kept in seen.view.morning.kept)]
+    assert links == [kept.change.experiment for kept in seen.view.morning.kept]
     assert "Kept once: 0002 replaced, 0009 reverted." in Page(seen.page).text
-    assert seen.view.chart
-    assert [dot.kind for dot in seen.view.chart.dots] == [
+    dots = {dot["n"]: dot["kind"] for dot in seen.view.data["specs"]["progress"]["datasets"]["dots"]}
+    assert [dots[number] for number in sorted(dots)] == [
         *("baseline", "left", "keep", "crash", "keep", "discard", "re-run", "left", "re-run"),
     ]
     line = f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain_text(standing)} by "
@@ -239,12 +233,13 @@ def test_experiments_are_counted_one_way(seen: Seen) -> None:
     line = "10 experiments: 1 baseline, 3 keep, 2 discard, 2 re-run, 1 crash, 1 interrupted; "
     assert str(counts) == f"{line}changes: 2 kept, 1 replaced, 1 reverted"
     assert seen.status.counted == counts
-    assert f"counted:  {counts}" in seen.status.lines()
-    assert str(counts) in markdown.summary(seen.view.morning, seen.view.headline, seen.view.nights, False)
+    assert f"results:     {counts}" in seen.status.lines()
+    assert str(counts) in markdown.summary(seen.view, False)
+    data = Page(seen.page).data["rows"]
     for verdict, number in counts.verdict.items():
-        assert f'data-group="{verdict}" aria-pressed="false">{verdict} <small>{number}</small>' in seen.page
-        assert seen.page.count(f'data-group="{verdict}" data-now') == number
-    assert "<span>crash</span><small>config</small>" in seen.page
+        assert f'data-verdict="{verdict}" aria-pressed="false">{verdict} <small>{number}</small>' in seen.page
+        assert [row["verdict"] for row in data].count(verdict) == number
+    assert [row["failure"] for row in data if row["verdict"] == "crash"] == ["config"]
 
 
 # One answer to what the incumbent is: after a git command of the user's, in a real checkout

@@ -22,7 +22,7 @@ from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
 from tests.checkouts import ROOT, small_checkout
 from tests.conftest import slow
-from tests.integration.test_in_sandbox import RENEWING, SEEN, TOKEN, User, furnished, looked, seen_folder
+from tests.integration.test_in_sandbox import SEEN, User, furnished, looked, renewed, seen_folder
 from tests.night_checkout import finish, furnish, good_night, records, start, state, whole_night
 from tests.waiting import wait_for
 
@@ -166,23 +166,14 @@ def test_what_a_killed_night_leaves_of_an_agent_is_ended_by_the_next_start(folde
 
 
 def test_a_login_is_copied_and_a_renewed_token_taken_back(user: User) -> None:
-    user.write("home/.claude/.credentials.json", TOKEN).chmod(0o600)
-    user.write("home/.claude/settings.json", '{"model": "mine"}')
-    user.write("bin/claude", RENEWING.format(python=PYTHON)).chmod(0o755)
-    ended = user.run("claude", sandbox="user", PATH=f"{user.folder}/bin:/usr/bin:/bin")
-    assert (ended["cause"], ended["notes"]) == (None, []), ended
-    assert "read planted {'model': 'mine'}" in ended["log"]
-    own = user.home / ".claude"
-    assert json.loads((own / ".credentials.json").read_text()) == {"claudeAiOauth": {"accessToken": "renewed"}}
-    assert (own / ".credentials.json").stat().st_uid == 0
-    assert (own / "settings.json").read_text() == '{"model": "mine"}'
+    assert "read planted {'model': 'mine'}" in renewed(user, "user", PYTHON)
+    assert (user.home / ".claude" / ".credentials.json").stat().st_uid == 0
 
 
 def test_the_clone_is_the_agent_s_own_and_git_works_there(user: User) -> None:
     user.write("temporary/made", "")
-    ended = user.run(
-        "sh -c 'echo lr=2 > train.toml; git status --short; stat -c %u . .git $HOME $TMPDIR'", sandbox="user"
-    )
+    script = "echo lr=2 > train.toml; git status --short; stat -c %u . .git $HOME $TMPDIR"
+    ended = user.run(f"sh -c '{script}'", sandbox="user")
     status, *owners = ended["log"].splitlines()
     assert (status, len(owners), len({*owners})) == (" M train.toml", 4, 1), ended
     assert ended["config"] == "lr=2\n"
@@ -200,9 +191,7 @@ def test_the_clone_is_the_agent_s_own_and_git_works_there(user: User) -> None:
         ("temporary", 0o700, "cannot write to {0}/temporary/nightshift-0"),
     ],
 )
-def test_a_machine_that_does_not_keep_the_agent_out_is_named_and_refused(
-    user: User, changed: str, mode: int, reason: str
-) -> None:
+def test_a_machine_that_does_not_keep_the_agent_out_is_named_and_refused(user, changed, mode, reason) -> None:
     user.write("temporary/made", "")
     user.write("prime-rl/made", "")
     (user.folder / changed).chmod(mode)

@@ -23,10 +23,9 @@ from tests import stand_in_prime_rl
 from tests.checkouts import linked_checkout
 from tests.conftest import living_children, slow
 from tests.prime_rl_plans import GPU, PAIR, SHIPPED
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 from tests.waiting import HANG_SECONDS
 
-ROOT = Path(__file__).parents[2]
 STAND_IN_WORKER = (str(ROOT / "tests" / "stand_in_trainer.py"),)
 ENDS = b"max_steps = 3\n"  # so no budget of seconds decides what a rehearsal does
 CONFIG = parse(ENDS + b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
@@ -35,7 +34,7 @@ SMALL = replace(
     environments=(replace(ARITHMETIC_TRL.environments[0], num_validation=16, num_train=64),),
     budget_seconds=HANG_SECONDS,
 )
-RULES = replace(SMALL, engine="prime-rl", startup_seconds=200.0)
+RULES = replace(SMALL, engine="prime-rl", num_gpus=2, startup_seconds=200.0)
 
 
 class Prepared:
@@ -57,7 +56,7 @@ class Prepared:
         prepared = self
 
         class Engine(PrimeRlEngine):
-            def pair(self) -> tuple[Gpu, ...]:
+            def gpus(self) -> tuple[Gpu, ...]:
                 return gpus
 
             def under(self, rules: Rules) -> PrimeRlEngine:
@@ -80,19 +79,18 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     monkeypatch.setattr(preparation, "_SMOKE_CONFIG", ENDS + preparation._SMOKE_CONFIG)
     made = Prepared(tmp_path)
     base = made.installation.state_dir / "base"  # without weights: of step 0 to the stand-ins
-    monkeypatch.setattr(PrimeRlEngine, "_base", property(lambda engine: base))
+    monkeypatch.setattr(prime_rl, "model_folder", lambda rules, root: base)
     return made
 
 
 @pytest.mark.slow
-def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain_and_downloads_nothing(prepared, monkeypatch):
+def test_the_caches_are_warmed_and_the_smoke_run_proves_the_chain_and_downloads_nothing(prepared, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise EngineError("no network")
 
     prepared.prepare()
     assert prepared.opened == ["warm-up"]
-    mark = prepared.installation.warm_mark(PAIR, RULES, CONFIG)
-    assert "weights of step" in mark.read_text()
+    assert "weights of step" in prepared.notes[-1]
     for name in ("prepare_model", "prepare_data"):
         monkeypatch.setattr(prime_rl, name, refuse)
     with pytest.raises(EngineError, match="no network"):
@@ -115,13 +113,12 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain_and_downl
         ("serves_the_start", True, r"the server did not serve the file"),
     ],
 )
-def test_a_failed_rehearsal_leaves_the_caches_cold_and_its_logs(prepared, fault, smoke, said):
+def test_a_failed_rehearsal_leaves_its_logs(prepared, fault, smoke, said):
     folder = "smoke" if smoke else "warm-up"
     prepared.misbehave(fault)
     with pytest.raises(EngineError, match=said) as caught:
         prepared.prepare(smoke=smoke)
     assert caught.value.fix.endswith(f"Read the logs in {prepared.installation.state_dir / 'runs'}/{folder}.")
-    assert not prepared.installation.warm_mark(PAIR, RULES, CONFIG).exists()
     assert list((prepared.installation.state_dir / "runs").glob(f"{folder}/inference.log"))
     if fault.endswith("_out_of_memory"):
         program = {"trainer": "trainer", "server": "inference"}[fault.partition("_")[0]]
@@ -145,7 +142,7 @@ def test_without_gpus_model_and_data_are_fetched_all_the_same(prepared: Prepared
     with pytest.raises(EngineError, match="needs two NVIDIA GPUs"):
         engine.prepare(PrepareFlags(), prepared.notes.append)
     assert fetched == ["prepare_model", "prepare_data"]
-    assert prepared.notes == ["model and data are here; prime-rl is installed where the GPUs are"]
+    assert prepared.notes == ["model and data are here"]
     with pytest.raises(EngineError, match="needs two NVIDIA GPUs"):
         engine.prepare(PrepareFlags(smoke=60.0), prepared.notes.append)
     assert len(fetched) == 2
@@ -155,7 +152,7 @@ def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) 
     busy = replace(GPU, free_gb=10.0)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
         prepared.prepare(gpus=(busy, busy))
-    assert prepared.notes == []
+    assert prepared.notes == ["model and data are here"]
 
 
 def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
@@ -167,10 +164,11 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     assert living_children() == []
 
 
-def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:
+def test_the_smoke_config_is_a_valid_one_for_the_tiny_model(tmp_path: Path) -> None:
     rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL, 60.0)
     engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
     settings = engine.validate(preparation.smoke_config(parse(SHIPPED))).settings
+    settings = engine.launch(settings, 1, tmp_path).tree
     assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")
     context = json.loads((ROOT / "models" / "arithmetic-base" / "config.json").read_bytes())["max_position_embeddings"]
     assert settings["seq_len"] <= context

@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +21,18 @@ from nightshift.campaign.metrics import read_steps
 from nightshift.campaign.records import Outcome, Progress, Training
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
+from nightshift.engines import base
 from nightshift.engines.base import NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError, Failure
+from nightshift.executors.local import divide
 from tests import stand_in_prime_rl
 from tests.conftest import living_children, slow
+from tests.prime_rl_plans import GPU
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, Clock
 
@@ -38,6 +41,8 @@ RULES = prime_rl_rules()
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
 PROMPTS = [[{"role": "user", "content": f"question {n}"}] for n in range(16)]
 DECODING = Decoding(max_completion_tokens=24)
+
+SIDES = ("inference", "trainer")
 
 Open = Callable[..., PrimeRlSession]
 Done = Callable[[Progress], bool]
@@ -62,7 +67,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def engine_for(rules: Rules, folder: Path, timing: Timing) -> PrimeRlEngine:
-    installation = stand_in_prime_rl.installation(folder, rules)
+    installation = stand_in_prime_rl.installation(folder)
     return PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
 
 
@@ -214,8 +219,68 @@ def test_a_run_that_stands_still_is_shown_and_ended(start: Open, timing: Timing,
     assert readings[-1].note.startswith("standing still for ")
 
 
+def test_two_experiments_of_one_and_three_run_side_by_side_on_eight_cards(
+    tmp_path: Path, timing: Timing, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [replace(GPU, index=number, uuid=f"GPU-{number}") for number in range(8)]
+    monkeypatch.setattr(base, "list_gpus", lambda: cards)
+    monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])
+    installation = stand_in_prime_rl.installation(tmp_path)
+    rules, environ = replace(RULES, num_gpus=4, train_gpus=3), {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+
+    def engine_on(gpus: str | None) -> PrimeRlEngine:
+        return PrimeRlEngine(rules, ROOT, environ, gpus, installation=installation, timing=timing)
+
+    slots = divide(0, range(8), len(engine_on(None).gpu_ids()), range(8))
+    engines = [engine_on(slot.gpus) for slot in slots]
+    assert [engine.check() for engine in engines] == [[], []]
+    assert {engine.hardware() for engine in engines} == {f"4 x {GPU.name}"}
+    taken = [re.findall(r"GPU (\d) is taken by another experiment", line) for line in engine_on("6:1-3").check()]
+    assert taken == [["6"], ["1"], ["2"], ["3"]]
+    settings = engines[0].validate(parse(BATCH)).settings
+    with ExitStack() as opened:
+        sessions = []
+        for number, engine in enumerate(engines):
+            run_dir = tmp_path / f"000{number}"
+            run_dir.mkdir()
+            sessions.append(opened.enter_context(closing(engine.open(settings, 1000, run_dir, math.inf))))
+        seen = [
+            [psutil.Process(session._children[name].pid).environ()["CUDA_VISIBLE_DEVICES"] for name in SIDES]
+            for session in sessions
+        ]
+        assert seen == [["0", "1,2,3"], ["4", "5,6,7"]]
+        for session in sessions:
+            assert train(session, 1).outcome is Outcome.BUDGET
+            assert session.load_final_weights().step >= 1
+    assert living_children() == []
+
+
 def tree(pid: int) -> list[psutil.Process]:
     return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "failure"),
+    [
+        ("rank_1_raises", "trainer-1 ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+        slow("rank_1_killed", "trainer-1: its worker was killed (SIGKILL)", Failure.INFRASTRUCTURE),
+        slow("rank_1_stays", "trainer-1 ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+    ],
+)
+def test_a_death_of_another_rank_of_the_trainer_is_told_by_its_own_output(
+    start, timing, tmp_path, run_dir, clock, fault, cause, failure
+):
+    def tick(reading: Progress) -> None:
+        clock.now += 0.1
+
+    engine = engine_for(replace(RULES, num_gpus=3, train_gpus=2), tmp_path / "two", timing)
+    training = start(fault, engine=engine).train(math.inf, tick)
+    assert (training.outcome, training.failure, training.log) == (Outcome.CRASHED, failure, "trainer-1.log")
+    assert (training.cause or "").startswith(cause)
+    text = (run_dir / "trainer-1.log").read_text()
+    assert "INFO Step 1\n" in text
+    assert "Connection closed" not in text  # what rank 0 says of it
+    assert ("ChildFailedError" in text) is (fault != "rank_1_stays")
 
 
 def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
@@ -281,11 +346,12 @@ def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, 
 
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
-    patient = replace(timing, hang_seconds=math.inf)  # a reading without news moves the clock, too
+    # A reading without news moves the clock, too.
+    patient = replace(timing, hang_seconds=math.inf, still_seconds=math.inf)
     session = start("slow_exit", source=b"max_steps = 3\n" + BATCH, timing=patient)
 
     def tick(reading: Progress) -> None:
-        clock.now += 20.0
+        clock.now += 1_000.0  # more than three steps take on any machine
 
     training = session.train(math.inf, tick)
     assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
@@ -355,26 +421,11 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, taken_port, monkeypatch):
-    """What the lost start wrote does not speak for the one that came up."""
-    (run_dir / "progress.json").write_text("{}")  # the worker's
-    chosen = iter([replace(free_ports(), env_server=taken_port), free_ports()])
-    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: next(chosen))
-    training = train(start())
-    assert (training.outcome, training.cause) == (Outcome.BUDGET, None)
-    [aside] = run_dir.glob("port-taken-*")
-    assert "Address already in use" in (aside / "env-server.log").read_text()
-    assert "in use" not in (run_dir / "env-server.log").read_text()
-    assert (run_dir / "progress.json").exists()
-
-
-@pytest.mark.slow
-def test_ports_that_are_always_taken_end_it(start: Open, run_dir: Path, taken_port: int, monkeypatch) -> None:
-    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: replace(free_ports(), env_server=taken_port))
+def test_a_lost_port_is_no_fault_of_the_config(start: Open, taken_port: int, monkeypatch) -> None:
+    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: taken_port - 3)
     with pytest.raises(EngineError, match="env-server: a port was taken by another process") as caught:
         start()
     assert caught.value.failure is Failure.INFRASTRUCTURE
-    assert sorted(path.name for path in run_dir.glob("port-taken-*")) == [f"port-taken-{n}" for n in (1, 2, 3)]
 
 
 @pytest.mark.slow

@@ -18,9 +18,10 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Outcome, Record, Request
 from nightshift.cli.output import summary
 from nightshift.config.train_toml import load
+from nightshift.engines.base import NO_GPU
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
-from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
+from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.errors import Failure
 from nightshift.executors import network
@@ -47,7 +48,7 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 def controller(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
     monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
-    installation = stand_in_prime_rl.installation(tmp_path, RULES)
+    installation = stand_in_prime_rl.installation(tmp_path)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     reader = [str(installation.bin_dir / "reader.py")]
     environ = dict(os.environ)
@@ -77,7 +78,7 @@ def test_a_measured_experiment(controller: Controller) -> None:
     assert proof.startswith("served = file: 0.0000 nats a token from the file, 0.")
     assert f"\nhealth:           {proof}\n" in summary(record)
     page = render(view_of(controller.ledger, controller.now()))
-    assert f"<li>{proof}</li>" in page
+    assert proof in page
 
 
 @pytest.mark.slow
@@ -168,7 +169,7 @@ def proves(checkout: Path, process: subprocess.Popen[str]) -> bool:
 @pytest.mark.parametrize(("moment", "max_steps"), [(trains, b""), (proves, b"max_steps = 2\n")])
 def test_a_killed_controller_leaves_no_process_and_no_verdict(checkout, tmp_path, moment, max_steps, number):
     furnish(checkout, max_steps + SOURCE)
-    made = stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
+    made = stand_in_prime_rl.installation(tmp_path / "installation")
     stand_in_prime_rl.misbehave(made.venv, "reader_hangs")
     before = git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()
     process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
@@ -199,7 +200,7 @@ def test_only_a_run_that_shares_the_network_can_be_reached_from_outside(checkout
         pytest.skip(problem)
     furnish(checkout, b"max_steps = 100\n" + SOURCE)
     (checkout / "machine.toml").write_text(f"share_network = {str(is_shared).lower()}\n")
-    stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
+    stand_in_prime_rl.installation(tmp_path / "installation")
     process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
     wait_for(lambda: trains(checkout, process))
     port = json.loads((checkout / "runs/0001/rl.json").read_text())["inference"]["server"]["port"]
@@ -234,9 +235,9 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert len(lines) <= 10, stdout
     assert lines[0].startswith("missing:  prime-rl needs two NVIDIA GPUs")
     assert lines[1].startswith(f"missing:  prime-rl is not installed in {checkout / 'prime-rl'}")
-    assert {"takes:", "GPUs:", "model:"} <= {line.split()[0] for line in lines}
+    assert {"takes:", "hardware:", "model:"} <= {line.split()[0] for line in lines}
     flags = (*flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl")
     code, stdout, stderr = finish(start_run(checkout, *flags))
-    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "GPUs:"):
+    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "hardware:"):
         assert word in stdout
     assert not (checkout / "runs").exists()

@@ -50,8 +50,10 @@ Rows = list[list[float]]
 
 
 def read(base: Path, folder: Path) -> subprocess.CompletedProcess[bytes]:
-    command = python_command(*READER, str(base), str(folder))
-    return subprocess.run(command, input=msgspec.json.encode(TOKENS), capture_output=True, cwd=ROOT, check=False)
+    served, answer = folder.with_name("tokens.json"), folder.with_name("answer.json")
+    served.write_bytes(msgspec.json.encode({"final": {"tokens": TOKENS}}))
+    command = python_command(*READER, *map(str, (base, folder, served, answer)))
+    return subprocess.run(command, capture_output=True, cwd=ROOT, check=False)
 
 
 def distance(one: Rows, other: Rows) -> float:
@@ -62,7 +64,8 @@ def distance(one: Rows, other: Rows) -> float:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Read]:
     """A run's folder with its weights, and what the child says of them."""
     run_dir = tmp_path_factory.mktemp("run")
-    return run_dir, msgspec.json.decode(read(BASE, trained(run_dir / "weights")).stdout, type=Read)
+    read(BASE, trained(run_dir / "weights"))
+    return run_dir, msgspec.json.decode((run_dir / "answer.json").read_bytes(), type=Read)
 
 
 @pytest.mark.slow

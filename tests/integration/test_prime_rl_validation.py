@@ -18,14 +18,17 @@ from typing import Any
 
 import pytest
 
+from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.import_config import import_config
+from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse, set_values
-from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, DEFAULTS
+from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError
+from nightshift.executors.gpus import SIZES_GB
 from nightshift.report.export.rl_toml import rl_toml
-from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
+from tests.prime_rl_plans import PORT, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +125,7 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
             for name in ("inference", "trainer", "orchestrator", "envs/train/gsm8k")
         )
         assert Path(trainer["output_dir"]) == Path(orchestrator["output_dir"]) == launch.prime_dir
-        assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORTS.env_server}"
+        assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORT + 3}"
         assert env_server["env"] == orchestrator["train"]["source"][0]["env"]
         lora = orchestrator["model"]["lora"]
         assert launch.served_model == (lora["name"] if lora else orchestrator["model"]["name"])
@@ -133,7 +136,7 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
         assert trainer["monitors"]["wandb"] is orchestrator["monitors"]["wandb"] is None
         for side in (trainer, orchestrator):
             assert side["weight_broadcast"] == {"type": "filesystem"}
-            assert side["rollout_transport"]["port"] == PORTS.rollouts
+            assert side["rollout_transport"]["port"] == PORT + 1
 
 
 def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -141,6 +144,15 @@ def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path
         launch_of(parse(SHIPPED + OPPONENT + b'type = "previous"\ninterval = 5'), tmp_path, rules=GAME)
     with pytest.raises(ConfigError, match=r"interval = 5 has no effect with .*type = \"self\""):
         parse(SHIPPED + OPPONENT + b"interval = 5")
+
+
+# infer_gpus, train_gpus, tensor_parallel; what prime-rl derives: data_parallel_size and api_server_count.
+SPLITS = {(1, 3, 1): (1, 1), (2, 6, 1): (2, 2), (2, 6, 2): (1, 1), (4, 4, 2): (2, 2)}
+
+
+def split_rules(infer: int, train: int, parallel: int) -> Rules:
+    chosen = Chosen(environments=["gsm8k"], infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+    return rules_of(ROOT, chosen, None, infer + train)
 
 
 # prime-rl's own command line reads the file of `export --to rl.toml`; its class reads the plan of the same run.
@@ -158,13 +170,18 @@ for folder in map(pathlib.Path, sys.argv[1:]):
 
 @needs_prime_rl
 def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_engine_runs(tmp_path: Path) -> None:
-    mixed = parse(SHIPPED + b"\n[orchestrator.train.ratio]\ngsm8k = 2.0\n")
+    mixed = [parse(SHIPPED + b"\n[orchestrator.train.ratio]\ngsm8k = " + share) for share in (b"1e-6", b"2.0", b"1e6")]
+    others = (b'type = "pool"', b'type = "self"\ntemperature = 0.01', b'type = "self"\ntemperature = 2')
     scaled = replace(GSM8K_PRIME_RL, learning_rate_scale=20.0)
     imported = parse(import_config(REVERSE_TEXT, "rl.toml").train_toml("rl.toml"))
     runs = [({}, variant(name)) for name in VARIANTS] + [({}, config) for config in open_configs().values()]
-    runs += [({"rules": BOTH}, mixed), ({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train"))]
-    runs += [({}, imported)]
-    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in DEFAULTS):
+    runs += [({"rules": BOTH}, each) for each in mixed]
+    runs += [({"rules": split_rules(*split)}, variant("train")) for split in SPLITS]
+    runs += [({"rules": GAME}, parse(SHIPPED + OPPONENT + other)) for other in others]
+    runs += [({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train")), ({}, imported)]
+    tried = {find_key(path) for _, config in runs for path in config.values}
+    assert [key.path for key in KEYS if "prime-rl" in key.engines and key not in tried] == []
+    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in SIZES_GB):
         kept = {AC: None, AC_OFFLOADING: None}
         adapter = {"trainer.model.lora": {}, AC: {}, "trainer.model.ac.freq": 2}
         for changes in ({}, kept, adapter, {AC_OFFLOADING: {}}, {"trainer.model.fsdp_cpu_offload": True}):
@@ -176,11 +193,32 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
     folders = [launch.run_dir for launch in launches]
     subprocess.run([PYTHON, "-P", "-c", EXPORTS, *folders], env=environment(tmp_path), cwd=tmp_path, check=True)
     own = ("output_dir", "run", "rollout_transport", "inference.server", "env_server_base_port", "client.base_url")
-    for folder in folders:
+    for launch, folder in zip(launches, folders, strict=True):
         plan, export = (dict(leaves(config)) for config in json.loads((folder / "resolved.json").read_bytes()))
+        assert [path for path, value in leaves(launch.tree) if value not in ({}, plan.get(path))] == [], folder
         differing = {path for path in plan.keys() | export.keys() if plan.get(path) != export.get(path)}
         differing = {path for path in differing if not any(part in path for part in (*own, "monitors.file.path"))}
         assert differing == set(), folder
+
+
+@needs_prime_rl
+def test_prime_rl_derives_the_rest_of_a_split_of_gpus(tmp_path: Path) -> None:
+    launches = {
+        split: written(variant("train"), tmp_path / str(number), rules=split_rules(*split))
+        for number, split in enumerate(SPLITS)
+    }
+    answers = verdicts([launch.run_dir for launch in launches.values()])
+    for (split, launch), answer in zip(launches.items(), answers, strict=True):
+        assert answer["ok"], answer
+        server, orchestrator = (
+            json.loads((launch.run_dir / "configs" / f"{name}.json").read_bytes())
+            for name in ("inference", "orchestrator")
+        )
+        derived = server["vllm"]["data_parallel_size"], server["vllm"]["api_server_count"]
+        assert (split, derived) == (split, SPLITS[split])
+        assert derived[0] == launch.num_engines
+        assert server["vllm"]["tensor_parallel_size"] == split[2]
+        assert orchestrator["num_train_workers"] == split[1]
 
 
 def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -229,10 +267,15 @@ def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path
 
 
 @needs_prime_rl
-def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_processes(tmp_path: Path) -> None:
-    launch = written(parse(SHIPPED), tmp_path / "run")
+@pytest.mark.parametrize("split", [(1, 1, 1), (2, 6, 1)])
+def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_processes(
+    tmp_path: Path, split: tuple[int, int, int]
+) -> None:
+    gpu_ids = tuple(range(split[0] + split[1]))
+    launch = written(parse(SHIPPED), tmp_path / "run", rules=split_rules(*split), gpu_ids=gpu_ids)
     assert verdicts([launch.run_dir])[0]["ok"]
-    variables = {**environment(tmp_path), "CUDA_VISIBLE_DEVICES": "0,1", "PRL_RUN_ID": "an id"}
+    visible = ",".join(map(str, gpu_ids))
+    variables = {**environment(tmp_path), "CUDA_VISIBLE_DEVICES": visible, "PRL_RUN_ID": "an id"}
     argv = [PYTHON, "-P", "-c", RECORDER]
     result = subprocess.run(argv, env=variables, cwd=launch.run_dir, capture_output=True, text=True)
     if result.returncode == 3:
@@ -241,6 +284,12 @@ def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_proce
     for name in ("inference.json", "trainer.json", "orchestrator.json", "envs/train/gsm8k.json"):
         ours, theirs = launch.run_dir / "configs" / name, launch.prime_dir / "configs" / name
         assert ours.read_bytes() == theirs.read_bytes()
+    started = json.loads((launch.run_dir / "launcher.json").read_bytes())
+    for command, (argv, added) in zip(launch.commands[1:], started, strict=True):
+        assert command.env.get("CUDA_VISIBLE_DEVICES") == added.get("CUDA_VISIBLE_DEVICES"), command.name
+        assert [word for word in command.argv if "nproc" in word] == [word for word in argv if "nproc" in word]
+    if split != (1, 1, 1):
+        return
     text = (launch.run_dir / "launcher.json").read_text().replace(str(launch.prime_dir), "<run>")
     text = re.sub(r"(--rdzv-id=)[0-9a-f]+", r"\1<id>", text)
     assert json.loads(text) == recording("launcher.json", json.loads(text))

@@ -117,11 +117,8 @@ def test_experiments_by_the_letter(agent: Shell) -> None:
     code = agent.run(run.replace(HYPOTHESIS, '"rate five times as high: expect +5 pp, faster"'))
     assert (code, does[code]) == (0, "read the result, go on"), agent.log()
     assert agent.run(read) == 0
-    assert {line.partition(":")[0] for line in agent.said.splitlines()} >= {
-        "eval_score",
-        "effect_at_decision",
-        "verdict",
-    }
+    names = {line.partition(":")[0] for line in agent.said.splitlines()}
+    assert names >= {"eval_score", "effect_at_decision", "verdict"}
 
     # The second: it outlasts every call.
     held = agent.root / "stand-in.json"
@@ -141,10 +138,8 @@ def test_experiments_by_the_letter(agent: Shell) -> None:
 
     ours = records(agent.root)
     assert [record.status in ("keep", "discard") for record in ours] == [True] * 3
-    assert [record.proposal.description for record in ours[1:]] == [
-        "rate five times as high: expect +5 pp, faster",
-        "between the two: it is smoother",
-    ]
+    descriptions = ["rate five times as high: expect +5 pp, faster", "between the two: it is smoother"]
+    assert [record.proposal.description for record in ours[1:]] == descriptions
     assert [record.proposal.prediction for record in ours] == [None, "expect +5 pp, faster", None]
     (agent.root / "run.log").unlink()  # the real .gitignore has it
     assert problems(agent.root) == []

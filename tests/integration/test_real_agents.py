@@ -229,9 +229,7 @@ def of_agent(setting: Setting) -> list[Record]:
 
 @pytest.mark.parametrize("setting", COSTS, indirect=True)
 @pytest.mark.parametrize("sandbox", SANDBOXES)
-def test_a_night_waits_out_the_limit_of_a_real_program_and_runs_what_it_proposes(
-    setting: Setting, sandbox: str
-) -> None:
+def test_a_night_waits_out_the_limit_of_a_real_program_and_runs_what_it_proposes(setting, sandbox) -> None:
     """What a program says at its other ends is recorded: tests/unit/test_availability.py reads it."""
     setting.let("usage")
     with setting.night(sandbox) as night:

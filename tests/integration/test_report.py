@@ -10,25 +10,29 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement
 from nightshift.cli import output
+from nightshift.config.train_toml import parse
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
 from nightshift.report.slices import shown_examples, weakest
-from tests.campaigns import a_record, a_result, replace, stored
+from tests.campaigns import a_record, a_result, certificate_for, replace, stored, with_certificate
 from tests.checkouts import commit_all
 from tests.conftest import git
 from tests.night_checkout import nightshift
-from tests.stand_in_campaign import BRANCH, build
+from tests.stand_in_campaign import BRANCH, RULES_HASH, build
 from tests.waiting import HANG_SECONDS
 
 NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
@@ -46,33 +50,33 @@ HOSTILE = (
 
 
 class Page(HTMLParser):
-    """What a browser would act on: elements with their attributes, scripts, and the text."""
+    """What a browser would act on: elements with their attributes, scripts, data, and the text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.html = html
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
-        self.data: list[str] = []  # blocks that no browser executes
         self.words: list[str] = []
-        self._inside: list[str] = []
+        self.data: dict[str, Any] = {"rows": []}  # of the script
+        self._inside = ""
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
         if tag in ("script", "style"):
-            self._inside.append("data" if ("type", "application/json") in attrs else tag)
+            self._inside = "data" if ("id", "data") in attrs else tag
+            self.scripts += [""] if self._inside == "script" else []
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in ("script", "style"):
-            self._inside.pop()
+        self._inside = "" if tag in ("script", "style") else self._inside
 
     def handle_data(self, data: str) -> None:
-        if self._inside and self._inside[-1] == "script":
-            self.scripts.append(data)
-        elif self._inside and self._inside[-1] == "data":
-            self.data.append(data)
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside == "data":
+            self.data = json.loads(data)
         elif not self._inside:
             self.words.append(data)
 
@@ -80,41 +84,42 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
 
-    @property
-    def rows(self) -> list[str | None]:
-        """The ids of the experiments, in order."""
-        return [attributes["id"] for _, attributes in self.elements if attributes.get("class") == "main"]
+    def details(self, number: int) -> dict[str, str]:
+        """What opening the line of an experiment shows, by label."""
+        [row] = [row for row in self.data["rows"] if row["number"] == number]
+        return dict(row["details"])
 
 
 def rendered(root: Path) -> Page:
     view = view_of(Ledger(root), NOW)
-    text = summary(view.morning, view.headline, view.nights, view.chart is not None)
+    text = summary(view, False)
     assert "Traceback" not in text
     text.encode()
     return require_safe(render(view))
 
 
 def require_safe(html: str) -> Page:
-    """One script, ours, named by the policy; data is JSON; nothing is loaded; no handler; links stay on the page."""
+    """Our two scripts only, named by the policy; data is JSON; nothing is loaded; no handler; links stay on it."""
     page = Page(html)
     html.encode()
     (policy,) = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
-    digest = base64.b64encode(hashlib.sha256("".join(page.scripts).encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in policy
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes) or "'none'"
+    assert f"; script-src {allowed}; " in policy
     assert policy.startswith("default-src 'none'")
+    assert "unsafe-eval" not in policy
     scripts = [attributes for tag, attributes in page.elements if tag == "script"]
-    assert [attributes for attributes in scripts if "type" not in attributes] == [{}]
-    assert len(scripts) <= 2
-    if len(scripts) == 2:
-        assert json.loads("".join(page.data))["experiments"]
+    expected = [{"type": "application/json", "id": "data"}, {}, {}] if page.scripts else []
+    assert scripts == expected
     for tag, attributes in page.elements:
         assert tag not in ("img", "iframe", "object", "embed", "form", "base", "audio", "video"), tag
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
             if name in ("href", "src", "action", "xlink:href"):
-                assert value == "data:," or re.fullmatch(r"#run-\d{4,}|#of-[a-z-]+", value or ""), (tag, value)
+                assert value == "data:," or re.fullmatch(r"#run-\d{4,}", value or ""), (tag, value)
     assert "\x00" not in html
     assert "\u202e" not in html
+    assert not re.search(r"measured again|believed|\brider|adopt|last runs", page.text)
     return page
 
 
@@ -122,20 +127,24 @@ def require_safe(html: str) -> Page:
 def test_few_experiments(tmp_path: Path, count: int) -> None:
     build(tmp_path, count, num_examples=60)
     page = rendered(tmp_path)
-    assert page.rows == [f"run-{i:04d}" for i in range(1, count + 1)]
+    assert [row["number"] for row in page.data["rows"]] == [*range(1, count + 1)]
     assert ("Nothing has been run yet" in page.text) == (count == 0)
-    assert any(tag == "table" for tag, _ in page.elements) == (count > 0)
+    # Without its script the page has a picture, whose last dot is one of the campaign.
+    assert ("<svg" in page.html.partition("<script")[0]) == (count > 0)
+    dots = (page.data["specs"]["progress"]["datasets"]["dots"]) if count else []
+    assert {dot["n"] for dot in dots} == {row["number"] for row in page.data["rows"]}
 
 
 def test_only_crashes(tmp_path: Path) -> None:
     crash = a_record(judgement=Judgement(why="loss became nan at step 3"), notes=("looked at the curves",))
     stored(tmp_path, [replace(crash, status="crash")] * 3).reserve(a_record(), {"train.toml": b""})
     page = rendered(tmp_path)
-    assert "looked at the curves" in page.text
-    assert "undecided" in page.text
+    assert page.details(1)["Also done"] == "looked at the curves"
+    assert page.details(1)["Verdict"] == "crash: loss became nan at step 3"
+    assert [row["verdict"] for row in page.data["rows"]] == ["crash"] * 3 + ["undecided"]
     assert "Nothing has been measured" in page.text
-    assert "loss became nan at step 3" in page.text
-    assert not any(tag == "svg" and "chart" in (a.get("class") or "") for tag, a in page.elements)
+    assert page.data["specs"]["progress"] is None
+    assert "<svg" not in page.html.partition("<script")[0]
 
 
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
@@ -161,12 +170,11 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
         rows = [{**row, "completion": next(texts), "answer": next(texts), "key": next(texts)} for row in rows]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = rendered(tmp_path)
-    assert "{{7*7}}" in page.text  # as text: no template inside a template
-    assert "\N{SYMBOL FOR NULL}" in page.text
-    assert "[U+202E RIGHT-TO-LEFT OVERRIDE]" in page.text
-    assert "more characters" in page.text
+    shown = " ".join((page.text, *page.details(2).values()))
+    for text in ("{{7*7}}", "\N{SYMBOL FOR NULL}", "[U+202E RIGHT-TO-LEFT OVERRIDE]", "more characters"):
+        assert text in shown, text
     assert "x" * 5000 not in page.html
-    assert len(page.html) < 500_000
+    assert len(page.html) < 1_400_000
 
 
 def test_the_picture_takes_any_text(tmp_path: Path) -> None:
@@ -175,7 +183,52 @@ def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     for record in [record for record in ledger.records()[1:] if record.score is not None]:
         ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile))
     _, paths = write_report(tmp_path, NOW)
-    assert ElementTree.fromstring(paths[-1].read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
+    assert paths[-1].read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) -> None:
+    """In git, with the commits that the records name."""
+    ledger = build(tmp_path, 30, num_examples=60, with_files=False)
+    campaign = Campaign.of(ledger.records(), BRANCH, RULES_HASH)
+    baseline = ledger.source(1)
+    incumbent = incumbent_config(parse(baseline), campaign.kept).source
+    git(tmp_path, "init", "--quiet", "--initial-branch", BRANCH)
+    commits = []
+    for source in (baseline, incumbent):
+        (tmp_path / "train.toml").write_bytes(source)
+        git(tmp_path, "add", "train.toml")
+        git(tmp_path, "commit", "--quiet", "-m", "train.toml")
+        commits.append(git(tmp_path, "rev-parse", "HEAD").strip())
+    records = [replace(record, commit=commits[0]) for record in ledger.records()]
+    last = max(records, key=lambda record: record.place if record.commits else 0)
+    for record in records:
+        names = dict.fromkeys(record.commits, commits[1]) if record is last else record.commits
+        ledger.write(replace(record, commits=names))
+    view = view_of(ledger, NOW)
+    weak = [kept.change.name for kept in view.morning.kept if kept.effect.p_helps < 0.6]
+    assert weak
+    shown = [command for _, command in view.copied]
+    assert shown == [
+        f"git diff {commits[0][:10]} {commits[1][:10]} -- train.toml",
+        "uv run nightshift diff baseline incumbent",
+    ]
+    assert git(tmp_path, *shown[0].split()[1:])
+    commands = [command for _, command in view.next_steps]
+    assert commands[: 1 + len(weak)] == [
+        "uv run nightshift certify",
+        *(f"uv run nightshift revert {name}" for name in weak),
+    ]
+    with_certificate(ledger, certificate_for(ledger, environments=("arithmetic",)))
+    page = rendered(tmp_path)
+    assert "What to copy" in page.text
+    assert "the paired difference between examples, with 30.0 degrees of freedom." in page.text
+    assert "nightshift certify" not in page.text
+    for line in incumbent.decode().splitlines():
+        assert line in unescape(page.html)
+    ledger.write(replace(last, commits=dict.fromkeys(last.commits, "f" * 40)))
+    assert view_of(ledger, NOW).copied[0][1].endswith(f" {BRANCH} -- train.toml")
+    (tmp_path / ".git").rename(tmp_path / "away")
+    assert [command for _, command in view_of(ledger, NOW).copied] == shown[1:]
 
 
 def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:
@@ -187,7 +240,7 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     declared = (source / "pyproject.toml").read_text()
     (folder / "pyproject.toml").write_text(declared.replace("num_validation = 4000", "num_validation = 500"))
     (tmp_path / "rules.toml").write_text("")
-    before = render(view_of(ledger, NOW))
+    page = rendered(tmp_path)
     rows = [e for e in view_of(ledger, NOW).morning.experiments if e.slices]
     assert rows
     for row in rows:
@@ -214,7 +267,8 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     )
     names = [each.name.rpartition(": ")[2] for each in rows[0].slices[1:4]]
     assert [name.split()[0] for name in names] == ["up", "up", "longer"]
-    assert f"<td>{rows[0].slices[0].name}</td><td>500</td><td>{rows[0].slices[0].fixed}</td>" in before
+    line = f"arithmetic: 500 examples, {rows[0].slices[0].fixed} fixed, "
+    assert page.details(record.number)[f"Examples against {record.parent:04d}"].startswith(line)
     # Who may write to runs/ changes no number of it.
     for path in tmp_path.glob("runs/0*/**/evaluation.jsonl"):
         path.write_text('{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 500)
@@ -236,7 +290,7 @@ def test_the_command_writes_three_files_and_says_the_verdict(checkout_with_campa
     code, stdout, stderr = nightshift(root, "report")
     assert (code, stderr) == (0, "")
     lines = stdout.splitlines()
-    assert [Path(line).name for line in lines[1:]] == ["report.html", "report.md", "progress.svg"]
+    assert [Path(line).name for line in lines[1:]] == ["report.html", "report.md", "progress.png"]
     assert Ledger(root).numbers() == list(range(1, 7))  # the files do not disturb the ledger
     assert lines[0].split(".")[0] in (root / "runs" / "report.md").read_text()
 
@@ -263,13 +317,12 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     games = [dict(zip(("opponent", "ended", "cells"), end, strict=True)) for end in ends]
     row = {"environment": "nightshift_tictactoe", "key": "k", "score": 0.25, "answer": "draw", "completion": "c"}
     (folder / "evaluation.jsonl").write_text(json.dumps({**row, "games": games}) + '\n{"games": 3}\n')
-    page = render(view_of(ledger, NOW))
-    assert "<td>elo</td><td>1,013</td>" in page
+    details = rendered(tmp_path).details(1)
+    assert details["Played in tictactoe"] == "elo: 1,013\nagainst_perfect: 0.185"
     assert "\ntictactoe_against_perfect: 0.185\n" in output.summary(record)
-    assert "<td>against_perfect</td><td>0.185</td>" in page
-    assert "opponent: perfect\nended: forfeit\ncells: c &lt;script&gt;\n" in page
+    assert details["A game that it lost"] == "opponent: perfect\nended: forfeit\ncells: c <script>"
     (folder / "evaluation.jsonl").unlink()
-    assert "A game that it lost" not in render(view_of(ledger, NOW))
+    assert "A game that it lost" not in rendered(tmp_path).details(1)
 
 
 # report --serve as a real process: who gets the page, how it stays current, how the command ends
@@ -315,7 +368,7 @@ def test_who_does_not_know_the_token_gets_no_page(root, served, tmp_path):
     server = psutil.Process(process.pid)
     assert not any(token in text for text in (*server.cmdline(), *server.environ().values()))
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
-    assert "run-0001" in fetch(url)
+    assert [row["number"] for row in Page(fetch(url)).data["rows"]] == [1, 2]
 
 
 @pytest.mark.slow

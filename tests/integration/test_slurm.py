@@ -5,20 +5,23 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import CERTIFY_NAME
+from nightshift.campaign.records import CERTIFY_NAME, Request
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors.slurm import SlurmExecutor, read
+from nightshift.experiment.experiment import open_controller
 from tests import slurm_cluster, stand_ins
 from tests.checkouts import ROOT
 from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.slurm_cluster import CONFIG, Cluster
+from tests.stand_in_controller import SilentReporter
 from tests.stand_in_pool import Case
 from tests.stand_ins import fault
 from tests.waiting import wait_for
@@ -243,29 +246,13 @@ def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cl
 
 
 @pytest.mark.slow
-def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluster) -> None:
-    fault(root, "hold", once=False)
-    night = start(root, agent="lr", proposer="lr", experiments=8, slurm=str(root.parent / "slurm.toml"))
-    wait_for(lambda: any((root / "runs").glob("0001/metrics.jsonl")))
-    night.kill()
-    night.communicate()
-    stop(root, cluster, num_jobs=1)
-    assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
-
-
-@pytest.mark.slow
-def test_the_jobs_of_its_certificate_are_cancelled_too(root: Path, cluster: Cluster) -> None:
+def test_what_a_night_left_on_a_cluster_is_named_and_cancelled(root: Path, cluster: Cluster) -> None:
     killed_in_its_certificate(root)
-    stop(root, cluster, num_jobs=2)
-    assert [*(root / "runs" / CERTIFY_NAME).glob("*/*/job.json")] == []  # a new start waits for none of them
-
-
-def stop(root: Path, cluster: Cluster, num_jobs: int) -> None:
-    """Run night --stop. Check that status named the jobs before, and that nothing is left."""
-    assert nightshift(root, "status")[1].count(" is the job nightshift-") == num_jobs
+    assert nightshift(root, "status")[1].count(" is the job nightshift-") == 2
     assert nightshift(root, "night", "--stop")[0] == 0
     cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
     wait_for(lambda: not leftovers(root))
+    assert [*(root / "runs" / CERTIFY_NAME).glob("*/*/job.json")] == []  # a new start waits for none of them
 
 
 @pytest.mark.slow
@@ -292,7 +279,7 @@ def test_doctor_runs_on_a_node(root: Path, cluster: Cluster, monkeypatch: pytest
     assert code == 0, stderr
     first, *table, last = stdout.splitlines()
     assert re.fullmatch(r"node:     n[12], answered after \d+\.\d s", first)
-    assert any(line.startswith("trl       installation  ok") for line in table)
+    assert any(line.startswith("trl       model         ok") for line in table)
     assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
     code, stdout, stderr = nightshift(root, "doctor", "--slurm", config, "--json")
     assert code == 0, stderr
@@ -340,3 +327,15 @@ def test_a_slurm_toml_that_says_something_else_is_one_line(tmp_path: Path, text:
         read(path)
     assert told in str(error.value)
     assert "Its keys: pairs, gpus, cpus_per_run, mem_gb, time_minutes" in str(error.value)
+
+
+@pytest.mark.parametrize(("gpus", "is_refused"), [(2, True), (4, False)])
+def test_a_job_with_fewer_gpus_than_a_run_uses_is_refused(checkout: Path, gpus: int, is_refused: bool) -> None:
+    (checkout / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    (checkout / "rules.toml").unlink()
+    (checkout / "rules.toml").write_text('environments = ["arithmetic"]\ntrain_gpus = 3\n')
+    path = checkout.parent / "slurm.toml"
+    path.write_text(f"pairs = 2\ngpus = {gpus}\ncpus_per_run = 2\nmem_gb = 2\ntime_minutes = 60\n")
+    cause = r"slurm.toml: gpus = 2, and a run of arithmetic-prime-rl uses 4\. Write 4 or more\.$"
+    with pytest.raises(UsageError, match=cause) if is_refused else nullcontext():
+        open_controller(checkout, Request(slurm=path), SilentReporter())

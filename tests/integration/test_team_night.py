@@ -1,4 +1,4 @@
-"""A night of a team: who is asked what, in a sandbox; what it finds and predicts, and that a lie is named."""
+"""A night of a team: who is asked what, what it finds and predicts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from tests.night_checkout import good_night, records
 CODE = (Path(__file__).parents[1] / "stand_in_team.py").read_text()
 
 
-def team(*of_strategist: str) -> str:
-    strategist = shlex.join([sys.executable, "-c", CODE, "strategist", *of_strategist])
-    return f"team:{strategist},{shlex.join([sys.executable, '-c', CODE, 'implementer'])}"
-
-
 @pytest.mark.slow
 def test_what_the_strategist_asks_for_is_implemented_and_what_came_is_told_in_a_call_of_its_own(root: Path) -> None:
-    good_night(root, agent=team(), sandbox="none", experiments=4)
+    strategist, implementer = (shlex.join([sys.executable, "-c", CODE, role]) for role in ("strategist", "implementer"))
+    good_night(root, agent=f"team:{strategist},{implementer}", sandbox="none", experiments=4)
     ours = records(root)
     program = Path(sys.executable).name
     assert {record.proposal.proposer for record in ours} == {"", f"team:{program},{program}"}
@@ -47,22 +43,8 @@ def test_what_the_strategist_asks_for_is_implemented_and_what_came_is_told_in_a_
 
 
 @pytest.mark.slow
-def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
-    good_night(root, agent=team("lie"), sandbox="none", experiments=5, page=True)
-    lied = [record for record in records(root) if record.proposal.reported_outcome]
-    assert len(lied) > 1
-    assert {record.proposal.reported_outcome for record in lied} == {"better, +9.0 pp, confirmed"}
-    notebook = (root / "runs" / "notebook.md").read_text()
-    assert notebook.count("pp\n  reported outcome: better, +9.0 pp, confirmed\n") == len(lied), "below the measured one"
-    page = (root / "runs" / "report.html").read_text()
-    assert page.count("Outcome, as told") == len(lied)
-
-
-@pytest.mark.slow
 def test_without_a_hypothesis_there_is_no_edit(root: Path) -> None:
     _, stderr = good_night(root, agent="team:true,true", sandbox="none", experiments=3, waits=2.0)
-    assert "waiting since" in stderr
-    assert (
-        "team:true,true: no proposal: its last words: none; ends when team:true,true answers; next check at" in stderr
-    )
+    words = "team:true,true: no proposal: its last words: none; ends when team:true,true answers; next check at"
+    assert re.search(f"^waiting since .*: {words}", stderr, re.MULTILINE)
     assert {record.proposal.proposer for record in records(root)[1:]} == {FILL}

@@ -129,7 +129,7 @@ def make_trainer(
     spec = make_spec(tmp_path, max_steps=max_steps, max_completion_tokens=4, opponent=opponent)
     rows: list[dict[str, Any]] = []
     model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "tictactoe-base", dtype="float32")
-    return selfplay.SelfPlay(model, tokenizer, [environment], spec, rows.append), rows
+    return selfplay.SelfPlay(model, tokenizer, [environment], spec, lambda event: rows.append(event["row"])), rows
 
 
 @pytest.mark.slow
@@ -146,7 +146,8 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
             seen.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
 
     trainer.add_callback(Witness)
-    assert trainer.train_for(HANG_SECONDS)["earlier_steps"] == expected
+    num_steps = trainer.train_for(HANG_SECONDS)["num_steps"]
+    assert [step for step in trainer.earlier if step < num_steps] == expected
     worker = importlib.import_module("nightshift.engines.trl.trainer")
     self, events = object.__new__(worker.Trainer), []
     self._trainer, self._policy = trainer, copy.deepcopy(trainer.model)
@@ -173,7 +174,7 @@ def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind: str, tmp_pat
         selfplay.play = play
     assert len(games) == 3
     assert 0 < trainer._is_trained.sum() < 0.5 * trainer._is_trained.numel()  # what the trained seat said
-    for played, row in zip(games, (row for row in rows if row["event"] == "step"), strict=True):
+    for played, row in zip(games, rows, strict=True):
         groups = [played[start : start + 4] for start in range(0, 32, 4)]
         assert all(len({game.seat for game in group}) == 1 for group in groups)
         assert {game.seat for game in played} == {"X", "O"}

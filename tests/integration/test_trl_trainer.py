@@ -142,7 +142,6 @@ def make_spec(folder: Path, trained_at_once: int = 512, **changes: Any) -> dict[
         "settings": make_settings(**changes),
         "train_seed": 3,
         "budget_clock": "cpu",
-        "model_revision": None,
         "trained_at_once": trained_at_once,
         "sampled_at_once": 512,
         "weights_dir": str(folder / "weights"),
@@ -163,7 +162,7 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
             AutoTokenizer.from_pretrained(MODEL),
             [environment, *others],
             make_spec(tmp_path, trained_at_once, **changes),
-            rows.append,
+            lambda event: rows.append(event["row"]),
         )
         return trainer, rows
 
@@ -198,7 +197,7 @@ def test_two_environments_are_mixed_by_their_ratio_and_told_apart(make_trainer: 
     names = [one.name for one, _ in trainer._set]
     assert (names.count("arithmetic"), names.count("other")) == (18, 54)  # 72 examples in all, a quarter of the first
     trainer.train_for(600.0)
-    for row in (row for row in rows if row["event"] == "step"):
+    for row in rows:
         found = row["rewards"]
         assert found["other"] == 0.0
         assert row["reward_mean"] <= found.get("arithmetic", 0.0)

@@ -3,7 +3,6 @@
 import ast
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nightshift_arithmetic import data
@@ -11,10 +10,9 @@ from nightshift_arithmetic import data
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError
 from nightshift.evaluation.evaluate import examples_of_test_split
-from tests.rules import ARITHMETIC_TRL
+from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.stand_ins import small
 
-ROOT = Path(__file__).parents[2]
 RULES = small(ARITHMETIC_TRL, 8)
 ACCESS = {"number": 1, "branch": "autoresearch/x", "rules_hash": "abc", "token": "k"}
 
@@ -45,14 +43,8 @@ def test_a_line_has_the_time_the_event_and_the_file_and_no_content(ledger: Ledge
     assert [line.token for line in ledger.accesses()] == ["k"]
 
 
-def test_no_journal_is_no_lines(tmp_path: Path) -> None:
-    assert Ledger(tmp_path).journal() == []
-
-
 @pytest.mark.parametrize("num_bytes", [1, 40])
-def test_a_last_line_that_a_kill_cut_is_not_read_and_the_next_line_replaces_it(
-    ledger: Ledger, path: Path, num_bytes
-) -> None:
+def test_a_last_line_that_a_kill_cut_is_not_read_and_the_next_line_replaces_it(ledger, path, num_bytes) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:num_bytes])
     assert len(events(ledger)) == 2
@@ -100,39 +92,32 @@ def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
         assert users == {"nightshift/evaluation/evaluate.py", "nightshift/experiment/worker.py"}
 
 
-def root_with(tmp_path: Path) -> Path:
-    (tmp_path / "runs").mkdir()
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
     (tmp_path / "environments").symlink_to(ROOT / "environments")
     return tmp_path
 
 
-def add(root: Path, **access: Any) -> None:
-    """The line of a job that reads the test split, as certify writes it."""
-    Ledger(root).log("access", root / f"runs/certify/0001/baseline-{access['token']}/job.json", **access)
-
-
-def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> None:
-    root = root_with(tmp_path)
-    for token in ("k", "l"):
-        add(root, **ACCESS | {"token": token})
+def test_the_split_is_read_for_a_job_of_the_last_access_only(ledger: Ledger, root: Path) -> None:
+    job = ledger.runs_dir / "certify/0001/incumbent-8/job.json"
+    ledger.log("access", job, **ACCESS | {"token": "l"})
     for token in ("k", "l"):
         examples = examples_of_test_split(RULES, root, token)
         assert {example.key for _, example in examples} == {e.key for e in data.load("test", 8)}
     for token in ("x", ""):
         with pytest.raises(EngineError, match="holds no access to the test split for this job"):
             examples_of_test_split(RULES, root, token)
-    add(root, **ACCESS | {"number": 2, "token": "m"})
+    ledger.log("access", job, **ACCESS | {"number": 2, "token": "m"})
     with pytest.raises(EngineError, match="holds no access"):  # the first one is over
         examples_of_test_split(RULES, root, "k")
-    assert [(access.number, access.token) for access in Ledger(root).accesses()] == [
-        (1, "k"), (1, "l"), (2, "m"),
-    ]  # fmt: skip
+    assert [(access.number, access.token) for access in ledger.accesses()] == [(1, "k"), (1, "l"), (2, "m")]
 
 
-def test_nothing_is_read_without_an_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = root_with(tmp_path)
+def test_nothing_is_read_without_an_access(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "runs").mkdir()
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the test split was read"))
     for _ in range(2):
+        assert Ledger(root).journal() == []
         with pytest.raises(EngineError, match="holds no access"):
             examples_of_test_split(RULES, root, "k")
         (root / "runs" / "journal.jsonl").touch()

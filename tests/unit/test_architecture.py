@@ -32,7 +32,7 @@ CHILDREN = {
 PRINTING = {"cli/output.py"}
 HEAVY = (
     *("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "accelerate"),
-    *("matplotlib", "altair", "optuna", "scipy", "sklearn", "pandas", "pyarrow"),
+    *("matplotlib", "vl_convert", "optuna", "scipy", "sklearn", "pandas", "pyarrow"),
 )
 
 

@@ -126,10 +126,8 @@ STARTS = [
 @pytest.mark.parametrize(("prepare", "name", "commits", "line"), STARTS, ids=[start[0].__name__ for start in STARTS])
 def test_a_start_works_on(controller: Controller, prepare: Callable[[Controller], None], name, commits, line) -> None:
     prepare(controller)
-    main, source = (
-        git(controller.bench.root, "rev-parse", "main").strip(),
-        (controller.bench.root / "train.toml").read_bytes(),
-    )
+    root = controller.bench.root
+    main, source = git(root, "rev-parse", "main").strip(), (root / "train.toml").read_bytes()
     words = {"today": today(controller), "short": main[:7], "long": main[:12]}
     planned = campaign_checkout.next_start(controller.ledger, controller.repo)
     assert campaign_checkout.next_start(controller.ledger, controller.repo) == planned, "a look changes nothing"
@@ -151,9 +149,8 @@ def test_the_campaign_that_began_here_is_continued_and_a_name_begins_another(con
     later = replace(controller, now=lambda: controller.now() + timedelta(days=1))
     found, _, line = begin(later)
     assert (found, git(controller.bench.root, "rev-parse", "HEAD")) == (name, kept)
-    assert (
-        f"continued {name}, a campaign that began at this commit (experiments so far: 2); --branch NEW begins" in line
-    )
+    words = f"continued {name}, a campaign that began at this commit (experiments so far: 2); --branch NEW begins"
+    assert words in line
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     git(controller.bench.root, "switch", "--quiet", "main")
     write(controller, "9e-6")
@@ -227,9 +224,7 @@ def unfinished_night(controller: Controller) -> NightRequest:
 
 
 @pytest.mark.parametrize("state", ["clean", "rebase", "dirty", "other code"])
-def test_the_same_command_resumes_the_night_on_its_branch_or_prints_what_to_type(
-    controller: Controller, state: str
-) -> None:
+def test_the_same_command_resumes_the_night_on_its_branch_or_prints_what_to_type(controller, state) -> None:
     request = unfinished_night(controller)
     if state == "rebase":
         (controller.bench.root / ".git" / "rebase-merge").mkdir()
@@ -241,6 +236,8 @@ def test_the_same_command_resumes_the_night_on_its_branch_or_prints_what_to_type
     if state == "clean":
         start.open_night(controller.bench.root, request, controller.reporter, None)
         assert controller.repo.head().branch == today(controller)
+        words = f"switched from main back to {today(controller)}, the branch of the night that was cut off"
+        assert words in controller.reporter.notes
     else:
         words = {"rebase": "git rebase --abort", "dirty": "git stash &&", "other code": "nightshift/ differs"}
         with pytest.raises(UsageError, match=words[state]):
@@ -279,9 +276,7 @@ def test_what_the_user_has_not_finished_is_refused_in_one_line(controller: Contr
     assert refusal(controller) == f"a git {operation} is not finished in this checkout. Finish it, or: {ends}"
 
 
-def test_a_folder_without_git_and_one_without_a_commit_are_told_what_to_type(
-    controller: Controller, tmp_path: Path
-) -> None:
+def test_a_folder_without_git_and_one_without_a_commit_are_told_what_to_type(controller, tmp_path) -> None:
     for words in ([], ["init", "--quiet", "."]):
         folder = tmp_path / f"zip{len(words)}"
         folder.mkdir()
@@ -313,9 +308,7 @@ def kill_at(controller: Controller, number: int) -> bool:
 
 
 @pytest.mark.parametrize("prepare", [at_main, edit_files, own_branch_edited])
-def test_a_start_that_is_killed_between_two_steps_goes_on(
-    controller: Controller, prepare: Callable[[Controller], None]
-) -> None:
+def test_a_start_that_is_killed_between_two_steps_goes_on(controller, prepare) -> None:
     prepare(controller)
     source, number = (controller.bench.root / "train.toml").read_bytes(), 1
     while kill_at(controller, number):

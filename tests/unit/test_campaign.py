@@ -23,6 +23,7 @@ from nightshift.campaign.results import Counts, decisions_text, kept_by_records,
 from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, Failure, UsageError
+from nightshift.night.observers import experiment_line
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
 
 HASH = a_record().rules_hash
@@ -110,9 +111,9 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     rider = a_change(2)
     while not records[-1].moved and len(records) < 10:
         records.append(next_record(records, 0.7, run=Run(rider=rider)))
-    assert decisions_text(records[-1].moved) == "0002 adopted"
+    assert decisions_text(records[-1].moved) == "0002 kept after a re-test"
     assert "(also re-testing 0002)" in records[-1].judgement.why
-    assert re.search(r"; 0002 adopted \(effect \S+ ± \S+ pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
+    assert re.search(r"; 0002 kept after a re-test \(effect .* pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
     [step] = records[-1].judgement.steps
     assert (step.name, step.keys) == ("adopt 0002", {key: (None, value) for key, value in rider.keys.items()})
     assert f"measured by {', '.join(f'{number:04d}' for number in (2, *numbers(records[3:])))}\n" in step.reason
@@ -157,7 +158,10 @@ def test_no_change_comes_in_after_the_last_runs_have_begun() -> None:
     last = a_record(number=4, decided_before=2, parent=1, run=Run(stage=Stage.LAST_BASELINES))
     ended = replace(late, result=a_result(0.66, 400, 1003))
     assert folded([*records, late]).judge(ended, parse(BASELINE)).status == "keep"
-    assert folded([*records, late, last]).judge(ended, parse(BASELINE)).status == "discard"
+    refused = folded([*records, late, last]).judge(ended, parse(BASELINE))
+    assert refused.status == "discard"
+    assert refused.why.endswith("no change is kept during the final check runs")
+    assert refused.why in experiment_line(refused)
     night = replace(last, number=5, run=Run())  # the next night searches again
     assert folded([*records, late, last, night]).judge(ended, parse(BASELINE)).status == "keep"
 

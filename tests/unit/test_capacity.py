@@ -13,9 +13,7 @@ from nightshift.executors import local as module
 from nightshift.executors import process
 from nightshift.executors.local import Capacity, capacity, divide, own_cores, physical_cores
 from nightshift.executors.process import num_oom_kills
-from tests.rules import ARITHMETIC_TRL
-
-ROOT = Path(__file__).parents[2]
+from tests.rules import ARITHMETIC_TRL, ROOT
 
 
 def machine(folder: Path, group: str, files: Mapping[str, str], siblings: Mapping[int, str] | None = None) -> Path:
@@ -119,11 +117,7 @@ THREADS_APART = {core: f"{core % 4},{core % 4 + 4}" for core in range(8)}  # 0 a
 HYBRID = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4", 5: "5", 6: "6", 7: "7"}
 
 
-@pytest.mark.parametrize(
-    ("siblings", "num_cores"),
-    [({}, 8), (THREADS_APART, 4), (HYBRID, 6)],
-    ids=["not told", "threads apart", "hybrid"],
-)
+@pytest.mark.parametrize(("siblings", "num_cores"), [({}, 8), (THREADS_APART, 4), (HYBRID, 6)])
 def test_no_two_runs_share_a_physical_core(tmp_path, monkeypatch, siblings, num_cores):
     folder = machine(tmp_path, "", {}, siblings)
     assert num_cores_of(folder, monkeypatch) == num_cores

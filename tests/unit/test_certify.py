@@ -8,17 +8,10 @@ import pytest
 from click.testing import CliRunner
 from nightshift_arithmetic import data
 
-from nightshift.campaign.records import SIDES, Comparison, Proposal, Request, Weights
+from nightshift.campaign.records import SIDES, Comparison, Proposal, Request
 from nightshift.cli.main import commands
-from nightshift.engines.base import Proof
-from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment.certify import (
-    FIRST_SEED_INDEX,
-    Certified,
-    certify,
-    tasks,
-)
+from nightshift.experiment.certify import FIRST_SEED_INDEX, Certified, certify, tasks
 from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import remove_tree
@@ -29,7 +22,7 @@ from nightshift.report.text import headline
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_controller import GOOD, POOR, during, keep, make_poor, with_bench, write
+from tests.stand_in_controller import GOOD, POOR, during, install_proofs, keep, make_poor, with_bench, write
 from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -126,9 +119,7 @@ def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(
 
 
 @pytest.mark.parametrize("gone", [slow("journal.jsonl"), "certify"])
-def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_certificate(
-    kept: Controller, gone: str
-) -> None:
+def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_certificate(kept, gone) -> None:
     certified(kept, num_seeds=1)
     remove_tree(kept.ledger.runs_dir / gone)
     assert certified(kept, num_seeds=1).access == 2
@@ -143,16 +134,11 @@ def test_an_interrupted_certificate_is_resumed_by_its_number_and_is_the_same_acc
     assert len(before) == 3
     assert kept.ledger.comparisons() == []
     kept.reporter.on_note = lambda text: None
-    for num_seeds in (None, 5):
-        with pytest.raises(
-            UsageError, match=r"0001 with these arguments is unfinished\. .* --resume 0001; or begin .*--new"
-        ):
-            tasks(kept, num_seeds)
     with pytest.raises(UsageError, match="Leave the others out"):
         tasks(kept, 5, resume=1)
     with pytest.raises(UsageError, match="has no comparison 0002"):
         tasks(kept, resume=2)
-    [another] = tasks(kept, is_new=True)
+    [another] = tasks(kept)
     assert another.plan.number == 2
     kept.reporter.notes.clear()
     [made] = certify(tasks(kept, resume=1))
@@ -172,9 +158,7 @@ def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(
 
 
 @pytest.mark.slow
-def test_a_second_certificate_is_a_second_access_with_other_seeds(
-    kept: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_certificate_is_a_second_access_with_other_seeds(kept, monkeypatch) -> None:
     certified(kept, num_seeds=1)
     monkeypatch.setattr("secrets.randbelow", lambda number: 1)
     second = certified(kept, num_seeds=1)
@@ -190,7 +174,9 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(
     assert any("3 to the test split by this campaign" in line for line in task.describe())
 
 
-def test_the_command_names_what_is_unfinished_and_resumes_it(kept: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_resumes_an_unfinished_comparison_by_its_number(
+    kept: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def invoked(*options: str) -> tuple[int, str]:
         done = CliRunner().invoke(commands, ["certify", *options])
         return done.exit_code, done.output
@@ -200,10 +186,7 @@ def test_the_command_names_what_is_unfinished_and_resumes_it(kept: Controller, m
     kept.reporter.on_note = stop_at("run 2 of 2")
     assert invoked("--seeds", "1")[0] == 130
     kept.reporter.on_note = lambda text: None
-    for options in ((), ("--dry-run",)):
-        code, output = invoked(*options)
-        assert (code, "comparison 0001 with these arguments is unfinished" in output) == (2, True), output
-    for options, number in ((("--resume", "0001"), "0001"), (("--new",), "0002")):
+    for options, number in ((("--resume", "0001"), "0001"), ((), "0002")):
         code, output = invoked(*options, "--dry-run")
         assert (code, f"number:   {number}; " in output) == (0, True), output
     code, output = invoked("--resume", "0001")
@@ -216,7 +199,7 @@ def test_a_comparison_whose_use_of_the_test_split_is_not_the_last_cannot_be_resu
     with pytest.raises(Interrupted):
         certified(kept, 1)
     kept.reporter.on_note = lambda text: None
-    [made] = certify(tasks(kept, 1, is_new=True))
+    [made] = certify(tasks(kept, 1))
     assert made.access == 2
     with pytest.raises(UsageError, match=r"comparison 0001 cannot be resumed: .* the test split was used again since"):
         tasks(kept, resume=1)
@@ -227,9 +210,8 @@ def test_a_comparison_whose_use_of_the_test_split_is_not_the_last_cannot_be_resu
 def test_all_slots_are_busy_with_runs_of_both_sides(kept: Controller, num_slots: int) -> None:
     kept.bench.executor.num_slots = num_slots
     waves = list[list[str]]()
-    with during(
-        kept, lambda folder: waves.append(sorted(path.name.split("-")[0] for path in kept.bench.executor.in_flight()))
-    ):
+    sides = lambda: sorted(path.name.split("-")[0] for path in kept.bench.executor.in_flight())  # noqa: E731
+    with during(kept, lambda folder: waves.append(sides())):
         certified(kept)
     waves = waves[::num_slots]  # the stand-in makes the runs of a wave one after the other
     assert [len(wave) for wave in waves] == [num_slots] * (6 // num_slots)
@@ -323,9 +305,8 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(controller: 
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         certified(controller)
     git(controller.bench.root, "switch", "--quiet", "--discard-changes", "main")
-    with pytest.raises(
-        UsageError, match=r"main has no measured campaign\. Switch to the campaign: git switch autoresearch/test"
-    ):
+    words = r"main has no measured campaign\. Switch to the campaign: git switch autoresearch/test"
+    with pytest.raises(UsageError, match=words):
         certified(controller)
     assert controller.ledger.accesses() == []
 
@@ -421,39 +402,19 @@ def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(kept, monk
 
 
 def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, monkeypatch):
-    seen: list[str] = []
+    def is_bad(run_dir: Path) -> bool:
+        assert (run_dir / "weights" / "model.safetensors").is_file()
+        return proofs == []
 
-    class StandInProof(Proof):
-        """A proof that ends after two looks; the first one fails."""
-
-        def __init__(self, run_dir: Path, weights: Weights, note: object) -> None:
-            assert (run_dir / "weights" / "model.safetensors").is_file()
-            seen.append(run_dir.name)
-            self.is_first, self.num_looks = len(seen) == 1, 0
-
-        def is_over(self) -> bool:
-            self.num_looks += 1
-            return self.num_looks > 2
-
-        def result(self) -> str:
-            if self.is_first:
-                assert len(waves) == 2, "the next run began before the proof of the first ended"
-                raise EngineError("the server did not serve the file: 0.1 from it, 0.0 from the start weights")
-            return "served = file: 0.0010 from it, 0.1000 from the start weights"
-
-        def close(self) -> None:
-            """There is no child."""
-
-    waves: list[Path] = []
-    monkeypatch.setattr(kept.bench.executor, "during", waves.append)
-    monkeypatch.setattr(TrlEngine, "start_proof", StandInProof)
+    waves: list[tuple[Path, bool]] = []
+    proofs = install_proofs(monkeypatch, 2, is_bad)
+    run = lambda folder: waves.append((folder, all(proof.is_done for proof in proofs)))  # noqa: E731
+    monkeypatch.setattr(kept.bench.executor, "during", run)
     made = certified(kept, num_seeds=1)
-    assert len(seen) == 3
-    assert seen[0] == seen[2]
-    assert any(
-        "not the config's fault: the server did not serve the file: 0.1 from" in note for note in kept.reporter.notes
-    )
-    told = [f"{side}, seed {name.rpartition('-')[2]}: served = file: 0.0010 from it, 0.1000 from the start weights"
-            for side, name in (("incumbent", seen[1]), ("baseline", seen[2]))]  # fmt: skip
-    assert sorted(note for note in made.notes if "served" in note) == sorted(told)
+    assert not waves[1][1], "the next run waited for the proof of the first"
+    first, second, again = (proof.run_dir.name for proof in proofs)
+    assert first == again
+    assert any("not the config's fault: the server did not serve the file" in note for note in kept.reporter.notes)
+    proven = [f"{name.replace('-', ', seed ')}: served = file: proven" for name in (first, second)]
+    assert sorted(note for note in made.notes if "served" in note) == sorted(proven)
     assert not list(kept.ledger.runs_dir.glob("certify/**/weights"))

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightshift.campaign import commits
 from nightshift.campaign.commits import commit, incumbent_values, plan, user_decisions
 from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
 from nightshift.config.train_toml import Config, parse, set_values
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, UsageError
 from tests.checkouts import git, small_checkout
 from tests.train_tomls import FUZZ, SHIPPED
 
@@ -70,7 +71,7 @@ class Branch:
     def edit(self, keys: dict[str, Any], message: str = "mine") -> str:
         """A commit of the user's own."""
         (self.repo.root / "train.toml").write_bytes(set_values(self.config().source, keys))
-        git(self.repo.root, "commit", "--quiet", "-m", message, "--", "train.toml")
+        git(self.repo.root, "commit", "--quiet", "--allow-empty-message", "-m", message, "--", "train.toml")
         return git(self.repo.root, "rev-parse", "HEAD").strip()
 
     def by_user(self, since: Head | None = None) -> list[tuple[str, str | None, dict[str, str | None]]]:
@@ -221,11 +222,13 @@ def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
 def test_commits_of_the_user_are_told_from_ours(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6")))
     forged = branch.edit({KL: 0.1}, "keep 0009: mine\n\nNightshift-Experiment: 0009\n")
+    silent = branch.edit({BATCH: 128}, message="")
     git(branch.repo.root, "revert", "--no-edit", branch.ours[0])
     reverted = branch.repo.head().commit
     (branch.repo.root / "train.toml").write_bytes(b"# a comment is no decision\n" + branch.config().source)
     git(branch.repo.root, "commit", "--quiet", "-m", "comment", "--", "train.toml")
-    assert branch.by_user() == [("keep", forged, {KL: "0.1"}), ("revert", reverted, {LR: "5e-6"})]
+    kept = [("keep", forged, {KL: "0.1"}), ("keep", silent, {BATCH: "128"})]
+    assert branch.by_user() == [*kept, ("revert", reverted, {LR: "5e-6"})]
 
 
 def test_a_broken_commit_of_the_user_counts_with_its_repair(branch: Branch) -> None:
@@ -261,10 +264,7 @@ def test_an_edit_of_some_keys_of_a_kept_change_is_a_change_of_the_users(branch: 
     mine = branch.edit({LR: 4e-6})
     assert branch.by_user() == [("keep", mine, {LR: "4e-6"})]
     both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512})
-    assert branch.by_user() == [
-        ("revert", both, {LR: "5e-6", KL: "0.01"}),
-        ("keep", both, {BATCH: "512"}),
-    ]
+    assert branch.by_user() == [("revert", both, {LR: "5e-6", KL: "0.01"}), ("keep", both, {BATCH: "512"})]
 
 
 def test_an_edit_that_the_user_takes_back_decides_nothing(branch: Branch) -> None:
@@ -316,8 +316,58 @@ def test_the_branch_holds_the_baseline_plus_the_kept_changes(rounds: list[Any]) 
             changed = {key for key in {**before, **after} if before.get(key) != after.get(key)}
             experiment = int(entry.subject.split()[1].rstrip(":"))
             assert changed <= {*rounds[experiment - 1][0]}
-        if history:
-            assert git_revert(branch, branch.ours[-1]) == history[-1].before
+        reverts_are_read(branch)
+
+
+def reverts_are_read(branch: Branch) -> None:
+    """Take out each kept change by `nightshift revert`, from the same tip, and read the commit as a night does."""
+    tip = branch.repo.head()
+    for undone in branch.kept:
+        others, refusal = [kept for kept in branch.kept if kept != undone], ""
+        try:
+            commits.revert(branch.repo, BASELINE, branch.kept, undone)
+        except UsageError as error:
+            refusal = str(error)
+        is_replaced = incumbent_values(BASELINE, others) == incumbent_values(BASELINE, branch.kept)
+        assert ("is replaced" in refusal) == is_replaced, refusal
+        if refusal:
+            assert branch.repo.head() == tip
+            continue
+        assert branch.by_user(tip) == [("revert", branch.repo.head().commit, undone.keys)]
+        assert incumbent_values(branch.config()) == incumbent_values(BASELINE, others)
+        assert (branch.repo.root / "train.toml").read_bytes() == branch.config().source
+        assert git(branch.repo.root, "status", "--porcelain", "--untracked-files=no") == ""
+        git(branch.repo.root, "reset", "--quiet", "--hard", f"{tip.commit}")
+
+
+def test_revert_takes_out_what_git_revert_cannot_and_leaves_every_other_line(branch: Branch) -> None:
+    """A later change set one of the keys, and another one added a line below."""
+    branch.decide(keep(change(1, lr="5e-6", **{"trainer.optim.betas2": "0.99"})))
+    branch.decide(keep(change(2, lr="6e-6")))
+    branch.decide(keep(change(3, **{"trainer.optim.betas1": "0.8"})))
+    assert git_revert(branch, branch.ours[0]) is None
+    git(branch.repo.root, "config", "user.name", "Ada")
+    before = branch.config().source
+    commits.revert(branch.repo, BASELINE, branch.kept, branch.kept[0])
+    removed = [line for line in before.splitlines() if line not in branch.config().source.splitlines()]
+    assert removed == [b"betas2 = 0.99"]
+    assert git(branch.repo.root, "log", "-1", "--format=%an: %s").strip() == "Ada: Revert 0001: betas2 0.99 → 0.999"
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_revert_overwrites_no_edit_and_waits_for_owed_commits(branch: Branch, is_staged: bool) -> None:
+    first, second = change(1, lr="5e-6"), change(2, kl="0.01")
+    branch.decide(keep(first))
+    with pytest.raises(UsageError, match="does not have the commits of all decisions yet"):
+        commits.revert(branch.repo, BASELINE, (first, second), first)
+    path = branch.repo.root / "train.toml"
+    path.write_bytes(mine := b"# mine\n" + branch.config().source)
+    if is_staged:
+        git(branch.repo.root, "add", "train.toml")
+        path.write_bytes(branch.config().source)
+    with pytest.raises(UsageError, match="has changes that are not committed"):
+        commits.revert(branch.repo, BASELINE, branch.kept, first)
+    assert (git(branch.repo.root, "show", ":train.toml").encode() if is_staged else path.read_bytes()) == mine
 
 
 def git_revert(branch: Branch, name: str) -> bytes | None:

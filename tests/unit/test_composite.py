@@ -32,7 +32,7 @@ from nightshift.config.train_toml import parse
 from nightshift.engines.mixture import ratios
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError, EngineError, UsageError
-from nightshift.evaluation.environment import load
+from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.certify import _estimate
 from nightshift.experiment.health import Conditions, digest
@@ -136,18 +136,16 @@ def test_an_evaluation_weighs_what_it_measures() -> None:
     (first,) = load(ROOT, [arithmetic])
     second = SimpleNamespace(name="gsm8k", package=first.package, episodes=first.episodes, scorer=None)
     examples = first.examples("validation")[:6]
-    posed = [*((first, e) for e in examples[:4]), *((second, e) for e in examples[4:])]
+    both = [*((first, e) for e in examples[:4]), *((second, e) for e in examples[4:])]
     answers = [f"#### {examples[0].answer}", *("#### -1",) * 3, f"It is {examples[4].answer}.", "#### -1"]
-    found = evaluate(Parrot(answers), posed, rules, None, lambda reading: None)
-    assert [(p.environment, p.num_examples, p.weight, p.score) for p in found.parts] == [
-        ("arithmetic", 4, 1.0, 0.25),
-        ("gsm8k", 2, 3.0, 0.5),
-    ]
+    found = evaluate(Parrot(answers), both, rules, None, lambda reading: None)
+    parts = [(p.environment, p.num_examples, p.weight, p.score) for p in found.parts]
+    assert parts == [("arithmetic", 4, 1.0, 0.25), ("gsm8k", 2, 3.0, 0.5)]
     assert found.eval_score == pytest.approx(0.25 * 0.25 + 0.75 * 0.5)
     assert found.strict_score == pytest.approx(0.25 * 0.25)
     assert found.eval_stderr == pytest.approx(math.hypot(0.25 * math.sqrt(0.1875 / 4), 0.75 * math.sqrt(0.25 / 2)))
     assert list(found.example_scores) == [1, 0, 0, 0, 1, 0]
-    other = [(first, replace(examples[0], answer="-1")), *posed[1:]]
+    other = [(first, replace(examples[0], answer="-1")), *both[1:]]
     assert evaluate(Parrot(answers), other, rules, None, lambda reading: None).examples_sha256 != found.examples_sha256
 
 
@@ -158,11 +156,11 @@ def test_an_example_of_several_answers_is_cut_off_if_one_of_them_was_and_failed_
     twice = SimpleNamespace(
         name=first.name, package=first.package, scorer=scorer, episodes=lambda example: 2 * first.episodes(example)
     )
-    posed = [(twice, example) for example in first.examples("validation")[:2]]
+    both = [(twice, example) for example in first.examples("validation")[:2]]
     session = Parrot(["#### 1"] * 4)
     session.complete = lambda *asked: [Completion("#### 1", 1, index == 1) for index in range(4)]
     for path, line in ((None, "failed"), (tmp_path / "answers", "failed: 42")):
-        found = evaluate(session, posed, ARITHMETIC_TRL, path, lambda reading: None)
+        found = evaluate(session, both, ARITHMETIC_TRL, path, lambda reading: None)
         assert (found.truncated_share, found.unscored) == (0.5, (line,))
 
 
@@ -196,9 +194,8 @@ def test_training_takes_the_environments_by_their_ratio() -> None:
     ("rules", "text", "said"),
     [
         (chosen("gsm8k", "arithmetic"), "arithmetik = 2", ":4: orchestrator.train.ratio.arithmetik = 2.0: these rules "
-         "train on gsm8k and arithmetic. Did you mean arithmetic?"),
-        (chosen("gsm8k", "arithmetic"), "arithmetic = 5e-324", ":4: orchestrator.train.ratio.arithmetic = 5e-324: too "
-         "small to share by. Write arithmetic = 1e-06 or more"),
+         "train on gsm8k and arithmetic. Delete it"),
+        (chosen("gsm8k", "arithmetic"), "arithmetic = 5e-324", ":4: orchestrator.train.ratio.arithmetic = 5e-324"),
         (ARITHMETIC_TRL, "arithmetic = 2", "these rules train on arithmetic. Delete it"),
     ],
 )  # fmt: skip
@@ -296,9 +293,13 @@ class Parrot:
         return [Completion(text, 1, False) for text in self._answers]
 
 
-def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_one(tmp_path, monkeypatch):
+def posed(num_examples: int) -> list[tuple[Environment, Example]]:
     (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
-    examples = [(environment, example) for example in environment.examples("validation")[:4]]
+    return [(environment, example) for example in environment.examples("validation")[:num_examples]]
+
+
+def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_one(tmp_path, monkeypatch):
+    examples = posed(4)
     right = [example.answer for _, example in examples]
     answers = [f"#### {right[0]}", f"It is {right[1]}.", "#### 1000", "no idea"]
     path = tmp_path / "evaluation.jsonl"
@@ -314,8 +315,7 @@ def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_o
 
 def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is_written(tmp_path, monkeypatch):
     """The test split has no file of answers, and a cause stands in runs/certify."""
-    (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
-    examples = [(environment, example) for example in environment.examples("validation")[:1]]
+    examples = posed(1)
 
     def fails(text: str, answer: str) -> float:
         raise LookupError(f"the answer is {answer}")
@@ -334,7 +334,5 @@ def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is
 
 
 def test_a_policy_that_answers_another_number_of_questions_is_refused() -> None:
-    (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
-    examples = [(environment, example) for example in environment.examples("validation")[:2]]
     with pytest.raises(EngineError, match="the policy completed 4 of 2 examples"):
-        evaluate(Parrot(["7"] * 4), examples, ARITHMETIC_TRL, None, lambda reading: None)
+        evaluate(Parrot(["7"] * 4), posed(2), ARITHMETIC_TRL, None, lambda reading: None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import json
 
-from nightshift.campaign.ledger import PROPOSALS_NAME, campaign_cost, log_proposal, proposals_cost, runs_cost
+from nightshift.campaign.ledger import campaign_cost, log_proposal, proposals_cost, runs_cost
 from nightshift.campaign.records import NOTHING, Cost, Outcome, Record, Result, Training, together
 from tests.campaigns import BRANCH, a_record, replace
 
@@ -66,11 +66,3 @@ def test_what_nights_refused_stays_in_the_cost_of_the_campaign(tmp_path: Path) -
     assert proposals_cost(tmp_path, BRANCH, "c") == NOTHING
     records = [replace(record_of("cpu", 90.0), branch=BRANCH, rules_hash="b")]
     assert campaign_cost(tmp_path, records) == Cost(dollars=2.0, num_proposals=2, run_seconds=90.0)
-
-
-def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
-    log_proposal(tmp_path, BRANCH, "a", "1", Cost(dollars=1.0))
-    path = tmp_path / PROPOSALS_NAME
-    path.write_bytes(path.read_bytes() + b'{"branch": ')
-    log_proposal(tmp_path, BRANCH, "a", "1", Cost(dollars=2.0))
-    assert proposals_cost(tmp_path, BRANCH, "a") == Cost(dollars=3.0, num_proposals=2)

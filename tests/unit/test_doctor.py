@@ -1,21 +1,23 @@
 """The doctor's table: both engines, nothing changed, the exit code that run.py would have for missing parts."""
 
 import re
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift.cli.run import checkout_checks
-from nightshift.engines.base import Check, PrepareFlags
-from nightshift.engines.doctor import ALL, Doctor, checks
-from nightshift.engines.prime_rl.install import Installation, Pins, guesses
+from nightshift.config.rules_toml import rules_here
+from nightshift.engines.base import ALL, Check, PrepareFlags, on_cards
+from nightshift.engines.doctor import Doctor, checks
+from nightshift.engines.prime_rl.install import guesses, heads_problem
 from tests.checkouts import linked_checkout
 from tests.conftest import git
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 from tests.unit.test_gpus import Card, StandInNvml
 
-ROOT = Path(__file__).parents[2]
 MACHINE = guesses.__module__
 
 
@@ -39,7 +41,7 @@ def names(found: list[Check], engine: str, ok: bool) -> list[str]:
 
 def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(root: Path, tmp_path: Path) -> None:
     found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
-    assert names(found, ALL, ok=True) == ["train.toml", "memory"]
+    assert names(found, ALL, ok=True) == ["train.toml", "host memory", "machine.toml"]
     assert names(found, "trl", ok=False) == []
     assert names(found, "prime-rl", ok=False) == [], "an engine that this machine does not use has no PROBLEM"
     lacks = {check.name: str(check) for check in found if check.engine == "prime-rl" and check.problem}
@@ -58,13 +60,13 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
 
 def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus="none"))
-    assert "GPUs" not in [check.name for check in found]
+    assert "GPUs" not in names(found, "prime-rl", ok=True) + names(found, "prime-rl", ok=False)
 
 
 def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tmp_path, cards):
     cards += [Card(), Card()]
     found = checks(root, GSM8K_PRIME_RL, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
-    [gpus] = [check for check in found if check.name == "GPUs"]
+    [gpus] = [check for check in found if (check.engine, check.name) == ("prime-rl", "GPUs")]
     assert gpus.ok
     assert gpus.detail.startswith("GPU 0 (NVIDIA H100 80GB HBM3), 80.0 GB, compute capability 9.0, driver 570.86.15; ")
     [checkout] = [check for check in found if check.name == "checkout"]
@@ -72,6 +74,27 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tm
     assert str(checkout.problem) == f"prime-rl is not installed in {tmp_path / 'none'}. {fix}"
     last = Doctor.of(found, GSM8K_PRIME_RL).table("prime-rl").splitlines()[-1]
     assert last == "not ready: --engine prime-rl (gsm8k-prime-rl), which was asked for"
+
+
+def test_a_split_of_gpus_is_checked_whole_and_no_other_engine_takes_it(root, tmp_path, cards):
+    cards += [Card() for _ in range(8)]
+    cards[6].used_gb = 40.0
+    text = 'environments = ["arithmetic"]\nmodel = "mine"\ninfer_gpus = 6\ntrain_gpus = 2\ntensor_parallel = 3\n'
+    (root / "rules.toml").unlink()
+    (root / "rules.toml").write_text(text)
+    shutil.copytree(ROOT / "models" / "arithmetic-base", root / "mine")
+    rules = on_cards(rules_here(root, None, 8), root, {}, None)
+    found = checks(root, rules, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
+    [problem] = [str(check.problem) for check in found if check.name == "GPUs" and not check.ok]
+    assert problem.startswith("GPU 6 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB in use. Wait, stop that.")
+    assert [check.detail for check in found if check.name == "memory"] == ["preset 8 x 80 GB"]
+    assert str(heads_problem(rules, root)) == (
+        "rules.toml: tensor_parallel = 3 does not divide the 4 attention heads of mine. Write a divisor, or 1."
+    )
+    assert heads_problem(replace(rules, tensor_parallel=2), root) is None
+    [other] = [check for check in found if check.engine == "trl"]
+    assert "not used rules.toml: infer_gpus = 6, train_gpus = 2: --engine trl uses one GPU" in str(other)
+    assert other.ok
 
 
 # What a machine may lack: where it is looked up, what is found there, words of the line.
@@ -85,8 +108,7 @@ LACKS: dict[str, tuple[str, object, str, str]] = {
 @pytest.mark.parametrize(("place", "answer", "name", "words"), LACKS.values(), ids=LACKS)
 def test_each_thing_that_the_machine_lacks_is_a_warning_with_its_command(root, monkeypatch, place, answer, name, words):
     monkeypatch.setattr(place, answer)
-    nowhere = Installation(root / "none", Pins.read(ROOT / "pyproject.toml"))
-    [check] = [check for check in guesses(nowhere, GSM8K_PRIME_RL, root, ()) if check.name == name]
+    [check] = [check for check in guesses(GSM8K_PRIME_RL, root) if check.name == name]
     assert re.search(f"warning  .*{words}", str(check)), str(check)
     assert check.ok  # it refuses no run
     assert "Run" in str(check)

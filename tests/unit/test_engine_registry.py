@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.train_toml import load
+from nightshift.engines import base
 from nightshift.engines.base import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.doctor import Doctor, checks
+from nightshift.engines.downloads import model_folder
 from nightshift.engines.machine import Machine, read_machine
-from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.trl import engine as trl
 from nightshift.errors import UsageError
@@ -22,11 +23,9 @@ from tests import stand_in_prime_rl
 from tests.checkouts import linked_checkout
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR, SHIPPED
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, ROOT
 from tests.stand_ins import prime_rl_rules
 from tests.unit.test_gpus import Card, StandInNvml
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_flags_are_the_engine_s_to_refuse() -> None:
@@ -44,34 +43,34 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "gpus", "index", "model"),
+    ("rules", "gpus", "index"),
     [
-        (GSM8K_TRL, None, "0", GSM8K_TRL.model),
-        (GSM8K_TRL, "1", "1", GSM8K_TRL.model),
-        (ARITHMETIC_TRL, "1", "1", str(ROOT / ARITHMETIC_TRL.model)),  # the tiny model, on a GPU that is asked for
-        (ARITHMETIC_TRL, None, None, str(ROOT / ARITHMETIC_TRL.model)),
+        (GSM8K_TRL, None, "0"),
+        (GSM8K_TRL, "1", "1"),
+        (ARITHMETIC_TRL, "1", "1"),  # the tiny model, on a GPU that is asked for
+        (ARITHMETIC_TRL, None, None),
     ],
 )
-def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path, monkeypatch):
+def test_trl_trains_on_the_gpu_that_is_named_as_machine_toml_says(rules, gpus, index, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", StandInNvml([Card(), Card()]))
-    started: list[dict[str, str]] = []
-
-    class Session:
-        def __init__(self, trainer: Path, run_dir: Path, environment: dict[str, str], *more: object) -> None:
-            started.append(environment)
-
-    monkeypatch.setattr("nightshift.engines.trl.engine.TrlSession", Session)
-    engine = open_engine(rules, ROOT, {"CUDA_VISIBLE_DEVICES": "0,1"}, gpus)
-    engine.open(engine.validate(load(ROOT / "train.toml")).settings, 1, tmp_path, 60.0)
+    started: list[tuple[object, ...]] = []
+    monkeypatch.setattr(trl, "TrlSession", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(trl, "model_problem", lambda *arguments: None)  # the model is not on this machine
+    root = linked_checkout(tmp_path / "checkout", SHIPPED)
+    (root / "machine.toml").write_text(GOOD)
+    engine = open_engine(rules, root, {"CUDA_VISIBLE_DEVICES": "0,1"}, gpus)
+    engine.open(engine.validate(load(root / "train.toml")).settings, 1, tmp_path, 60.0)
+    [(_, _, environment, _, startup_seconds, *_)] = started
     spec = json.loads((tmp_path / "spec.json").read_bytes())
-    assert (spec["device"], spec["model"]) == ("cpu" if index is None else "cuda", model)
-    assert started[0]["CUDA_VISIBLE_DEVICES"] == (index or "0,1")
+    assert (spec["device"], spec["model"]) == ("cpu" if index is None else "cuda", str(model_folder(rules, root)))
+    assert environment["CUDA_VISIBLE_DEVICES"] == (index or "0,1")
+    assert (environment["CC"], startup_seconds) == ("/usr/bin/gcc-12", 700.0)
     if index is None:
         assert engine.hardware().startswith("cpu ")
         assert (spec["trained_at_once"], spec["sampled_at_once"]) == (512, 512)
     else:
         assert engine.hardware() == f"1 x {Card.name}"
-        assert started[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_nothing_outside_asks_for_an_engine_by_its_name() -> None:
@@ -95,15 +94,10 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "prime-rl")
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
-    found = {
-        "torch": "2.11.0+cu128",
-        "vllm": "0.26.0",
-        "transformers": "5.9.0",
-        "prime-rl": commit,
-        "network": "shared",
-    }
+    found = {"torch": "2.11.0+cu128", "vllm": "0.26.0", "transformers": "5.9.0"}
+    found |= {"prime-rl": commit, "network": "shared"}
     assert engine.versions() == found
-    monkeypatch.setattr(prime_rl, "list_gpus", lambda: list(PAIR))
+    monkeypatch.setattr(base, "list_gpus", lambda: list(PAIR))
     assert engine.versions() == found | {"driver": "570.86"}
 
 
@@ -126,7 +120,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path, tmp_path: Path) -> None:
     rules = replace(prime_rl_rules(), startup_seconds=300.0)
-    installation = stand_in_prime_rl.installation(tmp_path, rules)
+    installation = stand_in_prime_rl.installation(tmp_path)
     engine = PrimeRlEngine(rules, root, dict(os.environ), "none", installation=installation)
     plain = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
     assert (engine._timing.startup_seconds, engine._timing.hang_seconds) == (300.0, 300.0)
@@ -144,24 +138,6 @@ def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path,
     assert engine.startup_seconds == 1200.0, "a longer limit stays"
 
 
-def test_the_trainer_of_trl_gets_them_too(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root / "machine.toml").write_text(GOOD)
-    started: list[tuple[dict[str, str], float]] = []
-
-    class Session:
-        def __init__(
-            self, trainer: object, run_dir: Path, environ: dict[str, str], deadline: float, seconds: float, *_
-        ):
-            started.append((environ, seconds))
-
-    monkeypatch.setattr(trl, "TrlSession", Session)
-    engine = open_engine(ARITHMETIC_TRL, root, {})
-    engine.open(engine.validate(load(root / "train.toml")).settings, 1, tmp_path, 60.0)
-    [(environment, seconds)] = started
-    assert environment["CC"] == "/usr/bin/gcc-12"
-    assert seconds == 700.0
-
-
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
@@ -174,6 +150,7 @@ def test_the_trainer_of_trl_gets_them_too(root: Path, tmp_path: Path, monkeypatc
         ("[limits", "machine.toml: "),
         ('[environment]\nCC = "gcc\\nready: yes"', r"machine.toml: CC contains a control character"),
         ('[environment]\nCC = "gcc\\u0000"', r"machine.toml: CC contains a control character"),
+        ('[wandb]\nproject = "of/mine"', "matching regex"),
         ("environment = " + 3000 * "[", "machine.toml: "),
     ],
 )
@@ -190,7 +167,8 @@ def test_anything_else_is_refused_in_one_line_before_anything_starts(root: Path,
 def test_its_text_is_what_a_record_and_doctor_show(root: Path) -> None:
     assert read_machine(root) == Machine()
     assert read_machine(root).text == ""
-    (root / "machine.toml").write_text(GOOD)
+    (root / "machine.toml").write_text(f'{GOOD}\n[wandb]\nproject = "mine"\n')
+    assert read_machine(root).wandb.project == "mine"  # of no run
     text = (
         "CC = /usr/bin/gcc-12, NCCL_P2P_DISABLE = 1, VLLM_USE_FLASHINFER_SAMPLER = 1, "
         "startup_seconds = 700.0, no_step_seconds = 900.0"

@@ -2,22 +2,24 @@
 
 import csv
 import io
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner, Result
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
+from nightshift.executors import process
 from nightshift.report.data import Story
+from nightshift.report.export import wandb_runs
 from nightshift.report.export.table import as_csv, cell
 from tests.campaigns import replace
 from tests.stand_in_campaign import BRANCH, build
@@ -71,48 +73,6 @@ def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_comp
 )  # fmt: skip
 def test_cells(value: str | float | bool | None, text: str) -> None:
     assert cell(value) == text
-
-
-@pytest.mark.slow
-def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    from wandb.proto import wandb_internal_pb2
-
-    from nightshift.report.export.wandb_runs import write_runs
-
-    told = tuple(replace(row, changes=(*row.changes, "@SUM(1)")) for row in story.rows[:3])
-    few = replace(story, records=story.records[:3], rows=told)
-    folder = write_runs(few, tmp_path / "runs")
-    files = sorted(folder.glob("offline-run-*/run-*.wandb"))
-    assert len(files) == 3
-    for file, record, row in zip(files, few.records, told, strict=True):
-        rows, config, numbers = 0, "", {}
-        for data in entries(file.read_bytes()):
-            found = wandb_internal_pb2.Record()
-            found.ParseFromString(data)
-            rows += found.HasField("history")
-            config += str(found.run.config) if found.HasField("run") else ""
-            numbers |= {item.key: json.loads(item.value_json) for item in found.summary.update}
-        assert rows == len(read_steps(few.ledger.run_dir(record.number) / METRICS_NAME))
-        assert "trainer.optim.lr" in config
-        cells = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
-        assert numbers.items() >= (cells | {"verdict": row.verdict, "now": row.now}).items()
-        assert b"@SUM(1)" in file.read_bytes()
-
-
-def entries(data: bytes) -> Iterator[bytes]:
-    """Of a run's file: LevelDB's log format in blocks of 32 KiB, after a header; the package reads none."""
-    block, place, whole = 32 * 1024, 7, b""
-    while place + 7 <= len(data):
-        if block - place % block < 7:
-            place += block - place % block
-            continue
-        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        whole += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            yield whole
-            whole = b""
 
 
 def test_a_link_in_runs_is_not_followed(tmp_path: Path) -> None:
@@ -215,6 +175,33 @@ def test_no_path_and_no_secret_of_a_record_leaves_for_the_cloud(checkout: Ledger
     assert len(files) >= 4
     for private in (secret, str(Path.home()), str(tmp_path)):
         assert not [path for path in files if os.fsencode(private) in path.read_bytes()], private
+
+
+def test_a_run_that_was_not_sent_whole_is_a_line(ledger: Ledger, monkeypatch, capsys) -> None:
+    wandb = pytest.importorskip("wandb")
+
+    def init(settings: Any, **fields: Any) -> Any:
+        """Begin a run whose connection is lost."""
+        run = MagicMock(summary={})
+        run.finish.side_effect = TimeoutError if settings.finish_timeout_raises else None
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
+    with Path(os.devnull).open() as closed:
+        monkeypatch.setattr(sys, "stdin", closed)
+        wandb_runs.follow(ledger.root, "mine", 40)
+    line = "experiment 0040 may not be sent whole; wandb sync runs/wandb/*run-* sends it\n"
+    assert capsys.readouterr().out == line
+
+
+def test_a_night_without_an_experiment_does_not_wait_for_wandb(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(wandb_runs, "python_command", lambda *words: ["sleep", "100"])
+    started = time.monotonic()
+    with wandb_runs.live_runs(tmp_path, "mine", print):
+        [group] = process._open_groups
+        assert group.orphan_grace_seconds <= 5  # the watchdog gives the longest of all groups to each of them
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.slow

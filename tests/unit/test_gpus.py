@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nightshift.config.rules import NO_CARD
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import on_cards, open_engine
 from nightshift.engines.prime_rl.config import AC, OFFLOAD, SHARE, with_defaults
@@ -33,6 +34,7 @@ from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, ROOT
 
 GB = 10**9
 H100 = Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-aa00", 85.0, 84.5, "570.86.15", (9, 0))
+ONE_TO_THREE = rules_of(ROOT, Chosen(environments=["gsm8k"], train_gpus=3), None, 8)
 MACHINE = [replace(H100, index=i, uuid=f"GPU-aa{i}0-1234") for i in range(4)]
 
 
@@ -136,9 +138,41 @@ def test_gpus_are_read_as_they_are_and_nvml_is_closed() -> None:
 def test_gpus_flag(text: str, ids: tuple[int, ...] | None) -> None:
     if ids is None:
         with pytest.raises(UsageError, match=re.escape(repr(text))):
-            parse_gpus(text, 2)
+            parse_gpus(text, (1, 1))
     else:
-        assert parse_gpus(text, len(ids) or 2) == ids
+        assert parse_gpus(text, (1,) if len(ids) == 1 else (1, 1)) == ids
+
+
+@pytest.mark.parametrize(
+    ("text", "split", "ids"),
+    [
+        ("0:1-3", (1, 3), (0, 1, 2, 3)),
+        ("3:0-2", (1, 3), (3, 0, 1, 2)),
+        (" 0 , 1 : 2 - 7", (2, 6), None),
+        ("0,1:2-7", (2, 6), (0, 1, 2, 3, 4, 5, 6, 7)),
+        ("0-7", (2, 6), (0, 1, 2, 3, 4, 5, 6, 7)),
+        ("4,5,6,7", (1, 3), (4, 5, 6, 7)),  # as a slot of several gets them
+        ("0:1", (1, 1), (0, 1)),
+        ("none", (2, 6), ()),
+        *(
+            (text, (1, 3), None)
+            for text in ("0,1", "0,0", "0:1,2", "0,1:2,3", "0:1-2,2", "0:0-2", "0:1:2,3", "0:3-1", "0:")
+        ),
+    ],
+)
+def test_gpus_flag_of_more_than_a_pair_names_as_many_as_the_rules_say(text, split, ids):
+    if ids is None:
+        needs = rf"--gpus {re.escape(repr(text))} does not name {split[0]} \+ {split[1]} GPUs, each once \(infer_gpus"
+        with pytest.raises(UsageError, match=needs) as caught:
+            parse_gpus(text, split)
+        assert "\n" not in str(caught.value)
+    else:
+        assert parse_gpus(text, split) == ids
+
+
+def test_a_pair_refuses_more_and_says_where_more_are_asked_for() -> None:
+    with pytest.raises(UsageError, match=r"no pair of GPU ids.*For more, set infer_gpus and train_gpus in rules\.toml"):
+        parse_gpus("0,1:2-7", (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +207,14 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible,
         (MACHINE, (0, 9), 2, None, "GPU 9 does not exist. Choose of: 0, 1, 2, 3"),
         (MACHINE, (0, 2), 2, "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose of: 0, 1"),
         ([], None, 1, None, r"an NVIDIA GPU, this machine has 0\. .*on the CPU: .*arithmetic"),
+        (
+            MACHINE,
+            None,
+            8,
+            None,
+            r"rules need 8 NVIDIA GPUs, this machine has 4\. Write smaller infer_gpus and",
+        ),
+        (MACHINE, (3, 0, 1, 2), 4, None, [3, 0, 1, 2]),
     ],
 )
 def test_the_gpus_are_those_named_or_the_first_that_are_visible(machine, ids, num, visible, expected):
@@ -250,6 +292,8 @@ def test_the_real_nvml_has_every_function_that_is_called() -> None:
         (["H100"], GSM8K_PRIME_RL, None, 0, NO_CARD),  # there are no two: the check reports it
         (["RTX 3060", "RTX 3060"], GSM8K_PRIME_RL, None, 0, "2 x 16 GB"),  # smaller than every row: the least
         (["H100"], GSM8K_TRL, None, 0, "1 x 80 GB"),
+        (["H100", "H100", "A6000", "H100"], ONE_TO_THREE, None, 0, "4 x 48 GB"),
+        (["H100", "H100"], ONE_TO_THREE, None, 0, NO_CARD),
         (["H100"], ARITHMETIC_TRL, "0", 0, NO_CARD),  # the tiny model fits anywhere
         (["H100"], GSM8K_PRIME_RL, "0,0", 48, "1 x 48 GB"),  # rules.toml names a size
         ([], GSM8K_PRIME_RL, None, 24, "2 x 24 GB"),  # for a dry run, or on a login node

@@ -78,74 +78,50 @@ def found(steps: list[Step], words: str, conditions: Conditions = USUAL) -> Find
     return matches[0]
 
 
-def jitter(curve: Callable[[float], float], spread: float, seed: int = 0) -> Callable[[float], float]:
-    """The curve with additive noise, within 0..1."""
+Curves = dict[str, Callable[[float], float]]
+ADDITIVE = {"reward_mean": 0.04, "truncated_share": 0.02}  # standard deviation of the noise, within 0..1
+LOG_NORMAL = {"entropy": 0.1, "kl": 0.5}
+
+
+def noisy(curves: Curves, seed: int) -> Curves:
+    """The curves with the noise of their fields."""
     random = np.random.default_rng(seed)
-    return lambda x: float(np.clip(curve(x) + random.normal(0, spread), 0, 1))
+
+    def with_noise(name: str, curve: Callable[[float], float]) -> Callable[[float], float]:
+        if name in ADDITIVE:
+            return lambda x: float(np.clip(curve(x) + random.normal(0, ADDITIVE[name]), 0, 1))
+        return lambda x: curve(x) * float(random.lognormal(0, LOG_NORMAL.get(name, 0.0)))
+
+    return {name: with_noise(name, curve) for name, curve in curves.items()}
 
 
-def scaled(curve: Callable[[float], float], spread: float, seed: int = 0) -> Callable[[float], float]:
-    """The curve with log-normal noise."""
-    random = np.random.default_rng(seed)
-    return lambda x: curve(x) * float(random.lognormal(0, spread))
-
-
+LR, GROUP, LAG = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.max_off_policy_steps"
+TEMPERATURE = "orchestrator.train.sampling.temperature"
+LENGTH = "orchestrator.train.sampling.max_completion_tokens"
+INFLIGHT = "orchestrator.concurrency.max_inflight"
 # fault: text of its finding, severity, a key that it must point to, the faulty curves
-FAULTS: dict[str, tuple[str, int, str, Callable[[int], dict[str, Callable[[float], float]]]]] = {
-    "flat": (
-        "reward flat", BROKEN, "trainer.optim.lr",
-        lambda seed: {"reward_mean": jitter(lambda x: 0.43, 0.04, seed)},
-    ),
-    "collapsed": (
-        "reward collapsed", BROKEN, "trainer.optim.lr",
-        lambda seed: {"reward_mean": jitter(lambda x: 0.45 + 0.4 * x if x < 0.6 else 0.05, 0.05, seed)},
-    ),
-    "falling": (
-        "reward fell", COSTLY, "trainer.optim.lr",
-        lambda seed: {"reward_mean": jitter(lambda x: 0.45 + min(0.6 * x, 0.6 - 0.6 * x), 0.05, seed)},
-    ),
-    "rising": (
-        "still rising", HINT, "trainer.optim.lr",
-        lambda seed: {"reward_mean": jitter(lambda x: 0.35 + 0.4 * x, 0.05, seed)},
-    ),
+FAULTS: dict[str, tuple[str, int, str, Curves]] = {
+    "flat": ("reward flat", BROKEN, LR, {"reward_mean": lambda x: 0.43}),
+    "collapsed": ("reward collapsed", BROKEN, LR, {"reward_mean": lambda x: 0.45 + 0.4 * x if x < 0.6 else 0.05}),
+    "falling": ("reward fell", COSTLY, LR, {"reward_mean": lambda x: 0.45 + min(0.6 * x, 0.6 - 0.6 * x)}),
+    "rising": ("still rising", HINT, LR, {"reward_mean": lambda x: 0.35 + 0.4 * x}),
     "too hard": (
-        "95% all wrong", COSTLY, "orchestrator.group_size",
-        lambda seed: {"all_right_share": lambda x: 0.02, "all_wrong_share": lambda x: 0.95},
+        *("95% all wrong", COSTLY, GROUP),
+        {"all_right_share": lambda x: 0.02, "all_wrong_share": lambda x: 0.95},
     ),
     "known or not": (
-        "60% all right", HINT, "orchestrator.group_size",
-        lambda seed: {"all_right_share": lambda x: 0.6, "all_wrong_share": lambda x: 0.28},
+        *("60% all right", HINT, GROUP),
+        {"all_right_share": lambda x: 0.6, "all_wrong_share": lambda x: 0.28},
     ),
-    "truncated": (
-        "of the training completions at 64 tokens", COSTLY,
-        "orchestrator.train.sampling.max_completion_tokens",
-        lambda seed: {"truncated_share": jitter(lambda x: 0.3 * x, 0.02, seed)},
-    ),
-    "no entropy left": (
-        "entropy collapsed", COSTLY, "orchestrator.train.sampling.temperature",
-        lambda seed: {"entropy": scaled(lambda x: 0.3 * math.exp(-5 * x), 0.1, seed)},
-    ),
-    "entropy explodes": (
-        "entropy rose", COSTLY, "trainer.optim.lr",
-        lambda seed: {"entropy": scaled(lambda x: 0.06 * math.exp(2 * x), 0.1, seed)},
-    ),
-    "mismatch explodes late": (  # as of a server that computes with keys and values of older weights
-        "KL between trainer and server", COSTLY, "orchestrator.max_off_policy_steps",
-        lambda seed: {"kl": scaled(lambda x: 1e-4 if x < 0.85 else 0.05, 0.5, seed)},
-    ),
-    "masked": (
-        "10% of the tokens are masked", COSTLY, "trainer.loss.dppo_mask_low",
-        lambda seed: {"masked_share": lambda x: 0.1},
-    ),
-    "stale": (
-        "5.0 policy versions old", COSTLY, "orchestrator.max_off_policy_steps",
-        lambda seed: {"off_policy_mean": lambda x: min(10 * x, 5.0)},
-    ),
-    "failing": (
-        "10% of the rollouts failed", COSTLY, "orchestrator.concurrency.max_inflight",
-        lambda seed: {"error_share": lambda x: 0.1},
-    ),
-}  # fmt: skip
+    "truncated": ("of the training completions at 64 tokens", COSTLY, LENGTH, {"truncated_share": lambda x: 0.3 * x}),
+    "no entropy left": ("entropy collapsed", COSTLY, TEMPERATURE, {"entropy": lambda x: 0.3 * math.exp(-5 * x)}),
+    "entropy explodes": ("entropy rose", COSTLY, LR, {"entropy": lambda x: 0.06 * math.exp(2 * x)}),
+    # As of a server that computes with keys and values of older weights.
+    "mismatch late": ("KL between trainer and server", COSTLY, LAG, {"kl": lambda x: 1e-4 if x < 0.85 else 0.05}),
+    "masked": ("10% of the tokens are masked", COSTLY, "trainer.loss.dppo_mask_low", {"masked_share": lambda x: 0.1}),
+    "stale": ("5.0 policy versions old", COSTLY, LAG, {"off_policy_mean": lambda x: min(10 * x, 5.0)}),
+    "failing": ("10% of the rollouts failed", COSTLY, INFLIGHT, {"error_share": lambda x: 0.1}),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -154,7 +130,7 @@ def test_each_fault_is_found(fault: str, num_steps: int) -> None:
     words, severity, key, curves = FAULTS[fault]
     hits = 0
     for seed in SEEDS:
-        steps = changed(healthy(seed, num_steps), **curves(seed))
+        steps = changed(healthy(seed, num_steps), **noisy(curves, seed))
         matches = [finding for finding in digest(steps, USUAL) if words in finding.text]
         hits += len(matches) == 1 and matches[0].severity == severity and key in matches[0].keys
     assert hits >= 0.9 * len(SEEDS), f"{hits} of {len(SEEDS)}: {text(steps, USUAL)}"
@@ -175,16 +151,9 @@ def test_healthy_curves_give_no_alarm() -> None:
     assert len(alarmed) <= 1, alarmed  # measured: 0 of 600
 
 
-def test_a_saturated_curve_is_not_said_to_rise() -> None:
-    hits = 0
-    for seed in range(50):
-        curve = jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.05, seed)
-        hits += "still rising" in text(changed(healthy(seed), reward_mean=curve), USUAL)
-    assert hits <= 1
-
-
 def test_all_well_or_unmeasured_is_one_line_with_numbers() -> None:
-    steps = changed(healthy(3, 120), reward_mean=jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.02))
+    saturated = noisy({"reward_mean": lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08))}, 0)
+    steps = changed(healthy(3, 120), **saturated)
     [finding] = digest(steps, USUAL)
     assert finding.text.startswith("healthy: reward 0.")
     assert "120 steps of" in finding.text
@@ -201,20 +170,20 @@ def test_a_field_that_was_not_measured_is_never_an_alarm(name: str) -> None:
 
 def test_five_lines_the_worst_first_and_the_time_last_if_there_is_room() -> None:
     names = ("collapsed", "no entropy left", "truncated", "masked", "stale", "failing")
-    curves = {name: curve for fault in names for name, curve in FAULTS[fault][3](0).items()}
-    findings = digest(changed(healthy(0, 100), **curves), USUAL)
+    curves = {name: curve for fault in names for name, curve in FAULTS[fault][3].items()}
+    findings = digest(changed(healthy(0, 100), **noisy(curves, 0)), USUAL)
     severities = [finding.severity for finding in findings]
     assert len(findings) == 5
     assert severities == sorted(severities, reverse=True)
     assert "reward collapsed" in findings[0].text
-    two = digest(changed(healthy(0, 100), **FAULTS["masked"][3](0)), USUAL)
+    two = digest(changed(healthy(0, 100), **FAULTS["masked"][3]), USUAL)
     assert two[-1].text.startswith("time: 100 steps of")
 
 
 def test_keys_that_the_engine_does_not_use_are_not_pointed_to() -> None:
-    steps = changed(healthy(0, 100), **FAULTS["stale"][3](0))
-    conditions = replace(USUAL, used_keys=frozenset({"orchestrator.concurrency.max_inflight"}))
-    assert found(steps, "policy versions old", conditions).keys == ("orchestrator.concurrency.max_inflight",)
+    steps = changed(healthy(0, 100), **FAULTS["stale"][3])
+    conditions = replace(USUAL, used_keys=frozenset({INFLIGHT}))
+    assert found(steps, "policy versions old", conditions).keys == (INFLIGHT,)
 
 
 def test_every_key_that_is_pointed_to_is_open() -> None:

@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agents.history import (
-    KeyHistory,
-    Memory,
-    ValueRow,
-    history,
-    load_configs,
-    of_last_campaign,
-)
+from nightshift.agents.history import KeyHistory, Memory, ValueRow, history, load_configs, of_last_campaign
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
@@ -21,8 +14,8 @@ from nightshift.campaign.results import last_campaign
 from nightshift.config.train_toml import ABSENT
 from nightshift.errors import Failure, UsageError
 from tests.campaigns import BRANCH, replace, tell
+from tests.train_tomls import SHIPPED
 
-SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
 LR, GROUP, BATCH = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.batch_size"
 FILTER = "orchestrator.train.filter_zero_advantages"
 KEEP, DISCARD, CRASH = Verdict.KEEP, Verdict.DISCARD, Verdict.CRASH

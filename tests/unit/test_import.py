@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.cli.main import commands
-from nightshift.config.import_config import import_config
+from nightshift.config.import_config import import_config, merged
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.mixture import ratios
@@ -95,7 +96,7 @@ GATES = "orchestrator.train.source.curriculum.gates"
             "today",
             {"max_steps": 20, "seq_len": 2048, "orchestrator.batch_size": 128, "orchestrator.group_size": 16,
              "orchestrator.train.sampling.max_completion_tokens": 128, f"{GATES}.mixed": {}, "trainer.optim.lr": 3e-6},
-            {"model.name": "rules", "deployment.num_train_gpus": "harness", "orchestrator.renderer.name": "rules",
+            {"model.name": "rules", "deployment.num_train_gpus": "rules", "orchestrator.renderer.name": "rules",
              "orchestrator.train.source.name": "rules", "orchestrator.train.source.env.taskset.id": "rules",
              "ckpt": "harness",
              "trainer.model.seq_len": ""},
@@ -105,7 +106,7 @@ GATES = "orchestrator.train.source.curriculum.gates"
             {"max_steps": 20, "orchestrator.batch_size": 256, "orchestrator.group_size": 4, "trainer.optim.lr": 3e-6,
              "trainer.loss.kl_tau": 0.0, f"{GATES}.zero_advantage": {},
              "orchestrator.train.sampling.max_completion_tokens": 512},
-            {"inference_gpu_ids": "harness", "trainer_gpu_ids": "harness", "wandb.offline": "harness",
+            {"inference_gpu_ids": "rules", "trainer_gpu_ids": "rules", "wandb.offline": "harness",
              "model.name": "rules",
              "orchestrator.eval.interval": "rules", "orchestrator.env.id": "rules", "trainer.loss.token_mask_high": "",
              "trainer.loss.type": "", "trainer.optim.betas_1": "", "trainer.optim.eps": "nobody",
@@ -147,6 +148,119 @@ def test_values_that_mean_something_else_are_not_copied_and_are_said() -> None:
     assert parse(alone.train_toml("x")).get("orchestrator.group_size") == 4
     assert "orchestrator.group_size = 4, added" in "\n".join(alone.report())
     assert "trainer.scheduler.warmup_steps = 5 has no effect" in "\n".join(alone.report())
+
+
+LORA = "trainer.model.lora"
+GROUPS = b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n"
+OF_GROUPS = {"orchestrator.batch_size": 64, "orchestrator.group_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("source", "values", "report"),
+    [
+        (  # of late 2025: every key of the table is carried over, and the refused one is named
+            b"[trainer.model.experimental.lora]\nrank = 8\nalpha = 16\nmodules_to_save = ['a']\n" + GROUPS,
+            {LORA: {}, f"{LORA}.rank": 8, f"{LORA}.alpha": 16.0, **OF_GROUPS},
+            'trainer.model.experimental.lora.modules_to_save = ["a"] is locked by the rules: vLLM cannot serve it',
+        ),
+        (  # a table that is locked
+            b"[model]\nname = 'a/b'\nrevision = 'c'\n[model.lora]\nrank = 128\ndropout = 0.1\n" + GROUPS,
+            {LORA: {}, f"{LORA}.rank": 128, f"{LORA}.dropout": 0.1, **OF_GROUPS},
+            'model = a table is locked by the rules: the model is fixed; rules.toml has model = "FOLDER or HUB NAME"; '
+            'its keys: name = "a/b", revision = "c"',
+        ),
+        (
+            b"[orchestrator.eval]\ninterval = 9\nsampling = {max_tokens = 100}\n" + GROUPS,
+            OF_GROUPS,
+            "its keys: interval = 9, sampling.max_tokens = 100",
+        ),
+        (
+            b"max_steps = 20\nlr = 1e-5\nlr_scheduler = 'cosine'\nwarmup_steps = 5\nbatch_size = 64\n",
+            {"max_steps": 20, "trainer.optim.lr": 1e-5, "trainer.scheduler.type": "cosine",
+             "trainer.scheduler.warmup_steps": 5, "orchestrator.batch_size": 64, "orchestrator.group_size": 4},
+            "lr_scheduler -> trainer.scheduler.type = \"cosine\"",
+        ),
+        (
+            b"[trainer]\nmax_steps = 20\nscheduler = 'cosine'\n" + GROUPS,
+            {"max_steps": 20, "trainer.scheduler.type": "cosine", **OF_GROUPS},
+            'trainer.scheduler -> trainer.scheduler.type = "cosine"',
+        ),
+        (b"lr_scheduler = 'linear'\n" + GROUPS, OF_GROUPS, 'lr_scheduler = "linear" is not a key; the nearest is tra'),
+        (b"loss = 'rl'\n" + GROUPS, OF_GROUPS, 'loss = "rl" is not a key; the nearest is trainer.loss.type (policy'),
+        (  # a hand-made one
+            b"weight_decay = 0.01\ngroup_size = 2\ntemperature = 0.8\nsteps = 9\n",
+            {"trainer.optim.weight_decay": 0.01, "orchestrator.group_size": 2},
+            "steps = 9 is unknown. Did you mean max_steps?",
+        ),
+        (  # no hosted training, whose defaults train LoRA
+            b"model = 'a/b'\nlearning_rate = 2e-6\nnum_generations = 8\nbeta = 0.1\n",
+            {"trainer.optim.lr": 2e-6, "orchestrator.group_size": 8},
+            "read as a config of TRL: 2 keys in train.toml",
+        ),
+        (
+            b"[orchestrator]\nbatch_size = 2\nrollouts_per_example = 1\n",
+            {"orchestrator.batch_size": 2, "orchestrator.group_size": 2},
+            "orchestrator.group_size = 2, added: orchestrator.group_size = 1: grpo compares the rollouts of a group",
+        ),
+        (  # the file's batch, and not the default's group
+            b"model = 'a/b'\nbatch_size = 4\nmax_steps = 9\nlearning_rate = 1e-5\n[[env]]\nid = 'gsm8k'\n",
+            {"orchestrator.batch_size": 4, "orchestrator.group_size": 4, "max_steps": 9, "trainer.optim.lr": 1e-5,
+             LORA: {}, f"{LORA}.alpha": 16.0},
+            "orchestrator.group_size = 4, added: orchestrator.batch_size = 4: groups of 8 do not divide a batch of 4",
+        ),
+        (
+            b"[orchestrator]\nbatch_size = 1\n",
+            {"orchestrator.group_size": 4},
+            "orchestrator.batch_size = 1: a group needs 2 rollouts or more; 128, the default, is trained",
+        ),
+        (
+            b"[[orchestrator.env]]\nid = 'a/gsm8k'\nargs = {split = 'hard', n = 3}\n[trainer.optim]\nlr = 1e-5\n",
+            {"trainer.optim.lr": 1e-5, "orchestrator.group_size": 4},
+            'its keys: id = "a/gsm8k", args.split = "hard", args.n = 3',
+        ),
+        (  # supervised fine-tuning means other things by the same names
+            b"max_steps = 9\n[data]\nname = 'a'\n[optim]\nlr = 1e-5\n[model.lora]\nrank = 8\n",
+            {"max_steps": 9, "orchestrator.group_size": 4},
+            "optim.lr = 1e-5 is prime-rl's word for trainer.optim.lr",
+        ),
+    ],
+)  # fmt: skip
+def test_no_research_key_is_lost_and_no_value_of_the_file_becomes_a_default(
+    source: bytes, values: dict[str, object], report: str
+) -> None:
+    imported = import_config(source, "x.toml")
+    assert dict(parse(imported.train_toml("x.toml")).values) == values
+    assert report in "\n".join(imported.report())
+
+
+TRAINER = b"max_steps = 20\n[optim]\nlr = 1e-5  # mine\n[loss]\ntoken_mask_high = 8.0\nkl_tau = 0.1\n"
+ORCHESTRATOR = b"max_steps = 20\nbatch_size = 32\nrollouts_per_example = 16\n[[env]]\nid = 'gsm8k'\n"
+
+
+def test_several_files_are_one_config_as_prime_rl_reads_them() -> None:
+    base = b"max_steps = 9\n# a rate\n[trainer.optim]\nlr = 1e-6\ntype = 'adamw'\n" + SOURCES
+    overlay = b"seq_len = 512\n[trainer.optim]\nlr = 3e-6\n[[orchestrator.train.source]]\nname = 'b'\n"
+    together = merged([("base.toml", base), ("overlay.toml", overlay)])
+    tree = tomllib.loads(together.decode())
+    assert tree == {
+        "max_steps": 9, "seq_len": 512, "trainer": {"optim": {"lr": 3e-6, "type": "adamw"}},
+        "orchestrator": {"group_size": 4, "train": {"source": [{"name": "b"}]}},
+    }  # fmt: skip
+    assert merged([("base.toml", base)]) == base
+    flat = b"model = 'a/b'\nlearning_rate = 2e-6  # of TRL\nnum_generations = 8\n"
+    assert all(merged([(name, flat)]) == flat for name in ("train.toml", "trainer.toml", "orch.toml"))
+    for names in (("trainer.toml", "orchestrator.toml"), ("train.toml", "orch.toml")):
+        both = merged([*zip(names, (TRAINER, ORCHESTRATOR), strict=True)])
+        imported = import_config(both, "x")
+        assert imported.values == {
+            "max_steps": 20, "trainer.optim.lr": 1e-5, "orchestrator.batch_size": 32, "orchestrator.group_size": 16,
+            "trainer.loss.kl_tau": 0.0,
+        }  # fmt: skip
+        assert "trainer.loss.kl_tau = 0.1 is not copied: it weighted" in "\n".join(imported.report())  # of 2025
+    alone = import_config(merged([("mine.toml", TRAINER)]), "x")
+    assert (alone.values["trainer.optim.lr"], alone.values["max_steps"]) == (1e-5, 20)
+    with pytest.raises(ConfigError, match=r"overlay\.toml:1: .* is not TOML"):
+        merged([("base.toml", base), ("overlay.toml", b"x = \n")])
 
 
 def test_a_config_without_a_loss_is_told_that_its_default_has_changed() -> None:
@@ -318,6 +432,26 @@ def test_import_writes_and_commits_what_it_carries_over(checkout: Path, tmp_path
     head = git(checkout, "rev-parse", "HEAD")
     assert "nothing changed: this config was imported before" in answer(str(tmp_path / "theirs.toml"))
     assert git(checkout, "rev-parse", "HEAD") == head
+
+
+def test_import_says_how_to_use_as_many_gpus_as_the_file(checkout: Path, tmp_path: Path) -> None:
+    deployment = b"num_train_gpus = 2\nnum_infer_gpus = 6\n"
+    (tmp_path / "theirs.toml").write_bytes(TODAY.replace(b"num_train_gpus = 2\n", deployment))
+    output = answer(str(tmp_path / "theirs.toml"))
+    assert "its GPUs: write infer_gpus = 6, train_gpus = 2 into rules.toml if this machine has as many" in output
+    assert rules_here(checkout, "prime-rl", 2).gpu_split == (1, 1)
+
+
+def test_import_carries_an_environment_over_that_this_machine_cannot_run(checkout: Path, tmp_path: Path) -> None:
+    for name, source in (("trainer.toml", TRAINER), ("orchestrator.toml", ORCHESTRATOR)):
+        (tmp_path / name).write_bytes(source)
+    output = answer(str(tmp_path / "trainer.toml"), str(tmp_path / "orchestrator.toml"))
+    assert 'rules.toml: environments = ["gsm8k"]' in output
+    assert 'not on this machine: rules.toml: environments = ["gsm8k"]: models/' in output
+    assert rules_here(checkout, "prime-rl", 2).environment_names == ("gsm8k",)
+    assert load(checkout / "train.toml").get("orchestrator.group_size") == 16
+    assert tomllib.loads((checkout / "imported.toml").read_text())["trainer"]["optim"]["lr"] == 1e-5
+    assert git(checkout, "log", "-1", "--format=%s").strip() == "Import trainer.toml + orchestrator.toml"
 
 
 def test_import_leaves_rules_alone_where_the_checkout_has_not_what_they_name(checkout: Path, tmp_path: Path) -> None:

@@ -129,9 +129,7 @@ def test_show_is_the_record_and_its_row(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("engine", "code"), [("trl", 0), ("prime-rl", 2)])
-def test_doctor_exits_as_run_py_could_start(
-    root: Path, monkeypatch: pytest.MonkeyPatch, engine: str, code: int
-) -> None:
+def test_doctor_exits_as_run_py_could_start(root, monkeypatch, engine, code) -> None:
     """Without GPUs and without prime-rl."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("NIGHTSHIFT_PRIME_RL", "/does/not/exist")

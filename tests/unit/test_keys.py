@@ -7,28 +7,18 @@ from typing import Any
 
 import pytest
 
+from nightshift.config import allowlist
 from nightshift.config.allowlist import (
-    ALIASES,
     CURRICULUM,
-    FORMER,
     KEYS,
-    LOCKS,
     OPPONENT,
-    OTHER_VERSION,
-    RATIO,
+    PARAMETERS,
     SOURCE,
-    WORDS,
     Key,
     Kind,
-    Lock,
     accept,
-    describe_keys,
     find_key,
-    find_renamed,
-    is_inner,
     lock,
-    lock_of_word,
-    suggest,
 )
 from nightshift.errors import ConfigError
 
@@ -37,7 +27,11 @@ RECORDED: dict[str, dict[str, Any]] = json.loads(
 )
 # prime-rl hands these to vLLM untouched, so its classes do not name them.
 PASS_THROUGH = {"inference.vllm.max_num_seqs", "inference.vllm.max_num_batched_tokens"}
-MAPPINGS = (f"{CURRICULUM}.sampler.pools.", f"{CURRICULUM}.gates.")  # the recording stops at their names
+MAPPINGS = (
+    f"{CURRICULUM}.sampler.pools.",
+    f"{CURRICULUM}.gates.",
+    f"{PARAMETERS}.",
+)  # the recording stops at their names
 # Defaults that prime-rl fills in after its classes: resolve_batching, and each side's own seq_len.
 # And the one that is Nightshift's own (prime_rl/config.py): it follows from the batch.
 LATE_DEFAULTS = {
@@ -63,7 +57,7 @@ def wanted_variants(key: Key, selector: str) -> tuple[Any, ...]:
 
 def recorded_names(key: Key) -> list[str]:
     """The names under which the recording knows an open key: one for every variant it exists in."""
-    if key.table == RATIO:  # by environment here, in each source there
+    if key.table == allowlist.RATIO:  # by environment here, in each source there
         return [f"{SOURCE}[].ratio"]
     names = [""]
     own: list[str] = []
@@ -138,30 +132,26 @@ def test_a_variant_key_exists_in_no_other_variant() -> None:
 
 
 def test_every_prime_rl_key_is_open_or_has_an_owner() -> None:
-    def owner(path: tuple[str, ...]) -> Lock | None:
-        return lock(path) or (lock_of_word(path) if path[:3] == tuple(SOURCE.split(".")) else None)
+    def owner(path: tuple[str, ...]) -> allowlist.Lock | None:
+        return lock(path) or (allowlist.lock_of_word(path) if path[:3] == tuple(SOURCE.split(".")) else None)
 
     paths = [re.sub(r"<[^>]*>|\[\]", "", name) for name in RECORDED]
-    undecided = [
-        path
-        for path in paths
-        if not (find_key(path) or is_inner(path) or owner(tuple(path.split("."))) or path in ALIASES)
-    ]
-    assert undecided == []
+    known = [path for path in paths if find_key(path) or allowlist.is_inner(path) or owner(tuple(path.split(".")))]
+    assert {*paths} - {*known, *allowlist.ALIASES} == set()
     assert len(paths) > 600
-    assert [name for name in ALIASES if name not in paths] == []
-    assert [word for word in FORMER if word in paths and word not in ALIASES] == []
+    assert [name for name in allowlist.ALIASES if name not in paths] == []
+    assert [word for word in allowlist.FORMER if word in paths and word not in allowlist.ALIASES] == []
 
 
 def test_no_open_key_lies_under_a_lock_and_no_word_has_two_meanings() -> None:
     assert [key.path for key in KEYS if lock(tuple(key.path.split(".")))] == []
     for words in (
-        [path for entry in LOCKS for path in entry.paths],
-        [word for entry in LOCKS for word in (*entry.former, *entry.others)],
+        [path for entry in allowlist.LOCKS for path in entry.paths],
+        [word for entry in allowlist.LOCKS for word in (*entry.former, *entry.others)],
         [word for key in KEYS for word in (*key.former, *key.near, *(w for ws in key.others.values() for w in ws))],
     ):
         assert len(words) == len(set(words))
-    assert [word for word in WORDS if find_key(word)] == []
+    assert [word for word in allowlist.WORDS if find_key(word)] == []
 
 
 @pytest.mark.slow
@@ -176,16 +166,16 @@ def test_words_of_trl_are_those_of_the_pinned_trl() -> None:
 
 def test_a_word_is_found_below_the_tables_of_its_framework_and_a_guess_is_plausible() -> None:
     def meaning(path: str) -> tuple[str, str]:
-        renamed = find_renamed(tuple(path.split(".")))
+        renamed = allowlist.find_renamed(tuple(path.split(".")))
         return (renamed.key.path, renamed.origin) if renamed else ("", "")
 
     assert meaning("actor_rollout_ref.rollout.n") == ("orchestrator.group_size", "verl")
     assert meaning("grpo.learning_rate") == ("trainer.optim.lr", "TRL")
-    assert meaning("rollouts_per_example") == ("orchestrator.group_size", OTHER_VERSION)
+    assert meaning("rollouts_per_example") == ("orchestrator.group_size", allowlist.OTHER_VERSION)
     assert meaning("eval.batch_size") == meaning("orchestrator.valve") == ("", "")
     assert meaning("rollout.batch_size") == ("orchestrator.batch_size", "")  # prompts, not rollouts
-    assert suggest(("trainer", "optim", "betas_1")) == ["trainer.optim.betas1"]
-    assert suggest(("orchestrator", "val", "interval")) == suggest(("optim", "eps")) == []
+    assert allowlist.suggest(("trainer", "optim", "betas_1")) == ["trainer.optim.betas1"]
+    assert allowlist.suggest(("orchestrator", "val", "interval")) == allowlist.suggest(("optim", "eps")) == []
 
 
 def test_a_key_follows_its_selector_and_its_table() -> None:
@@ -222,7 +212,7 @@ def test_range_ends_where_it_says_and_a_refusal_offers_a_value_that_the_key_take
 
 
 def test_description_names_every_key_and_every_lock_and_fits_80_columns() -> None:
-    lines = describe_keys()
+    lines = allowlist.describe_keys()
     start = lines.index("locked: refused in train.toml, with all keys below (*: in every table)")
     assert [line for line in lines[:start] if len(line) > 80] == []
     table = ""
@@ -233,9 +223,9 @@ def test_description_names_every_key_and_every_lock_and_fits_80_columns() -> Non
         elif re.match(r"  [a-z*]", line):
             described.add(table + line.split()[0])
     assert described == {key.path for key in KEYS}
-    for entry in LOCKS:
+    for entry in allowlist.LOCKS:
         assert all(any(path in line for line in lines[start:]) for path in entry.paths)
-    [marked] = {*describe_keys({"trainer.loss.kl_tau"})} - {*lines}
+    [marked] = {*allowlist.describe_keys({"trainer.loss.kl_tau"})} - {*lines}
     assert marked.startswith("- kl_tau = 0.001 ")
-    fewer = {*describe_keys(engine="trl")} - {*lines}
+    fewer = {*allowlist.describe_keys(engine="trl")} - {*lines}
     assert {line.partition('"  ')[2].strip() for line in fewer} == {"grpo | max_rl", "adamw | sgd | muon"}

@@ -175,18 +175,6 @@ def test_runs_of_another_version_are_refused_in_one_line_that_names_where_to_mov
         assert str(refused.value) == f"{cause}. Move the folder: mv runs runs-{version}"
 
 
-def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
-    record = closed(ledger)
-    weights = ledger.run_dir(1) / "weights"
-    weights.mkdir(parents=True)
-    (ledger.runs_dir / "notes").mkdir()
-    (ledger.runs_dir / "notes" / "model").write_text("a file\n")
-    keep_model(ledger, record)
-    keep_model(ledger, closed(ledger, result=None))
-    assert (ledger.run_dir(1) / "model").is_dir()
-    assert not weights.exists()
-
-
 def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Ledger, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     target.mkdir()

@@ -31,11 +31,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_evaluation_counts_its_examples(run: Path) -> None:
     total = sum(environment.num_validation for environment in JOB.rules.environments)
-    assert describe_run(run, None) == "experiment 0007: waiting to start, 0 s"
-    text = describe_run(run, Progress(Phase.EVALUATING, 9, num_done=1200), "run")
-    assert text == f"run: evaluating 1,200 of {total:,}, 0 s"
+    assert describe_run(run, None) == ("waiting to start, 0 s", None)
+    line = describe_run(run, Progress(Phase.EVALUATING, 9, num_done=1200))
+    assert line == (f"evaluating 1,200 of {total:,}, 0 s", 1200 / total)
     (run / JOB_NAME).write_text("null")
-    assert describe_run(run, Progress(Phase.EVALUATING, 9, num_done=3), "run") == "run: evaluating 3 examples, 0 s"
+    assert describe_run(run, Progress(Phase.EVALUATING, 9, num_done=3)) == ("evaluating 3 examples, 0 s", None)
 
 
 def test_a_pipe_gets_plain_lines_and_no_code(run: Path, monkeypatch, capsys) -> None:
@@ -43,7 +43,7 @@ def test_a_pipe_gets_plain_lines_and_no_code(run: Path, monkeypatch, capsys) -> 
     with closing(TerminalReporter("looking")) as reporter, waiting(lambda: "waiting for a \x1b[31mfriend", 7.0):
         reporter.show({run: Progress(Phase.TRAINING, 37, 60.0, 0.512, slot="\x1b[31m日本")})
     friend = "waiting for a friend, 0 s of at most 7 s"
-    training = "experiment 0007: 日本: training, step 37, reward 0.51, 0 s, 60 s of the budget left"
+    training = "experiment 0007: 日本: training, step 37, reward 0.51, 0 s, 60 CPU s left"
     assert capsys.readouterr().err.splitlines() == ["looking", friend, f"{friend}  |  {training}"]
 
 

@@ -26,7 +26,6 @@ from nightshift.night.proposals import MAX_REFUSALS, undecided
 from nightshift.night.start import begin
 from nightshift.night.state import NightRequest, NightState, Stop, load
 from tests.campaigns import a_result, replace
-from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
 from tests.unit.test_parallel import RULES, AnyOrder
@@ -108,11 +107,6 @@ class Filler(Thinker):
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
     return timed(checkout, monkeypatch, clock)
 
@@ -163,9 +157,7 @@ def test_slots_train_while_an_agent_thinks(controller, clock, num_slots: int, an
     executor = Level(num_slots, clock)
     _, stop, _ = a_night(controller, executor, Thinker(clock, answer_seconds), hours=hours)
     assert stop.is_planned, stop
-    share = busy_share(controller.ledger.records(), executor, 600.0)
-    print(f"{num_slots} slots, answers of {answer_seconds:.0f} s: {share:.1%}")
-    assert share >= {1: 0.97, 8: 0.85}[num_slots]  # the first answers are waited for
+    assert busy_share(controller.ledger.records(), executor, 600.0) >= {1: 0.97, 8: 0.85}[num_slots]
 
 
 @pytest.mark.slow
@@ -224,10 +216,8 @@ def test_what_was_proposed_and_not_run_is_run_by_the_next_night(controller: Cont
             return super().result(folder)
 
     night, stop, _ = a_night(controller, Stopping(1, clock), proposer, experiments=9)
-    assert (stop.cause, [answer.proposal.description for answer in night.state.pending]) == (
-        "file STOP found",
-        ["trainer.optim.lr 2"],
-    )
+    assert stop.cause == "file STOP found"
+    assert [answer.proposal.description for answer in night.state.pending] == ["trainer.optim.lr 2"]
     (controller.bench.root / "STOP").unlink()
     num_asked = proposer.num
     night, stop, _ = a_night(controller, Timed(1, clock), proposer, experiments=1)
@@ -236,9 +226,7 @@ def test_what_was_proposed_and_not_run_is_run_by_the_next_night(controller: Cont
 
 
 @pytest.mark.slow
-def test_a_limit_before_the_night_is_notified_and_ends_in_time(
-    controller: Controller, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_before_the_night_is_notified_and_ends_in_time(controller, clock, monkeypatch) -> None:
     class Priced(Thinker):
         def answer(self, context: Context) -> Answer:
             return super().answer(context).with_proposal(cost=Cost(dollars=0.01))
@@ -255,18 +243,15 @@ def test_a_limit_before_the_night_is_notified_and_ends_in_time(
     night = Night(state, controller, proposer, lambda text: None, sent, Filler(clock), away)
     assert night.run().is_planned
     [why] = [why for event, why in sent.events if event == "agent unavailable"]
-    assert why.startswith(
-        "waiting since 2026-11-25 01:00 UTC: thinker: usage limit: a limit; ends when thinker answers"
-    )
+    words = "waiting since 2026-11-25 01:00 UTC: thinker: usage limit: a limit; ends when thinker answers"
+    assert why.startswith(words)
     assert 150.0 <= proposer.asked_at[0] < 240.0  # while the run that began at 150 s trains
     dollars = [note for note in controller.reporter.notes if "dollars" in note]
     assert dollars == []  # of tpe, or of an agent that was away
 
 
 @pytest.mark.parametrize("fills", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(
-    controller: Controller, clock: Clock, fills: bool
-) -> None:
+def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(controller, clock, fills) -> None:
     away = Availability(Meaning.LOGIN, "Not logged in")
     proposer = Thinker(clock, 15.0, lambda now: away if now > 1_800 else None)
     _, stop, _ = a_night(controller, Timed(1, clock), proposer, fills=fills, hours=1.0 + fills, plateau=4)
@@ -284,25 +269,18 @@ def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(controller:
         def answer(self, context: Context) -> Answer:
             self.num += 1
             [table] = re.findall(r"^> only (\S+)$", compose(context), re.MULTILINE)
-            key, value = {
-                "trainer.scheduler": ("trainer.scheduler.min_lr", 1e-8 * self.num),
-                "trainer.optim": (DECAY, 0.1 + 0.01 * self.num),
-            }[table]
-            values = (
-                {"trainer.scheduler.type": "cosine", "trainer.scheduler.warmup_steps": 1, key: value}
-                if table == "trainer.scheduler"
-                else {key: value}
-            )
-            return Answer(set_values(context.source, values), Proposal(description=f"{key} {value}"))
+            schedule = {"type": "cosine", "warmup_steps": 1, "min_lr": 1e-8 * self.num}
+            changes = {"trainer.scheduler": schedule, "trainer.optim": {"weight_decay": 0.1 + 0.01 * self.num}}[table]
+            values = {f"{table}.{leaf}": value for leaf, value in changes.items()}
+            return Answer(set_values(context.source, values), Proposal(description=str(values)))
 
     path = controller.bench.root.parent / "direction.md"
     path.write_text("only trainer.scheduler")
-    edit_at = {"0005": "only trainer.optim"}
 
     class Editing(Timed):
         def result(self, folder: Path) -> Result:
-            if folder.name in edit_at:
-                path.write_text(edit_at[folder.name])
+            if folder.name == "0005":
+                path.write_text("only trainer.optim")
             return super().result(folder)
 
     proposer = Obedient(clock, 15.0)
@@ -348,13 +326,7 @@ def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock)
     away = Availability(Meaning.OVERLOADED, "Overloaded")
     proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock, 60.0)
     controller = with_bench(controller, executor=executor)
-    state = NightState(
-        NightRequest("thinker", hours=0.1),
-        controller.bench.rules_hash,
-        started=START.isoformat(),
-        first=1,
-        branch=CAMPAIGN,
-    )
+    state = begin(NightRequest("thinker", hours=0.1), controller)
     filler = Repeats(clock)
     night = Night(state, controller, proposer, lambda text: None, notifier=Sent(), filler=filler)
     stop = night.run()
@@ -366,9 +338,7 @@ def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock)
     assert undecided(night.state, controller.ledger.records()) == ()
 
 
-def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_proposed(
-    controller: Controller, clock: Clock
-) -> None:
+def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_proposed(controller, clock) -> None:
     class Interrupting(Thinker):
         def propose(self, context: Context) -> Proposing:
             if len(self.contexts) == 1:
@@ -390,18 +360,3 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
     night, stop, _ = a_night(controller, Timed(1, clock), proposer, experiments=6)
     assert stop.by_user
     assert len(night.state.pending) == 1
-
-
-@pytest.mark.slow
-def test_hours_that_are_too_short_for_a_certificate_are_said(controller: Controller, clock: Clock) -> None:
-    class Slowing(Timed):
-        """A stand-in for a machine whose last run is slow."""
-
-        def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-            self.run_seconds = 600.0 if clock.now < 1_000 else 2_000.0
-            super().submit(folder, job, enter)
-
-    proposer = Rates(clock, [3e-6, *(2e-6 - 1e-7 * number for number in range(9))])
-    night, stop, _ = a_night(controller, Slowing(1, clock), proposer, hours=1.0, certify=1)
-    assert stop.is_planned
-    assert night.state.certificate == "not certified: the hours left are too few for its 2 runs"

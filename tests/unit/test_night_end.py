@@ -11,16 +11,17 @@ import pytest
 from nightshift.agents.base import Answer, Context
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import NIGHT_NAME, Phase, Progress, Result
+from nightshift.engines.base import Check
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_json
 from nightshift.night import observers, state
 from nightshift.night.loop import Night
-from nightshift.night.state import STOP_NAME, NightRequest, NightState, Stop
+from nightshift.night.state import NightRequest, NightState, Stop
 from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
-from tests.unit.test_night_agent import START, Sent
+from tests.unit.test_night_agent import START, TICK_SECONDS, Sent, Timed
 from tests.unit.test_parallel import RULES, AnyOrder
 from tests.waiting import Clock
 
@@ -45,13 +46,8 @@ def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
 
 
 def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Sent, list[str]]:
-    state = NightState(
-        NightRequest("acting"),
-        controller.bench.rules_hash,
-        started=controller.now().isoformat(),
-        first=1,
-        branch=CAMPAIGN,
-    )
+    rules_hash, started = controller.bench.rules_hash, controller.now().isoformat()
+    state = NightState(NightRequest("acting"), rules_hash, started=started, first=1, branch=CAMPAIGN)
     told, said = Sent(), list[str]()
     return Night(state, controller, Acting(act), said.append, notifier=told), told, said
 
@@ -62,45 +58,6 @@ def refuse_the_state(controller: Controller) -> None:
     if not path.is_dir():
         path.unlink(missing_ok=True)
         path.mkdir()
-
-
-class Clocked(AnyOrder):
-    """A stand-in for an executor whose waits take a second of a clock; `act` is called after each."""
-
-    def __init__(self, num_slots: int, clock: Clock, act: Callable[[], object]) -> None:
-        super().__init__(num_slots, seed=0)
-        self.clock, self.act = clock, act
-
-    def wait(self, timeout_seconds: float) -> None:
-        super().wait(timeout_seconds)
-        self.clock.now += 1.0
-        self.act()
-
-
-def clocked(controller: Controller, executor: AnyOrder, clock: Clock) -> Controller:
-    controller = replace(with_bench(controller, executor=executor), clock=clock)
-    return replace(controller, now=lambda: START + timedelta(seconds=clock.now))
-
-
-def test_a_state_that_cannot_be_written_pauses_the_night_and_the_user_is_notified(controller, monkeypatch):
-    monkeypatch.setattr(state, "FIRST_SECONDS", 30.0)
-    clock, path = Clock(), controller.ledger.runs_dir / NIGHT_NAME
-
-    def mend() -> None:
-        if clock.now > 100.0 and path.is_dir():
-            path.rmdir()
-            (controller.bench.root / STOP_NAME).touch()
-
-    made, told, said = night(clocked(controller, Clocked(1, clock, mend), clock), lambda: refuse_the_state(controller))
-    stop = made.run()
-    assert stop.cause == f"file {STOP_NAME} found"
-    (event, why), end = told.events
-    assert event == "paused"
-    assert f": cannot write {path}: " in why
-    assert "; ends when this machine is ready; next check at " in why
-    assert end == ("end", stop.cause)
-    assert said == ["the summary", "the summary"]
-    assert [wait.kind for wait in made.state.waits] == ["machine"]
 
 
 def test_a_night_that_cannot_write_from_the_start_says_so(controller: Controller) -> None:
@@ -160,7 +117,9 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
 def test_a_machine_that_is_not_ready_is_waited_for_and_told_once(controller, monkeypatch):
     monkeypatch.setattr(state, "FIRST_SECONDS", 30.0)
     clock, causes = Clock(), ["busy", "port 2048", "port 2049", "port 2050"]
-    made, told, _ = night(clocked(controller, Clocked(1, clock, lambda: None), clock), lambda: None)
+    controller = replace(with_bench(controller, executor=Timed(1, clock)), clock=clock)
+    controller = replace(controller, now=lambda: START + timedelta(seconds=clock.now))
+    made, told, _ = night(controller, lambda: None)
 
     def fail(stop: Stop | None) -> bool:
         if causes:
@@ -174,7 +133,7 @@ def test_a_machine_that_is_not_ready_is_waited_for_and_told_once(controller, mon
     assert event == "paused"
     assert ": port 2048; ends when this machine is ready; next check at " in why
     assert end == ("end", stop.cause)
-    assert clock.now <= 4 * 30 + 4
+    assert clock.now <= 4 * 30 + 4 * TICK_SECONDS
     [wait] = made.state.waits
     assert (wait.cause, wait.num_checks) == ("port 2050", 4)
 
@@ -196,12 +155,14 @@ def lose_runs(controller: Controller, causes: list[str], trains: bool = False) -
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_baseline_that_is_lost_three_times_ends_a_night_that_measured_nothing(controller, monkeypatch, trains):
-    monkeypatch.setattr("nightshift.engines.trl.engine.free_disk_gb", lambda path: 0.1)
+    problem = EngineError("the data is not here", "Fetch it.")
+    warning = Check("trl", "data", problem, is_warning=True)
+    monkeypatch.setattr("nightshift.engines.trl.engine.TrlEngine.parts", lambda engine, gpus: [warning])
     controller, folders = lose_runs(controller, ["no driver, pid 71", "the disk is slow", "no driver"], trains)
     made, told, _ = night(controller, lambda: None)
     stop = made.run()
     assert len(folders) == 3
     assert not stop.is_planned
     assert stop.cause.startswith("the baseline crashed: no driver")
-    assert "0.10 GB of disk are free. Run: du -sh runs/*" in stop.cause  # the warning beside it
+    assert "the data is not here. Fetch it." in stop.cause  # the warning beside it
     assert told.events[-1] == ("end", stop.cause)

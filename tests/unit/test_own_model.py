@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from nightshift.config.rules import Rules
-from nightshift.engines.downloads import changes, folder_problem, prepare_model
+from nightshift.engines.downloads import folder_problem, prepare_model
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, ROOT
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 
 
 @pytest.fixture
@@ -28,18 +28,13 @@ def write(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_good_one_is_taken_and_a_dry_run_says_what_it_changes(folder: Path) -> None:
+def test_a_good_one_is_taken_and_a_dry_run_names_it(folder: Path) -> None:
     rules = under(folder)
     assert folder_problem(rules, folder) is None
-    assert prepare_model(folder.parent, rules, print) == folder
-    assert TrlEngine(rules, folder.parent, {}).check() == []
-    told, memory = changes(rules, folder)
-    assert told.startswith(
-        f"model:    {folder}: its bytes are in the rules hash; renderer: its chat template; learning"
-    )
-    assert memory == "model:    0.00163 GB of weights; memory presets are estimates for 0.99 GB (docs/gpus.md)"
-    for shipped in (ARITHMETIC_TRL, GSM8K_TRL, GSM8K_PRIME_RL):
-        assert changes(shipped, folder) == []
+    prepare_model(folder.parent, rules, print)
+    engine = TrlEngine(rules, ROOT, {})
+    assert engine.check() == []
+    assert engine.describe({}, 1, folder, verbose=False)[1:] == [f"model:    {folder}"]
 
 
 @pytest.mark.parametrize(
@@ -88,4 +83,4 @@ def test_what_is_missing_code_a_pickle_and_a_config_that_is_none_are_one_line(fo
     with pytest.raises(EngineError) as raised:
         prepare_model(folder.parent, rules, print)
     assert cause in str(raised.value)
-    assert TrlEngine(rules, folder.parent, {}).check() == [str(raised.value)]
+    assert TrlEngine(rules, ROOT, {}).check() == [str(raised.value)]

@@ -23,11 +23,8 @@ from nightshift.campaign.records import (
     Request,
     Result,
     Training,
-    Weights,
 )
 from nightshift.config.train_toml import parse, set_values
-from nightshift.engines.base import Proof
-from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors.base import Slot
 from nightshift.executors.local import divide
@@ -38,7 +35,7 @@ from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from tests.campaigns import a_result, contradictions, replace
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_controller import make_poor, with_bench
+from tests.stand_in_controller import install_proofs, make_poor, with_bench
 from tests.stand_in_pool import StandInExecutor
 from tests.stand_in_proposer import StandInProposer
 from tests.stand_in_trainer import right_of
@@ -158,9 +155,7 @@ def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(c
     assert max(proposer.waiting) < 3
 
 
-def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(
-    controller: Controller,
-):
+def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(controller):
     decay = "trainer.optim.weight_decay"
 
     class Slow(Rates):
@@ -227,47 +222,27 @@ def test_whatever_ends_first_it_is_one_campaign(controller: Controller, seed: in
 
 
 def test_a_slot_is_free_while_a_proof_runs_and_nothing_is_kept_without_its_proof(controller, monkeypatch):
-    under_way = list[Path]()
     submitted = list[int]()  # proofs under way at each start of a run
-    failed = list[str]()
 
-    class LongProof(Proof):
-        """A stand-in for a proof that ends after twenty looks, by when the next run has ended. The second one fails."""
-
-        def __init__(self, run_dir: Path, weights: Weights, note: object) -> None:
-            self.folder, self.num_looks = run_dir, 0
-            self.is_bad = run_dir.name != "0001" and not failed
-            failed.extend([run_dir.name] * self.is_bad)
-            under_way.append(run_dir)
-
-        def is_over(self) -> bool:
-            self.num_looks += 1
-            return self.num_looks > 20
-
-        def result(self) -> str:
-            assert self.num_looks > 20
-            under_way.remove(self.folder)
-            if self.is_bad:
-                raise EngineError("the server did not serve the file")
-            return "served = file: proven"
-
-        def close(self) -> None:
-            raise AssertionError("a proof was cut off")
+    def is_bad(run_dir: Path) -> bool:
+        """The first one of a change."""
+        return run_dir.name != "0001" and not any(proof.is_bad for proof in proofs)
 
     class Noting(AnyOrder):
         def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-            submitted.append(len(under_way))
+            submitted.append(sum(not proof.is_done for proof in proofs))
             super().submit(folder, job, enter)
 
-    monkeypatch.setattr(TrlEngine, "start_proof", LongProof)
+    proofs = install_proofs(monkeypatch, 20, is_bad)  # by when the next run has ended
     executor = Noting(num_slots=1, seed=0)
     ours, _ = night(controller, executor, num_experiments=8)
-    assert under_way == []
+    assert all(proof.is_done for proof in proofs)
     assert max(submitted) >= 1, "the next run waited for a proof"
-    assert len(executor.seen) - len(set(executor.seen)) == len(failed) == 1, "only a lost run has its seed again"
+    [failed] = [proof.run_dir.name for proof in proofs if proof.is_bad]
+    assert len(executor.seen) - len(set(executor.seen)) == 1, "only a lost run has its seed again"
     for record in ours:
         lost = [Failure.INFRASTRUCTURE, "the server did not serve the file"]
-        assert ([record.failure, record.why] == lost) == (f"{record.number:04d}" in failed)
+        assert ([record.failure, record.why] == lost) == (f"{record.number:04d}" == failed)
         assert "served = file: proven" in (record.health or "") or not record.is_keep
     subjects = git(controller.bench.root, "log", "--format=%s", "main..").splitlines()
     commits = {subject.split(":")[0] for subject in subjects if subject.startswith("keep")}
@@ -381,7 +356,5 @@ def test_a_cluster_s_hardware_is_what_its_campaign_began_on(controller: Controll
     assert controller.bench.hardware(None) == ""
     night(controller, executor, num_experiments=2)
     first = controller.ledger.record(1)
-    assert (
-        controller.bench.hardware(replace(first, hardware="cpu of the node, job of 2 CPUs, 2 GB"))
-        == "cpu of the node, job of 2 CPUs, 2 GB"
-    )
+    hardware = "cpu of the node, job of 2 CPUs, 2 GB"
+    assert controller.bench.hardware(replace(first, hardware=hardware)) == hardware

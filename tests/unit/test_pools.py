@@ -10,18 +10,16 @@ from typing import Any
 import psutil
 import pytest
 
-from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import JOB_NAME, STARTED_NAME, Job, Outcome, Result, Training
 from nightshift.errors import EngineError, ExitCode, Interrupted
 from nightshift.executors import base, slurm
 from nightshift.executors.base import read_result
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.process import Child, ProcessGroup, interruptible
-from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, jobs_left
+from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
 from nightshift.executors.watchdog import is_alive
 from nightshift.experiment.worker import main
 from nightshift.files import write_json
-from tests.campaigns import a_record
 from tests.rules import ARITHMETIC_TRL
 
 JOB = Job(ARITHMETIC_TRL, "rules", {"lr": 1}, 1, 100.0, token="1f")
@@ -62,9 +60,8 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
 
 @pytest.fixture
 def executor(tmp_path: Path, controller: Controller) -> SlurmExecutor:
-    return SlurmExecutor(
-        tmp_path, dict(os.environ), SlurmConfig(pairs=4, gpus=0, cpus_per_run=2, mem_gb=2, time_minutes=10)
-    )
+    config = SlurmConfig(pairs=4, gpus=0, cpus_per_run=2, mem_gb=2, time_minutes=10)
+    return SlurmExecutor(tmp_path, dict(os.environ), config)
 
 
 def folder_of(root: Path, number: int = 1) -> Path:
@@ -96,9 +93,8 @@ def test_a_result_counts_where_its_token_and_its_seed_are_those_of_the_job(tmp_p
         read_result(folder, JOB)
     for what, value in (("token", "another"), ("seed", 2)):
         leave_result(folder, replace(JOB, **{what: value}))
-        with pytest.raises(
-            EngineError, match=rf"0001/result\.json has another .*{value!r}.* not .*{getattr(JOB, what)!r}"
-        ):
+        words = rf"0001/result\.json has another .*{value!r}.* not .*{getattr(JOB, what)!r}"
+        with pytest.raises(EngineError, match=words):
             read_result(folder, JOB)
     assert leave_result(folder, JOB) == read_result(folder, JOB)
 
@@ -114,39 +110,7 @@ def test_what_is_no_result_is_named(tmp_path: Path, data: bytes) -> None:
 # -- a job whose controller was killed ----------------------------------------------------------------
 
 
-def a_ledger(root: Path) -> tuple[Ledger, Path]:
-    ledger = Ledger(root)
-    return ledger, ledger.run_dir(ledger.reserve(a_record(), {"train.toml": b""}).number)
-
-
-def test_a_job_is_found_by_the_name_that_job_json_has_before_sbatch_is_called(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The controller is killed while sbatch is being called: SLURM has the job already."""
-    _, folder = a_ledger(tmp_path)
-    ask = controller.ask
-
-    def killed(command: list[str], stdin: bytes = b"") -> str:
-        ask(command, stdin)
-        raise SystemExit
-
-    monkeypatch.setattr(slurm, "_ask", killed)
-    with pytest.raises(SystemExit):
-        executor.submit(folder, JOB, enter)
-    assert len(controller.jobs) <= 1
-    monkeypatch.setattr(slurm, "_ask", ask)
-    (left,) = jobs_left(Ledger(tmp_path)).values()
-    controller.jobs = {left.name: "RUNNING"}
-    later = SlurmExecutor(tmp_path, dict(os.environ), executor.config)
-    assert later.take_over(folder, left)
-    assert not later.is_over(folder)
-    mine = leave_result(folder, left)
-    controller.jobs[left.name] = "COMPLETED"
-    assert later.is_over(folder)
-    assert later.result(folder) == mine
-
-
-def test_a_job_that_slurm_never_got_is_submitted_only_after_an_answer_of_sbatch_could_have_come(
+def test_a_job_that_slurm_never_got_is_submitted_only_after_sbatch_could_have_answered(
     tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
-from nightshift.engines.prime_rl.diagnose import PortTaken, diagnose
+from nightshift.engines.prime_rl.diagnose import diagnose
 from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
 from nightshift.errors import Failure
 from nightshift.text import clean
@@ -142,25 +142,26 @@ def test_an_exception_is_quoted_with_two_lines_of_its_message(name: str, log: st
     ],
 )  # fmt: skip
 def test_a_port_that_was_taken_is_told_from_all_else(name: str, line: str) -> None:
-    assert isinstance(end_of(name, f"{TRACEBACK}{line}"), PortTaken)
+    cause = end_of(name, f"{TRACEBACK}{line}")
+    assert (cause.failure, "a port was taken by another process" in str(cause)) == (INFRASTRUCTURE, True)
 
 
 OTHER = "Process 4711 has 7.00 GiB memory in use. "
 
 
 @pytest.mark.parametrize(
-    ("memory", "others", "words", "fault"),
+    ("is_shared", "others", "words", "fault"),
     [
-        ("2 x 24 GB", 0, "Lower seq_len, or switch trainer.model.ac on.", CONFIG),
-        ("2 x 24 GB", 1, "nvidia-smi", INFRASTRUCTURE),
-        ("1 x 48 GB", 1, "trainer.model.ac on.", CONFIG),  # our own server is on the same card
-        ("1 x 48 GB", 2, "nvidia-smi", INFRASTRUCTURE),
-        ("none", 0, "trainer.model.ac on.", CONFIG),
+        (False, 0, "Lower seq_len, or switch trainer.model.ac on.", CONFIG),
+        (False, 1, "nvidia-smi", INFRASTRUCTURE),
+        (True, 1, "trainer.model.ac on.", CONFIG),  # our own server is on the same card
+        (True, 2, "nvidia-smi", INFRASTRUCTURE),
     ],
 )  # fmt: skip
-def test_out_of_memory_names_the_keys_to_lower_and_knows_its_own_processes(memory, others, words, fault):
+def test_out_of_memory_names_the_keys_to_lower_and_knows_its_own_processes(is_shared, others, words, fault):
     text = worker(f"{OUT} which 1.20 GiB is free. {others * OTHER}{OURS.partition('free. ')[2]}")
-    cause = diagnose("trainer", "exit code 1", [line for line in map(clean_line, text.split("\n")) if line], memory)
+    lines = [line for line in map(clean_line, text.split("\n")) if line]
+    cause = diagnose("trainer", "exit code 1", lines, is_shared=is_shared)
     assert (cause.failure, words in str(cause)) == (fault, True), str(cause)
 
 

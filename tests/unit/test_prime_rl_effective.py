@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from nightshift.config.allowlist import ANY, BY_PRESET, KEYS, SOURCE, lock
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse, set_values
 from nightshift.engines.prime_rl.config import effective, fixed
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, free_ports
 from nightshift.errors import ConfigError, EngineError
 from nightshift.executors.process import engine_environment
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL as RULES
+from tests.rules import ROOT
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RECORDED: dict[str, dict[str, Any]] = json.loads((FIXTURES / "rlconfig-keys.json").read_text())
@@ -236,11 +238,6 @@ def test_plan_of_a_shipped_configuration_is_the_golden_one(name: str) -> None:
 LEFT_OUT = ("LOGURU_FORCE_COLORS", "WANDB_")
 
 
-def bound(ports: Ports) -> tuple[int, ...]:
-    """Every port that some process of a run binds."""
-    return (ports.inference, ports.rollouts, ports.rollouts + 1, ports.env_server, ports.rendezvous)
-
-
 def test_the_processes_are_those_that_prime_rl_s_own_launcher_was_recorded_to_start() -> None:
     commands = [command for command in launch_of(variant("train"), RUN_DIR).commands if command.name != "validator"]
     recorded = json.loads((FIXTURES / "prime_rl" / "launcher.json").read_bytes())
@@ -260,6 +257,17 @@ def test_each_gpu_has_its_process_and_none_means_none() -> None:
     others = {"validator": None, "env-server": None, "orchestrator": None}
     assert devices(launch_of(variant("train"), RUN_DIR, gpu_ids=(2, 3))) == others | {"inference": "2", "trainer": "3"}
     assert devices(launch_of(variant("train"), RUN_DIR, gpu_ids=())) == others | {"inference": "", "trainer": ""}
+    for infer, train, parallel, served, trained in (
+        (1, 3, 1, "3", "0,1,2"),
+        (2, 6, 1, "3,0", "1,2,4,5,6,7"),
+        (2, 6, 2, "3,0", "1,2,4,5,6,7"),
+    ):
+        chosen = Chosen(environments=["gsm8k"], infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+        rules = rules_of(ROOT, chosen, None, 8)
+        launch = launch_of(variant("train"), RUN_DIR, rules=rules, gpu_ids=(3, 0, 1, 2, 4, 5, 6, 7)[: infer + train])
+        assert devices(launch) == others | {"inference": served, "trainer": trained}
+        assert f"--nproc-per-node={train}" in launch.commands[-1].argv
+        assert (launch.is_shared, launch.num_engines) == (False, infer // parallel)
 
 
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +275,8 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         taken = server.getsockname()[1]
         monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken - 6, taken + 6))
         for _ in range(20):
-            found = bound(free_ports())
-            assert len(set(found)) == 5
-            assert taken not in found
+            first = free_ports()
+            assert taken not in range(first, first + 5)
         monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken, taken + 1))
         with pytest.raises(EngineError, match=rf"no free port among {taken}-{taken + 1}\. See what listens"):
             free_ports()

@@ -5,7 +5,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from nightshift.campaign.records import Weights
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.engines.prime_rl import served as proof
 from nightshift.engines.prime_rl.served import CHATS, Answers, Read, Served, ServedProof, Witness, compare
 from nightshift.engines.prime_rl.server import Server
@@ -22,7 +24,7 @@ from nightshift.errors import EngineError
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.prime_rl_plans import launch_of, variant
-from tests.rules import GSM8K_PRIME_RL
+from tests.rules import GSM8K_PRIME_RL, ROOT
 from tests.stand_in_server import StandInServer, logprob
 from tests.waiting import HANG_SECONDS, Clock
 
@@ -46,8 +48,11 @@ START = rows(lambda: random.Random(1).uniform(-6, 0))
 NOISE = rows(random.Random(2).gauss)
 
 
-def compared(said: Rows, file: Rows, start: Rows = START, server_s_start: Rows | None = None) -> tuple[bool, str]:
-    served = Served(answers(server_s_start) if server_s_start else None, answers(said))
+def compared(
+    said: Rows, file: Rows, start: Rows = START, server_s_start: Rows | None = None, other: Rows | None = None
+) -> tuple[bool, str]:
+    final = msgspec.structs.replace(answers(said), others=[other] if other else [])
+    served = Served(answers(server_s_start) if server_s_start else None, final)
     return compare(served, Read(start, file))
 
 
@@ -81,6 +86,15 @@ def test_two_files_that_are_equally_near_are_told_as_such(size: float, noise: fl
             assert line.endswith("no further apart than chance")
 
 
+def test_of_several_engines_the_one_that_had_other_weights_decides() -> None:
+    file = shifted(0.1)
+    right, stale = plus(file, NOISE, 0.005), plus(START, NOISE, 0.005)
+    assert compared(right, file, other=right) == compared(right, file)
+    for said, other in ((right, stale), (stale, right)):
+        assert compared(said, file, other=other) == compared(stale, file)
+        assert compared(said, file, other=other)[0]
+
+
 def test_a_server_far_from_its_file_is_no_crash_but_told() -> None:
     file = shifted(1.0)
     is_swapped, line = compared(plus(file, NOISE, 0.1), file)
@@ -103,10 +117,15 @@ def stand_in() -> Iterator[StandInServer]:
 def witness(stand_in: StandInServer, tmp_path: Path) -> Iterator[Callable[..., Witness]]:
     with ExitStack() as opened:
 
-        def made(clock: Callable[[], float], name: str = "train", deadline: float = HANG_SECONDS) -> Witness:
+        def made(
+            clock: Callable[[], float],
+            name: str = "train",
+            deadline: float = HANG_SECONDS,
+            rules: Rules = GSM8K_PRIME_RL,
+        ) -> Witness:
             server = Server(stand_in.port, deadline, clock)
             opened.callback(server.close)
-            return Witness(server, launch_of(variant(name), tmp_path))
+            return Witness(server, launch_of(variant(name), tmp_path, rules=rules))
 
         yield made
 
@@ -138,6 +157,34 @@ def test_both_are_asked_once_and_left_in_the_folder(witness, stand_in, tmp_path)
     assert bodies[0]["messages"] == bodies[8]["messages"]
     assert len({body["cache_salt"] for body in bodies}) == 16
     assert (tmp_path / "served.json").stat().st_size < 50_000
+
+
+@pytest.mark.parametrize(
+    ("at_end", "later", "cause"),
+    [
+        ({}, {}, None),
+        (
+            {"1": 1},
+            {},
+            r"the 2 engines of the server have different weights after the final load: 0\.0\d+ nats a token",
+        ),
+        ({}, {"1": 1}, r"other weights after the scoring than after the final load: 0\.0\d+ nats a token apart"),
+    ],
+)
+def test_each_data_parallel_engine_is_asked(witness, stand_in, tmp_path, at_end, later, cause):
+    chosen = Chosen(environments=["gsm8k"], infer_gpus=4, train_gpus=2, tensor_parallel=2)
+    told = witness(Clock(), rules=rules_of(ROOT, chosen, None, 6))
+    stand_in.step = lambda model: 7
+    told.at_start()
+    with pytest.raises(EngineError, match=cause) if cause else nullcontext():
+        for lags, question in ((at_end, told.at_end), (later, told.confirm)):
+            stand_in.lags = lags
+            question()
+    engines = [body["engine"] for _, body in stand_in.requests]
+    assert engines == (len(engines) // 16) * (8 * ["0"] + 8 * ["1"])
+    if cause is None:
+        assert len(engines) == 3 * 16
+        assert len(served(tmp_path).final.engines) == 2
 
 
 def test_a_trainer_that_was_faster_leaves_the_start_of_an_adapter_only_which_has_its_own_name(

@@ -10,13 +10,12 @@ import pytest
 from nightshift.agents.base import Answer
 from nightshift.agents.brief import compose
 from nightshift.agents.team import implementation, reflection, strategy
-from nightshift.campaign.records import Judgement
 from nightshift.cli.main import commands
 from nightshift.cli.output import summary
 from nightshift.cli.status import TIMED_OUT
 from nightshift.config.allowlist import find_key
 from nightshift.errors import ExitCode
-from tests.campaigns import a_record, context_of, replace
+from tests.campaigns import context_of, judged, replace
 
 ROOT = Path(__file__).parents[2]
 RUN = runpy.run_path(str(ROOT / "run.py"))["main"]
@@ -54,18 +53,19 @@ def test_exit_codes_are_those_of_the_program() -> None:
 
 
 def test_keys_of_the_summary_exist() -> None:
-    record = a_record(number=1, status="discard", judgement=Judgement(why="why"), health="time: 1 steps")
+    record = replace(judged([0.5, 0.4])[1], health="time", git_action="done", total_seconds=9.0, unused_keys=("a", "b"))
     printed = set(re.findall(r"^(\w+):", summary(record), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|.]+)\):'", TEXT)
     assert set(pattern.split("|")) <= {*printed, "prediction", "train.toml"}
-    assert "`train.toml: 0003 reverted, 0005 adopted`" in TEXT
+    assert "`train.toml: 0003 reverted, 0005 kept after a re-test`" in TEXT
     known = {"eval_score", "effect_at_decision", "p_helps", "why", "unused_keys", "git", "total_seconds", "num_steps"}
     assert known <= printed
     [sample] = re.findall(r"^```\n(eval_score.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"^(\w+):", sample, re.MULTILINE)) <= {*printed, "scaled"}
-    told = replace(record, scaled=("trainer.optim.lr 3e-6 x 50 = 0.00015 on this model",), unused_keys=("a", "b"))
+    told = replace(record, scaled=("trainer.optim.lr 3e-6 x 50 = 0.00015 on this model",))
     text = summary(told)
-    assert "\nscaled:           trainer.optim.lr 3e-6 x 50 = 0.00015 on this model\nunused_keys:      2: a, b\n" in text
+    assert "\nscaled:           trainer.optim.lr 3e-6 x 50 = 0.00015 on this model\n" in text
+    assert "\nunused_keys:      the engine trl does not use a, b\n" in text
     assert {"scaled", "unused_keys"} <= set(re.findall(r"`(\w+)", TEXT))
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.agents.history import KeyHistory, ValueRow
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     CERTIFY_NAME,
@@ -22,7 +23,7 @@ from nightshift.campaign.records import (
     Stage,
 )
 from nightshift.errors import Failure, UsageError
-from nightshift.report.charts import key_panels
+from nightshift.report.charts import domain, progress, values
 from nightshift.report.data import Morning, gather
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, elsewhere_lines, headline, visible
@@ -31,6 +32,7 @@ from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged,
 
 # A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [0.515, 0.48, 0.56, 0.53, 0.60, 0.55]
+SCORES = {1: 0.4, 2: 0.6, 3: 0.6}
 SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
 
 
@@ -121,7 +123,7 @@ def test_the_users_own_commits_are_told_where_they_stand(tmp_path: Path) -> None
     assert [e.kind for e in found.experiments] == ["baseline", "keep", "left", "discard", "keep", "re-run"]
 
 
-def test_the_last_runs_stand_side_by_side(tmp_path: Path) -> None:
+def test_the_headline_says_whether_the_final_check_runs_agree(tmp_path: Path) -> None:
     records = judged(STORY)
     runs = [Run(stage=Stage.LAST_BASELINES)] * 2 + [Run(kept=records[4].judgement.kept, stage=Stage.LAST_INCUMBENTS)]
     for number, (run, share) in enumerate(zip(runs, (0.52, 0.5, 0.58), strict=True), 7):
@@ -131,9 +133,15 @@ def test_the_last_runs_stand_side_by_side(tmp_path: Path) -> None:
                     status="measured", judgement=judgement, result=a_result(share, 400))
         )  # fmt: skip
     found = morning(tmp_path, records)
-    assert found.last_runs == "the last runs: incumbent 58.0 %; baseline 52.0, 50.0 %"
-    assert "The last runs: incumbent 58.0 %; baseline 52.0, 50.0 %." in headline(found).sentence
-    assert morning(tmp_path / "later", [*records, replace(records[5], number=10, decided=10)]).last_runs == ""
+    words = "The final check runs are too few to check the estimate: incumbent 58.0 %; baseline 52.0, 50.0 %."
+    assert words in headline(found).sentence
+    again = replace(records[-1], number=10, decided=10, decided_before=9)
+    sentence = headline(morning(tmp_path / "agree", [*records, again])).sentence
+    assert "The final check runs agree with the estimate: incumbent 58.0, 58.0 %; baseline 52.0, 50.0 %." in sentence
+    doubted = replace(found, standing=replace(found.standing, contradicted=(0.2, 0.01)))
+    assert "pp): the gain shown is their plain difference: incumbent 58.0 %" in headline(doubted).sentence
+    later = morning(tmp_path / "later", [*records, replace(records[5], number=10, decided=10)])
+    assert "final check runs" not in headline(later).sentence
 
 
 # The certificate
@@ -151,7 +159,7 @@ def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_pa
     line = certificate_line(certified_morning(tmp_path, judged(STORY), access=2, level=0.05 / 6))
     assert line.startswith("Certified on 1,000 test examples with 3 and 3 fresh seeds: 0.660")
     assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp: better, at level 0.00833." in line
-    assert "It was access 2 to the test split by this campaign." in line
+    assert "Use 2 of the test split by this campaign." in line
     assert "; incumbent 71.0 (300 steps), 71.0 (301 steps), 71.0 (302 steps). 0 of 3 runs of the incumbent" in line
     assert "strict" not in line
     line = certificate_line(certified_morning(tmp_path / "strict", judged(STORY), strict_scores=(0.61, 0.7)))
@@ -198,20 +206,31 @@ def test_what_was_compared_elsewhere_has_a_line_of_its_own(tmp_path: Path) -> No
     assert line.endswith(" A note.")
 
 
-# Keys
+# The drawings
 
 
-def test_a_key_is_judged_by_its_trials(tmp_path: Path) -> None:
-    records = judged(STORY[:3])
-    diffs = [(), ("a.lr 3 -> 10",), ("a.lr 3 -> 5", "a.b 1 -> 2")]
-    records = [replace(r, diff=d) for r, d in zip(records, diffs, strict=True)]
-    records.append(replace(crash(4), diff=("a.lr 5 -> 90",)))
-    kept = Change(keys={"a.lr": "5", "a.b": "2"})
-    first, second = key_panels(morning(tmp_path, records).experiments, [kept])
-    assert (first.key, second.key) == ("a.lr", "a.b")
-    assert [(dot.number, dot.kind) for dot in first.dots] == [(2, "discard"), (3, "keep shared"), (4, "crash")]
-    assert [tick.text for tick in first.x_ticks] == ["5", "90", "10"]  # the incumbent's value first
-    assert first.current_x == first.dots[1].x < first.dots[0].x < first.dots[2].x  # values in their order
+def test_the_axis_leaves_out_a_collapse_and_a_crash_has_a_dot(tmp_path: Path) -> None:
+    records = [*judged([*STORY, 0.01]), crash(8), crash(9, Failure.INTERRUPTED)]
+    experiments = morning(tmp_path, records).experiments
+    spec = progress(experiments, None)
+    low, high = domain(experiments, None)
+    assert 0.01 < low < min(STORY) < max(STORY) < high
+    dots = {dot["n"]: dot for dot in spec["datasets"]["dots"]}
+    kinds = ["baseline", "discard", "keep", "discard", "keep", "discard", "below", "crash"]
+    assert [dots[number]["kind"] for number in range(1, 9)] == kinds
+    assert [dots[number]["y"] for number in range(1, 7)] == [e.row.eval_score for e in experiments[:6]]
+    assert 9 not in dots
+
+
+def test_a_key_is_drawn_by_the_measured_scores_of_its_values() -> None:
+    rows = (ValueRow("3", (), (1, 3), 0, 0.5, 0.0, 0.0), ValueRow("5", ("a.c",), (2,), 1, 0.6, 0.1, 0.02))
+    spec = values(KeyHistory("a.b", "3", "5", (*rows, ValueRow("9", (), (), 1, None, None, None))), SCORES, (0.4, 0.7))
+    means, runs = (layer["data"]["values"] for layer in spec["layer"])
+    assert [(run["n"], run["value"], run["score"]) for run in runs] == [(1, "3", 0.4), (3, "3", 0.6), (2, "5 +c", 0.6)]
+    assert [(mean["value"], mean["mean"], mean["difference"]) for mean in means] == [
+        ("3", 0.5, "0 (the baseline's value)"),
+        ("5 +c", 0.6, "+10.0 ± 2.0 pp"),
+    ]
 
 
 # Time
@@ -300,6 +319,8 @@ def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verd
     assert line.title.startswith(title)
     assert line.tone == tone
     assert line.sentence.startswith("Certified gain of the incumbent over the baseline: +5.0 pp")
+    word = "agrees with the certificate." if scores is UNSURE else "is higher: the certificate counts"
+    assert word in line.sentence
 
 
 def test_the_headline_of_a_kept_change_without_an_estimated_gain(tmp_path: Path) -> None:

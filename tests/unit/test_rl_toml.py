@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,17 @@ from nightshift.config.allowlist import CURRICULUM
 from nightshift.config.import_config import import_config
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.train_toml import Config, parse, set_values
-from nightshift.errors import UsageError
+from nightshift.config.train_toml import ABSENT, Config, parse, set_values
+from nightshift.errors import ConfigError, UsageError
 from nightshift.files import write_json
 from nightshift.report.data import Story
-from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
-from tests.checkouts import ROOT
+from nightshift.report.export.rl_toml import as_rl_toml, edited, rl_toml
+from tests.campaigns import replace
+from tests.checkouts import ROOT, git
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.stand_in_campaign import BRANCH, build
+from tests.unit.test_import import HOSTED
 from tests.unit.test_prime_rl_effective import RUN_DIR, disagreements
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -51,16 +52,16 @@ OWN = re.compile(
 )
 
 
+def with_null(node: Any) -> Any:
+    """Return tables with null in place of "None"."""
+    if isinstance(node, list):
+        return [with_null(item) for item in node]
+    if isinstance(node, dict):
+        return {name: with_null(value) for name, value in node.items()}
+    return None if node == "None" else node
+
+
 def exported(rules: Rules, config: Config) -> dict[str, Any]:
-    """Return the tables of the file, with null in place of "None"."""
-
-    def with_null(node: Any) -> Any:
-        if isinstance(node, list):
-            return [with_null(item) for item in node]
-        if isinstance(node, dict):
-            return {name: with_null(value) for name, value in node.items()}
-        return None if node == "None" else node
-
     settings = launch_of(config, RUN_DIR, rules=rules).settings
     tables: dict[str, Any] = with_null(tomllib.loads(rl_toml(settings, 1003, ["x"]).decode()))
     return tables
@@ -109,15 +110,151 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     head = text.split("\n\n")[0]
     assert head.startswith(f"# experiment 0001 of {BRANCH}, for prime-rl 559b44772e")
     assert f"# trained: {record.result.training.num_steps} steps in a budget of 600 s" in head
-    assert re.search(
-        r"PYTHONPATH=\$PWD/\.nightshift/environments/[0-9a-f]{16} HF_HUB_CACHE=\$PWD/\.nightshift/hub ", head
-    )
+    words = r"PYTHONPATH=\$PWD/\.nightshift/environments/[0-9a-f]{16} uv run --no-sync rl @ THIS_FILE --model\.name /"
+    assert re.search(words, head)
     assert f"revision {SCALED.model_revision}" in head
     assert "train.toml times 20" in head
     assert str(tmp_path) not in text
     incumbent = as_rl_toml(story, None, tmp_path, {}).decode()
     assert incumbent.startswith(f"# the incumbent of {BRANCH}, ")
     assert tomllib.loads(incumbent)["orchestrator"]["renderer"] == {"name": "default"}
+
+
+MINE = b"""\
+# My own file.
+max_steps = 20  # short
+[model]
+name = "a/b"
+[monitors.wandb]
+project = "mine"
+[orchestrator]
+batch_size = 64
+[[orchestrator.train.source]]
+group_size = 8
+env.taskset = {id = "gsm8k", split = "main"}
+[orchestrator.train.source.curriculum.gates.mixed]
+[[orchestrator.train.source]]
+env.taskset.id = "countdown"
+"""
+WITH_OLD_NAMES = b"""\
+inference_gpu_ids = [0]
+[orchestrator]
+rollouts_per_example = 8
+sampling = {max_tokens = 100, top_p = 0.9}
+env = [{id = "gsm8k"}]
+"""
+GATES = f"{CURRICULUM}.gates"
+HEADER = b"[orchestrator.train.source.curriculum.gates.mixed]"
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "edits", "comment"),
+    [
+        (MINE, {}, {}, "a config of prime-rl, as it was imported, but for:"),
+        (
+            MINE,
+            {"trainer.optim.lr": 3e-6, "max_steps": None, "orchestrator.group_size": 4},
+            {"trainer.optim.lr": 3e-6, "max_steps": None, "orchestrator.train.source[0].group_size": 4,
+             "orchestrator.train.source[1].group_size": 4},
+            "-max_steps 20",
+        ),
+        (
+            MINE.replace(HEADER, b"curriculum.gates.mixed = {}"),
+            {f"{GATES}.mixed": ABSENT, f"{GATES}.zero_advantage": {}, "orchestrator.train.ratio.countdown": 2.0},
+            {"orchestrator.train.source[0].curriculum.gates.mixed": None,
+             "orchestrator.train.source[0].curriculum.gates.zero_advantage": {},
+             "orchestrator.train.source[1].curriculum.gates.zero_advantage": {},
+             "orchestrator.train.source[1].ratio": 2.0},
+            "+orchestrator.train.ratio.countdown 2.0",
+        ),
+        (
+            WITH_OLD_NAMES,
+            {"orchestrator.group_size": 16, "orchestrator.train.sampling.max_completion_tokens": 64},
+            {"orchestrator.rollouts_per_example": 16, "orchestrator.sampling.max_tokens": 64},
+            "also trained with: trainer.loss.kl_tau = 0.0",
+        ),
+        (
+            WITH_OLD_NAMES,
+            {"orchestrator.train.sampling.temperature": 0.5},
+            {"orchestrator.sampling.temperature": 0.5},
+            "+orchestrator.train.sampling.temperature 0.5",
+        ),
+        (
+            b"# My own file.\ntrainer.optim.lr = 1e-5 # my lr\nmax_steps = 20\n",
+            {"trainer.optim.lr": 2e-5, "trainer.scheduler.type": "cosine", "trainer.model.lora.rank": 8},
+            {"trainer.optim.lr": 2e-5, "trainer.scheduler.type": "cosine", "trainer.model.lora.rank": 8},
+            "+trainer.scheduler.type cosine",
+        ),
+    ],
+)  # fmt: skip
+def test_an_imported_config_goes_out_as_the_users_file_with_the_kept_keys_changed(
+    source: bytes, changes: dict[str, Any], edits: dict[str, Any], comment: str
+) -> None:
+    baseline = import_config(source, "rl.toml").train_toml("rl.toml")
+    text = edited(source, parse(set_values(baseline, changes)), GSM8K_PRIME_RL, ["by me"]).decode()
+    before, after = (dict(leaves(with_null(tomllib.loads(each)))) for each in (source.decode(), text))
+    assert {path: after.get(path) for path in before | after if before.get(path) != after.get(path)} == edits
+    assert text.startswith("# by me\n")
+    assert f"# {comment}" in text.replace("#   ", "# ")
+    assert all(comment in text for comment in ("# My own file.", "# my lr") if comment in source.decode())
+
+
+FACTOR = WITH_OLD_NAMES + b"batch_size = 64\noversampling_factor = 2.0\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "unsaid"),
+    [
+        (FACTOR, {"orchestrator.concurrency.max_inflight": 96}, "orchestrator.concurrency.max_inflight"),
+        (FACTOR, {"orchestrator.batch_size": 128}, "orchestrator.concurrency.max_inflight"),
+        (WITH_OLD_NAMES, {"trainer.loss.kl_tau": 0.002}, "trainer.loss.kl_tau"),  # meant something else then
+        (WITH_OLD_NAMES, {"orchestrator.concurrency.max_inflight": 96}, "orchestrator.concurrency.max_inflight"),
+        (WITH_OLD_NAMES, {f"{GATES}.mixed": {}}, f"{GATES}.mixed"),
+        (MINE.partition(b"[[")[0], {f"{GATES}.mixed": {}}, f"{GATES}.mixed"),
+    ],
+)
+def test_a_key_without_a_place_in_the_imported_file_is_no_edit_of_it(
+    source: bytes, changes: dict[str, Any], unsaid: str
+) -> None:
+    config = parse(set_values(import_config(source, "rl.toml").train_toml("rl.toml"), changes))
+    with pytest.raises(ConfigError, match=f"in which these have no place: {unsaid}$"):
+        edited(source, config, GSM8K_PRIME_RL, [])
+
+
+def imported_story(tmp_path: Path, source: bytes) -> Story:
+    story = story_of(tmp_path, SCALED)
+    (tmp_path / "imported.toml").write_bytes(source)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "imported.toml")
+    git(tmp_path, "commit", "--quiet", "-m", "Import")
+    (tmp_path / "imported.toml").write_bytes(b"# of another campaign")
+    first = replace(story.records[0], commit=git(tmp_path, "rev-parse", "HEAD").strip())
+    return replace(story, records=(first, *story.records[1:]))
+
+
+def test_export_edits_the_file_that_the_campaign_began_with(tmp_path: Path) -> None:
+    story = imported_story(tmp_path, MINE)
+    text = as_rl_toml(story, 1, tmp_path, {}).decode()
+    assert tomllib.loads(text)["monitors"] == {"wandb": {"project": "mine"}}
+    assert tomllib.loads(text)["trainer"]["optim"]["lr"] == pytest.approx(20 * story.configs[1].get("trainer.optim.lr"))
+    assert "# My own file." in text
+    assert "rl @ THIS_FILE" not in text
+
+
+@pytest.mark.parametrize(
+    ("source", "comment"),
+    [
+        (b"model = 'a/b'\nlearning_rate = 2e-6\nnum_generations = 8\n", ""),  # of TRL
+        (HOSTED, ""),
+        (FACTOR, "# not the file that was imported: a config of prime-rl before March 2026, in which these have no "),
+    ],
+)
+def test_export_composes_where_the_imported_file_cannot_be_edited(tmp_path: Path, source: bytes, comment: str) -> None:
+    text = as_rl_toml(imported_story(tmp_path, source), 1, tmp_path, {}).decode()
+    assert "rl @ THIS_FILE" in text
+    assert tomllib.loads(text)["model"] == {"name": SCALED.model}
+    assert comment in text
+    assert bool(comment) == ("not the file that was imported" in text)
 
 
 @pytest.mark.parametrize(

@@ -162,14 +162,22 @@ def test_machine_engine_and_rules_toml_pick_the_rules(engine, num_gpus, names, m
     assert f"{rules.name} {rules.model}" == expected
 
 
+@pytest.mark.parametrize("num_gpus", [0, 1, 2, 8])
+def test_more_gpus_than_a_pair_are_prime_rl_s_whatever_is_here(num_gpus: int) -> None:
+    chosen = Chosen(environments=["gsm8k"], infer_gpus=2, train_gpus=6, tensor_parallel=2)
+    rules = rules_of(ROOT, chosen, None, num_gpus)
+    assert (rules.name, rules.num_gpus, rules.gpu_split, rules.tensor_parallel) == ("gsm8k-prime-rl", 8, (2, 6), 2)
+    assert rules.hash(ROOT) != rules_of(ROOT, Chosen(environments=["gsm8k"], train_gpus=7), None, 8).hash(ROOT)
+    with pytest.raises(UsageError, match=r"infer_gpus = 2, train_gpus = 6: --engine trl uses one GPU\. Write 1 for"):
+        rules_of(ROOT, chosen, "trl", num_gpus)
+
+
 def test_several_environments_share_the_score_by_their_weights() -> None:
     tables = {"gsm8k": {"weight": 3.0}}
     chosen = msgspec.convert({"environments": ["gsm8k", "arithmetic"], "environment": tables}, Chosen)
     rules = rules_of(ROOT, chosen, "trl", 1)
-    assert [(e.name, e.num_validation, e.weight) for e in rules.environments] == [
-        ("gsm8k", 1319, 3.0),
-        ("arithmetic", 4000, 1.0),
-    ]
+    environments = [(e.name, e.num_validation, e.weight) for e in rules.environments]
+    assert environments == [("gsm8k", 1319, 3.0), ("arithmetic", 4000, 1.0)]
     assert rules.decision.seed_sd == pytest.approx(0.75 * 0.0125 + 0.25 * 0.013)
     scale = (0.75 * 0.008 + 0.25 * 0.08) / 0.008
     assert rules.decision.least_worth == pytest.approx(scale * 0.0005)
@@ -188,6 +196,9 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         ('environments = ["eval"]', '"eval" is no name'),  # the decided score's column is called so
         ('environments = ["x"]', "Write one of: arithmetic, countdown, gsm8k, math, tictactoe."),
         ("[environment.gsm8k]\nweight = 0", "Expected `float` >= 1e-09"),
+        ("infer_gpus = 3\ntensor_parallel = 2", "tensor_parallel = 2 does not divide infer_gpus = 3. Write a divisor"),
+        ("tensor_parallel = 2", "tensor_parallel = 2 does not divide infer_gpus = 1"),
+        ("train_gpus = 0", "Expected `int` >= 1"),
         ('model = "a\\u0000b"', "rules.toml: Expected `str` matching regex"),
         ('revision = "main"', "Expected `str` matching regex"),
         (f'revision = "{"0" * 40}"', "rules.toml: revision goes with model. Name the model"),

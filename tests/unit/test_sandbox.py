@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -161,23 +160,6 @@ def codex_login(tmp_path: Path) -> tuple[dict[str, str], Path]:
     return {"HOME": str(tmp_path / "home")}, tmp_path / "inside"
 
 
-def test_a_renewed_token_comes_back_and_nothing_else_does(tmp_path: Path) -> None:
-    environ, inside = codex_login(tmp_path)
-    before = CODEX.copy_in(environ, inside)
-    assert sorted(path.name for path in (inside / ".codex").iterdir()) == ["auth.json", "config.toml"]
-    assert stat.S_IMODE((inside / ".codex/auth.json").stat().st_mode) == 0o600
-    assert CODEX.take_back(environ, inside, before) == ()
-    (inside / ".codex/auth.json").write_bytes(RENEWED)
-    (inside / ".codex/config.toml").write_text("notify = ['evil']\n")
-    (inside / ".codex/hooks.json").write_text("{}")
-    assert CODEX.take_back(environ, inside, before) == ()
-    own = tmp_path / "home/.codex"
-    assert (own / "auth.json").read_bytes() == RENEWED
-    assert stat.S_IMODE((own / "auth.json").stat().st_mode) == 0o600
-    assert (own / "config.toml").read_text() == "model = 'x'\n"
-    assert sorted(path.name for path in own.iterdir()) == ["auth.json", "config.toml", "history.jsonl"]
-
-
 def test_a_login_elsewhere_and_one_that_is_a_link_are_found_and_written_where_they_are(tmp_path: Path) -> None:
     environ, inside = codex_login(tmp_path)
     (tmp_path / "home/.codex").rename(tmp_path / "dotfiles")
@@ -289,9 +271,8 @@ def test_a_path_that_shows_what_no_agent_may_see_is_refused(checkout, tmp_path, 
     (root / "runs").symlink_to(tmp_path / "disk/runs")
     environ = {"HOME": str(tmp_path / "home"), "PATH": os.defpath, "NIGHTSHIFT_GSM8K": str(tmp_path / "data")}
     login = login_of("codex", environ, (), [str(tmp_path / path)])
-    with pytest.raises(
-        UsageError, match=re.escape(f"--agent-sees {tmp_path / path}") + ".*" + re.escape(reason.format(tmp_path))
-    ):
+    words = re.escape(f"--agent-sees {tmp_path / path}") + ".*" + re.escape(reason.format(tmp_path))
+    with pytest.raises(UsageError, match=words):
         choose(sandbox, ["sh"], login, root, environ, Clone(Repo(root), tmp_path / "temporary"))
 
 
@@ -312,9 +293,9 @@ exit 0
         ("--unshare-user", None, "agent: not isolated: it has your rights, so it can change code, records and scores"),
     ],
 )
-def test_auto_takes_the_strongest_that_works_and_says_why_and_bwrap_refuses_the_rest(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, number: int | None, told: str
-) -> None:
+def test_auto_takes_the_strongest_that_works_and_bwrap_refuses_the_rest(
+    checkout, tmp_path, monkeypatch, refused, number, told
+):
     program(tmp_path / "bin/bwrap", REFUSES.format(refused))
     monkeypatch.setattr(os, "defpath", f"{tmp_path}/bin")
     clone, environ = Clone(Repo(checkout), tmp_path), {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,12 @@ from nightshift.config.scope import is_within, require_valid, require_within, sc
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import UsageError
 from nightshift.experiment.experiment import Controller
-from nightshift.night import observers
 from nightshift.night.loop import Night
 from nightshift.night.start import begin
 from nightshift.night.state import FILL, NightRequest, Stop
-from tests.campaigns import replace
-from tests.stand_in_controller import make_poor, with_bench, write
+from tests.stand_in_controller import with_bench, write
 from tests.stand_in_proposer import StandInProposer
-from tests.unit.test_parallel import RULES, AnyOrder
+from tests.unit.test_night_agent import Timed, timed
 from tests.waiting import Clock
 
 LR, DECAY = "trainer.optim.lr", "trainer.optim.weight_decay"
@@ -43,26 +40,11 @@ OUTSIDE: dict[str, object] = {
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(observers, "write_summary", lambda state, controller: "")  # a page for each takes a second
-    clock, start = Clock(), datetime(2026, 11, 25, 1, 0, tzinfo=UTC)
-    made = make_poor(checkout, RULES, monkeypatch)
-    return replace(made, clock=clock, now=lambda: start + timedelta(seconds=clock.now))
-
-
-class Ticking(AnyOrder):
-    """A stand-in for an executor that moves the clock whenever the night waits."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(1, seed=0)
-        self.clock = clock
-
-    def wait(self, timeout_seconds: float) -> None:
-        super().wait(timeout_seconds)
-        self.clock.now += 15.0
+    return timed(checkout, monkeypatch, Clock())
 
 
 def a_night(controller: Controller, proposer: Proposer, **asked: object) -> tuple[Stop, list[Record]]:
-    controller = with_bench(controller, executor=Ticking(controller.clock))
+    controller = with_bench(controller, executor=Timed(1, controller.clock, 15.0))
     state = begin(NightRequest("stand-in", **asked), controller)
     night = Night(state, controller, proposer, lambda text: None, filler=SearchProposer("tpe", 0))
     return night.run(), controller.ledger.records()

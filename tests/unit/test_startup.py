@@ -85,14 +85,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         ("sys.path.append('packages')", "has no package tomlkit"),
     ],
 )
-def test_a_python_without_packages_is_refused_with_the_command(
-    tmp_path: Path, program: str, preparation: str, problem: str
-) -> None:
+def test_a_python_without_packages_is_refused_with_the_command(tmp_path, program, preparation, problem) -> None:
     metadata = tmp_path / "packages" / "nightshift-1.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
-    metadata.write_text(
-        "Name: nightshift\nVersion: 1\nRequires-Dist: scipy==1; extra == 'search'\nRequires-Dist: tomlkit==1\n"
-    )
+    requires = "Requires-Dist: scipy==1; extra == 'search'\nRequires-Dist: tomlkit==1\n"
+    metadata.write_text(f"Name: nightshift\nVersion: 1\n{requires}")
     command = [sys.executable, "-S", "-c", BARE, preparation, str(ROOT / program), "--help"]
     for variables, words in (({}, "uv run"), ({"UV_NO_SYNC": "1"}, "env -u UV_NO_SYNC uv run")):
         done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
@@ -149,12 +146,6 @@ def test_what_only_looks_or_refuses_imports_nothing_heavy(campaign: Path, comman
     program, *words = command.split()
     path = shutil.which(program) if program == "nightshift" else program
     heavy = ",".join((*HEAVY, *filter(None, [also])))
-    done = subprocess.run(
-        [sys.executable, "-c", WATCH, heavy, str(path), *words],
-        cwd=campaign,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run([sys.executable, "-c", WATCH, heavy, str(path), *words], campaign)
     assert done.returncode == code, done.stderr
     assert done.stderr.splitlines()[-1] == "HEAVY []"

@@ -383,9 +383,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_watchdog_sees_the_harness_die_while_a_forked_copy_of_it_holds_the_pipe(tmp_path, signature):
-    body = (
-        f"start({SLEEP!r})\nif os.fork() == 0: time.sleep(600); os._exit(0)\nPath('ready').touch()\ntime.sleep(600)\n"
-    )
+    body = f"start({SLEEP!r})\nif os.fork() == 0: time.sleep(600)\nPath('ready').touch()\ntime.sleep(600)\n"
     process = harness(tmp_path, signature, body)
     wait_for((tmp_path / "ready").exists)
     copies = [p for p in psutil.Process(process.pid).children() if os.getsid(p.pid) == os.getsid(0)]

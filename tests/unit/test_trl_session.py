@@ -71,7 +71,7 @@ def test_long_messages_pass_both_ways_and_touch_no_file(start: Start) -> None:
 
 def test_a_trainer_that_talks_before_it_listens_is_no_deadlock(start: Start) -> None:
     """It fills its pipe before it reads: whoever only writes until all is written waits for it for ever."""
-    step = '{"event": "step", "step": 1, "time": 0.1, "reward_mean": 0.5}'
+    step = '{"event": "step", "row": {"step": 1, "time": 0.1, "reward_mean": 0.5}}'
     session = start(ECHO.replace("for line in", f"print('{step}\\n' * 5000, end='', flush=True)\nfor line in", 1))
     assert len(complete(session)) == len(PROMPTS)
 
@@ -103,7 +103,7 @@ def test_an_environment_that_cannot_score_is_no_fault_of_the_config(start: Start
     assert training.log == "trainer.log"
 
 
-STEP = 'print(json.dumps({"event": "step", "step": 1, "time": 0.1, "reward_mean": 0.5}), flush=True)\n'
+STEP = 'print(json.dumps({"event": "step", "row": {"step": 1, "time": 0.1, "reward_mean": 0.5}}), flush=True)\n'
 
 
 def test_a_trainer_that_stands_still_is_shown_ended_and_no_fault_of_the_config(start: Start, monkeypatch) -> None:
@@ -141,8 +141,8 @@ def test_a_trainer_that_computes_for_long_does_not_stand_still(start: Start, mon
         b"\xff\xfe",
         b'{"event": ["step"]}',
         b'{"event": "retired"}',
-        b'{"event": "step", "step": "two", "time": 1.0, "reward_mean": 0.5}',
-        b'{"event": "step", "step": 2, "time": 1.0, "reward_mean": NaN}',
+        b'{"event": "step", "row": {"step": "two", "time": 1.0, "reward_mean": 0.5}}',
+        b'{"event": "step", "row": {"step": 2, "time": 1.0, "reward_mean": NaN}}',
         b"[" * 100_000,
     ],
 )

@@ -1,111 +1,118 @@
 """Whether a completion ends in the right number: 1.0 or 0.0.
 
-The answer of a completion is its last `#### x` or `\\boxed{x}`, whichever comes later, else its last number. A line
-`#### x` says an answer where it says nothing else, or where it ends the text and names one number (`#### 18 dollars`).
-Any other is a heading: `#### 1. Calculate` answers nothing by its number.
-
-That is what `score` reads, whatever the form. The form that is asked for is narrower: `is_formatted`.
-
-Numbers are compared exactly and as numbers: `$1,234.00` equals `1234`, `50%` equals `50`, `3/4` equals
-`0.75`. A division left undone is no number: `48/2` does not equal `24`, or a policy would be paid for
-leaving out the last step. Any text is answered in linear time and without an exception.
+The answer is what follows the last `####`, `\\boxed{` or `<answer>`, or the last `answer is` if there is no `####`;
+without any of them, the last number of the last sentence with a number. Headings (`#### 1. Add`) and labels (`step 3`)
+are no answer, nor is what a policy writes after its answer as the next turn (`Question:`, `User:`, `<|im_end|>`).
+An answer is none if the text after it names another number (`No, 19`) or says that it is wrong.
+Any text is answered in linear time and without an exception.
 """
 
-from __future__ import annotations
-
 import re
+import unicodedata
+from collections import deque
 from fractions import Fraction
 
-MAX_NUMBER_CHARS = 100  # longer is no answer; also stays below Python's limit on digits of an int
-MAX_BOX_CHARS = 1000  # a longer box holds no final answer
+from nightshift_gsm8k.numbers import DIGIT, MAX_CHARS, read
 
-# Possessive quantifiers (`++`, `*+`): what was matched is never given back, so nothing is quadratic.
-_MINUS = "-\u2212"
-_SIGN = rf"[{_MINUS}+]"
-_DIGITS = r"(?:(?<![.0-9])\.)?[0-9]++(?:[.,/][0-9]++)*+"
-_NUMBER = re.compile(rf"(?:(?<![\w)\]]){_SIGN})?(?:\${_SIGN}?)?{_DIGITS}")
-_LAST_DIGIT = re.compile(r".*[0-9]", re.DOTALL)
-# What follows the number of a heading: `1)`, `1:`, `1. Add`, `1 - Add`.
-_ENUMERATOR = r"[*_\\]*+(?:[):]|\.(?=[ \t*_]*+[^\s*_])|[ \t]++[-\u2013\u2014][ \t]++(?=[*_]*+[^\W0-9_]))"
-_ALONE = r"(?:[ \t\r*_`.!%$\u20ac\u00a3\"'\\]|\\[)\]])*+(?:\n|\Z)"
-# Words after the number, and digits only in brackets or as the exponent of a unit: `m^2`, `cm3`.
-_WITH_UNIT = rf"(?!{_ENUMERATOR})(?:\([^()\n#]*+\)|[^0-9\n#]|(?<=[A-Za-z^{{])[0-9]++)*+\s*+\Z"
-_AFTER_HASHES = re.compile(
-    rf".*####(?!#)[ \t*]*+((?:{_SIGN}[ \t]*+)?(?:\\?\$[ \t]*+)?{_SIGN}?{_DIGITS})(?={_ALONE}|{_WITH_UNIT})", re.DOTALL
-)
-_HEADING = re.compile(rf"(?<!#)##++[ \t*_]*+(?:(?:[Ss]tep|[Pp]art)[ \t]++[0-9]++|[0-9]++(?:\.[0-9]++)*+{_ENUMERATOR})")
+# Patterns that search the whole text have possessive quantifiers (`++`, `*+`), so that nothing is quadratic.
 _ASKED = re.compile(r"(?:.*\n)?[ \t]*+####[ \t]++-?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?\s*+", re.DOTALL)
-
-_VALUE = re.compile(
-    rf"(?P<sign>{_SIGN}?)(?P<whole>[0-9]{{1,3}}(?:,[0-9]{{2,3}})*,[0-9]{{3}}|[0-9]*)"
-    r"(?:\.(?P<decimals>[0-9]+)|/(?P<denominator>[0-9]+))?%?"
+_PRINTED = (*range(0xBC, 0xBF), *range(0x2150, 0x215F), *range(0xFF01, 0xFF5F))  # fractions, full-width characters
+_AS_ASCII = {code: " " * (code < 0xFF01) + unicodedata.normalize("NFKC", chr(code)) for code in _PRINTED}
+_NEXT_TURN = re.compile(  # `User:`, `**Problem 2:**`, `<|im_end|>`, or `user` alone on its line
+    r"(?i)<\|[^|<>\n]{1,40}\|>|</s>|\n[^\w\n]{0,9}(?:(?:next|new|another) )?"
+    r"(?:human|user|assistant|system|question|problem|exercise|example|instruction|q)[ 0-9*_]*+[:\n]"
 )
-_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*+\{([0-9]++)\}\s*+\{([0-9]++)\}")
-_NO_VALUE = str.maketrans("", "", " \t\\$")
-
-
-def _boxed(depth: int) -> re.Pattern[str]:
-    """A pattern of the last `\\boxed{...}` whose content nests braces at most `depth` deep."""
-    content = "[^{}]*+"
-    for _ in range(depth):
-        content = rf"(?:[^{{}}]++|\{{{content}\}})*+"
-    return re.compile(rf".*\\boxed\s*+\{{({content})\}}", re.DOTALL)
-
-
-_BOXED = _boxed(depth=3)
+_HEADING = re.compile(  # also the number of a list item. `## 1 Calculate` is a heading if a number follows below.
+    r"(?m)(?<!#)##++[ \t*_]*+[0-9]++(?:\.[0-9]++)*+(?:[*_\\]*+(?:\)|:(?![0-9])|\.(?=[ \t*_]*+[^\W0-9_])"
+    r"|[ \t]++[-\u2013\u2014][ \t]++(?=[*_]*+[^\W0-9_]))|[ ](?=[A-Z][a-z][^\n]{0,200}+\n[^0-9]{0,900}+[0-9]))"
+    r"|^[ \t]*+(?:[-*\u2022]|[0-9]++[.)])[ \t]++(?=\S)"
+)
+_LABEL = re.compile(r"(?i)\b(?:step|part|question|problem|example|equation|line|confidence)s?[^\w*+/=-]{0,3}[0-9.]++")
+_MARKER = re.compile(
+    r"(?P<line>####(?!#))|(?P<box>\\boxed\s*+\{)|(?P<tag>(?i:<(?:final_)?answer>))"
+    r"|(?P<phrase>(?im:(?:\b(?:the|final|correct)\s|^[^\w\n]{0,9})answer\b[\"'*_\s]{0,4}(?::|=|\bis\b|\bequals\b))[\s*_:]*+)"
+)
+_SENTENCE = re.compile(r"(?:[^\n.!?<]|<(?!\|)|[.!?](?!\s+[^\s0-9]))*+[.!?]?")
+_CONTENT = {"tag": re.compile("[^<]*+"), "box": re.compile(r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+")}
+_DIRECTLY = re.compile(r"(?i:\\[a-z]++|[^\w\n]|(?:the|final|answer|total|is|it|so|about|usd|rs|[a-z])(?![a-z]))*+[0-9]")
+_ELEMENT = re.compile(r"<(\w++)>[^<]*+</\1>")  # `<confidence>90</confidence>`
+# After an answer: words that put all that follows in its place, sentences that name another one or none.
+_DOUBT = re.compile(
+    r"(?i)\b(?:actually|(?:wait|sorry)(?=[^\w.!?]+\w)|correct(?:ion|ed)|wrong|incorrect|should (?:be|have)"
+    r"|second thoughts?|let me (?:re|check|verify|try|correct|fix)\w*|answer(?: is|:))\b"
+)
+_OFFER = re.compile(
+    r"(?i)[\W_]*+(?:(?:(?!(?:as|which|for|in|per|after|before|from|by|of|at|with|if|on|out|than|not)\b)[a-z]++[\W_]++){0,4}+"
+    r"[0-9][0-9.,]*+[\W_]*+$|(?:(?:no|nope|or|oops|maybe|perhaps|possibly|alternatively|wait|sorry|hmm|rather|it|s|is|be"
+    r"|could|might|answer|total)[\W_]++|(?:the|so|final)[\W_]++(?=[a-z]))++[0-9])"
+)
+_WRONG = re.compile(
+    r"(?i)(?!.*\b(?:if|(?:no|any)thing)\b)(?:.*(?:(?<!not )(?<!n't )\b(?:wrong|incorrect|mistaken)\b"
+    r"|(?:\bnot|n't) (?:right|correct)\b|\b(?:made a|my) (?:mistake|error)|\b(?:scratch|disregard|ignore) th)"
+    r"|(?:\W*+(?:oh|wait|hmm)\b)*+\W*+(?:no|nope|oops)\W*+$)"
+)
 
 
 def extract_answer(text: str) -> str | None:
-    """The final answer as `text` writes it, e.g. `$1,234.00`; None if `text` holds no number."""
-    hashes, box = _AFTER_HASHES.match(text), _BOXED.match(text)
-    if box and len(box[1]) <= MAX_BOX_CHARS and (hashes is None or hashes.end() < box.start(1)):
-        plain = _LATEX_FRACTION.sub(r"\1/\2", box[1]).replace("{,}", ",").replace("\\,", "").replace("\\!", "")
-        # The first number: what follows it in a box is a unit, as in `12 \text{ m}^2`.
-        if number := _NUMBER.search(plain):
-            return number[0]
-    if hashes:
-        return hashes[1]
-    text = _HEADING.sub("\n", text) if "##" in text else text  # a newline: what stood around it is no one number
-    if match := _LAST_DIGIT.match(text):
-        # A number that fills the window is too long to be one, so cutting it does no harm.
-        window = text[max(0, match.end() - MAX_NUMBER_CHARS - 4) : match.end()]
-        last: str = _NUMBER.findall(window)[-1]
-        return last
-    return None
+    """The final answer as `text` writes it, e.g. `$1,234.00`; None if `text` has no answer."""
+    return (_answer(text) or (None, None))[1]
 
 
 def is_formatted(completion: str) -> bool:
-    """Whether it ends with the very line that is asked for: `#### n`, a bare number, and nothing after it.
-
-    Then `n` is what `score` reads: a strict score is the score of the formatted ones and 0 for all others.
-    """
-    return _ASKED.fullmatch(completion) is not None
+    """Whether it ends with the very line that is asked for, `#### n` with a bare number, which `score` reads then."""
+    return _ASKED.fullmatch(completion) is not None and not any(map(_marked, _turns(completion)[:-1]))
 
 
 def score(completion: str, answer: str) -> float:
     """1.0 if the final answer of `completion` equals the number `answer`, else 0.0."""
-    gold = _value(answer)
-    given = extract_answer(completion)
-    return 1.0 if given is not None and gold is not None and _value(given) == gold else 0.0
+    gold, given = read(answer), _answer(completion)
+    return 1.0 if gold and given and gold[0] == given[0] else 0.0
 
 
-def _value(number: str) -> Fraction | None:
-    """The number that `number` writes, or None: `1,2,3`, `5/0`, `48/2` and a date are none."""
-    if len(number) > MAX_NUMBER_CHARS:
-        return None
-    match = _VALUE.fullmatch(number.strip().translate(_NO_VALUE))
-    if match is None:
-        return None
-    sign, whole, decimals, denominator = match.groups()
-    if not whole and not decimals:
-        return None
-    numerator = int((whole.replace(",", "") or "0") + (decimals or ""))
-    if denominator is None:
-        value = Fraction(numerator, 10 ** len(decimals or ""))
-    elif int(denominator) < 2:
-        return None
-    else:
-        value = Fraction(numerator, int(denominator))
-        if value.denominator != int(denominator):  # not in lowest terms: a division left undone
-            return None
-    return -value if sign and sign in _MINUS else value
+def _turns(text: str) -> list[str]:
+    """Return the text up to each next turn, without the numbers of headings and labels."""
+    text = re.sub(r" and (?:a|one)[ -]half\b", " 1/2", text.translate(_AS_ASCII).replace("\u2044", "/"))
+    # A newline for a heading: what stood around it is no one number.
+    return [_LABEL.sub(" ", _HEADING.sub("\n", turn)) for turn in _NEXT_TURN.split(text)]
+
+
+def _marked(turn: str) -> list[tuple[str, str, bool, str]]:
+    """Return each marked answer: its marker, statement, whether its number comes directly, and the text after it."""
+    found = []
+    for marker in deque(_MARKER.finditer(turn), 30):
+        kind = marker.lastgroup or ""
+        statement = next(_CONTENT.get(kind, _SENTENCE).finditer(turn, marker.end(), marker.end() + MAX_CHARS + 1))[0]
+        rest = turn[marker.end() + len(statement) :]
+        is_direct = kind in _CONTENT or bool(_DIRECTLY.match(statement))
+        if DIGIT.search(statement) and (is_direct or (kind == "line" and not DIGIT.search(rest))):
+            found.append((kind, statement, is_direct, rest))
+    return found
+
+
+def _answer(text: str) -> tuple[Fraction, str] | None:
+    turns = _turns(text)
+    found = next(filter(None, map(_marked, turns)), [])
+    lines = [index for index, (kind, *_) in enumerate(found) if kind == "line"]
+    for kind, statement, is_direct, rest in reversed(found):
+        if kind != "phrase" or not lines:
+            answer = read(statement.rstrip("!") if kind == "phrase" else statement, is_prose=not is_direct)
+            return answer if answer and not _is_taken_back(_ELEMENT.sub("", rest), answer[0]) else None
+    return _prose(next(filter(DIGIT.search, turns), ""))
+
+
+def _is_taken_back(rest: str, answer: Fraction) -> bool:
+    """Return whether the text after an answer ends with another one, or with the word that it is wrong."""
+    sentences, doubt, is_wrong = _SENTENCE.findall(rest), _DOUBT.search(rest), False
+    for sentence in sentences:
+        is_wrong = bool(_WRONG.match(sentence)) or (is_wrong and not DIGIT.search(sentence))
+    named = [*filter(_OFFER.match, sentences), rest[doubt.start() :] if doubt else ""]
+    last = _prose(rest)
+    is_other = any(other[0] != answer for other in filter(None, map(_prose, named)))
+    return is_wrong or (is_other and not (last and last[0] == answer))
+
+
+def _prose(text: str) -> tuple[Fraction, str] | None:
+    """Read the last sentence with a number; one in brackets only if there is no other."""
+    sentences = [sentence.strip(" \t!") for sentence in _SENTENCE.findall(text) if DIGIT.search(sentence)]
+    sentences.sort(key=lambda sentence: sentence[0] not in "([")
+    return read(sentences[-1], is_prose=True) if sentences else None

@@ -10,30 +10,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, Value, resolve
+from nightshift.config.losses import in_prime_rl
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import size_of
+from nightshift.engines.base import LEARNING_RATES, size_of
 from nightshift.engines.mixture import opponent, ratios, where, without
 from nightshift.errors import ConfigError
 
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 SHARE = "inference.vllm.gpu_memory_utilization"
-# For models below 1B: prime-rl's own defaults save memory that is not short on a large card.
-_TWO: Mapping[str, Value] = {OFFLOAD: False, AC: None, AC_OFFLOADING: None, SHARE: 0.9}
-_ONE: Mapping[str, Value] = {**_TWO, SHARE: 0.4}
-# Defaults by the smallest card in GB: on two cards, and on one, where the server takes its share first. Not measured.
-DEFAULTS: Mapping[int, tuple[Mapping[str, Value], Mapping[str, Value]]] = {
-    80: (_TWO, _ONE),
-    48: (_TWO, _ONE),
-    24: (_TWO, {**_ONE, AC: {}, SHARE: 0.35}),
-    16: ({**_TWO, AC: {}}, {**_ONE, AC: {}, OFFLOAD: True}),
-}
+TENSOR_PARALLEL = "inference.vllm.tensor_parallel_size"
+
+
+def preset(memory: str) -> dict[str, Value]:
+    """Return the defaults for the cards of `Rules.memory`, which nobody measured. On one card the server takes its
+    share first. They are for models below 1B: prime-rl's own save memory that is not short on a large card."""
+    is_one, size = size_of(memory)
+    ac: Value = {} if size <= (24 if is_one else 16) else None
+    share = {24: 0.35}.get(size, 0.4) if is_one else 0.9
+    return {OFFLOAD: is_one and size == 16, AC: ac, AC_OFFLOADING: None, SHARE: share}
 
 
 def with_defaults(config: Config, memory: str) -> dict[str, Value]:
     """Return every open key that applies. If train.toml has no value, the card's default holds, else prime-rl's."""
-    is_one, size = size_of(memory)
-    defaults = {**DEFAULTS[size][is_one]}
+    defaults = preset(memory)
     if config.values.get(AC_OFFLOADING) is not None:
         del defaults[AC]  # it would switch it on, whatever is said here
     if config.values.get("trainer.model.fsdp_cpu_offload"):
@@ -49,7 +49,6 @@ _SAMPLER = f"{CURRICULUM}.sampler.type"
 _INFLIGHT, _INITIAL = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
 INFLIGHT_BATCHES = 2  # one is answered while one is trained on
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
-LEARNING_RATES = ("trainer.optim.lr", "trainer.scheduler.min_lr")
 
 
 def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any]:
@@ -67,6 +66,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         cause = f"{where(config, _LENGTH)}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")
     values: dict[str, Any] = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
+    values |= in_prime_rl(config, rules.losses)
     if values[_INFLIGHT] is None:
         values[_INFLIGHT] = most_inflight(values)
         values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])
@@ -144,9 +144,11 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         "trainer.model.attn": "flash_attention_2",
         SOURCE: [_source(environment) for environment in rules.environments],
         "deployment.type": "single_node",
-        "deployment.gpus_per_node": 2,
-        "deployment.num_infer_gpus": 1,
-        "deployment.num_train_gpus": 1,
+        # prime-rl derives data parallelism, API servers and the trainer's processes from these.
+        "deployment.gpus_per_node": rules.infer_gpus + rules.train_gpus,
+        "deployment.num_infer_gpus": rules.infer_gpus,
+        "deployment.num_train_gpus": rules.train_gpus,
+        **({TENSOR_PARALLEL: rules.tensor_parallel} if rules.tensor_parallel > 1 else {}),
         # The default, NCCL, leaves no file to evaluate, and never sends the last step (P/trainer/rl/train.py:582).
         "weight_broadcast.type": "filesystem",
         "rollout_transport.type": "zmq",

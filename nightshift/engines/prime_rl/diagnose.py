@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-from nightshift.config.rules import NO_CARD
 from nightshift.engines.base import NoGradient
 from nightshift.errors import EngineError, Failure
 from nightshift.text import clean
@@ -180,26 +179,22 @@ _OTHER = re.compile(rf"{_NEWS.pattern}|^Traceback|^E\d{{4}} |{_EXCEPTION.pattern
 _FATAL = re.compile(rf"^{_FROM}ERROR Fatal error in \w+")
 
 
-class PortTaken(EngineError):
-    """A port was taken between its choice and its use: on others the same start may succeed."""
-
-
-def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_CARD) -> EngineError:
+def diagnose(name: str, ending: str, log_lines: Sequence[str], *, is_shared: bool = False) -> EngineError:
     """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
 
-    `memory`: Rules.memory; on one card two processes are our own.
+    `is_shared`: inference and trainer are on one GPU, so two processes there are our own.
 
     If no pattern matches: how the process ended, and the last exception above those that only point to it.
     Its failure is then unknown if the log has an exception, else of the infrastructure.
     """
     lines = [line for line in (_PREFIX.sub("", line) for line in log_lines) if not _WARNING.search(line)]
-    foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
+    foreign = "{3,}" if is_shared else "{2,}"
     for pattern, cause, fix, failure in _PATTERNS:
         wanted = re.compile(pattern.replace("{_FOREIGN}", foreign))
         for at, line in enumerate(lines):
             if not _NEWS.match(line) and wanted.search(f"{name}: {line}"):
                 text = f"{name}: {cause.format(match=_message(lines[at:]))}"
-                kind = {_BIND: PortTaken, _EMPTY: NoGradient}.get(pattern, EngineError)
+                kind = NoGradient if pattern == _EMPTY else EngineError
                 return kind(text, fix, failure=failure)
     end = next((at for at, line in enumerate(lines) if _WRAPPER.search(line)), len(lines))
     near = range(max(0, end - _NEAR), end)

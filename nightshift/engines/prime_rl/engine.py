@@ -1,4 +1,4 @@
-"""The engine for two GPUs: prime-rl, with vLLM on the first and the GRPO trainer on the second, or both on one.
+"""The engine for two GPUs or more: prime-rl, with vLLM on the first and the GRPO trainer on the others, or both on one.
 
 This module checks, resolves and starts; session.py is one run. prime-rl lives in an environment of its own: neither
 torch nor prime_rl is imported here.
@@ -7,76 +7,63 @@ torch nor prime_rl is imported here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.records import Weights
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
-from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags, network_problem, scaled_rate
-from nightshift.engines.downloads import changes, prepare_data, prepare_model
+from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, network_problem, scaled_rates
+from nightshift.engines.downloads import model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
-from nightshift.engines.prime_rl.config import LEARNING_RATES, effective
-from nightshift.engines.prime_rl.diagnose import PortTaken
+from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import (
     ENGINE,
     ENV_VAR,
     Installation,
-    Pins,
-    cache_dir,
     examine,
     guesses,
     install,
 )
-from nightshift.engines.prime_rl.launch import Launch, describe, free_ports
+from nightshift.engines.prime_rl.launch import Launch, free_ports
 from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors import network
-from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
-from nightshift.files import disk_error
-
-# A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
-# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-MIN_DRIVER = 525
-PORT_RETRIES = 3
-NO_GPU = "no GPU (--gpus none): not comparable"
+from nightshift.executors.gpus import Gpu, gpu_problems
+from nightshift.files import cache_dir, disk_error, read_file
 
 
 class PrimeRlEngine(Engine):
-    """prime-rl on two GPUs of this machine, under the given rules."""
+    """prime-rl on GPUs of this machine, under the given rules."""
 
     name = ENGINE
+    # A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
+    # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+    min_driver = 525
 
     def __init__(
         self,
-        rules: Rules,
-        root: Path,
-        environ: Mapping[str, str],
-        gpus: str | None = None,
-        keep_all: bool = False,
-        *,
+        *arguments: Any,
         installation: Installation | None = None,
         timing: Timing | None = None,
         reader: Sequence[str] = READER,
+        **named: Any,
     ) -> None:
-        """`gpus`: None takes the first two visible GPUs; `none` runs without GPUs, which compares with nothing.
+        """`arguments`, `named`: of Engine; `--gpus none` runs without GPUs, which compares with nothing.
 
-        `installation`: by default that of pyproject.toml's pins, where `environ` says. UsageError for other `gpus`.
+        `installation`: by default that of pyproject.toml's pins, where the environment says.
         """
-        self.rules, self.root = rules, root
-        self.installation = installation or Installation.find(Pins.read(root / "pyproject.toml"), environ)
-        self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
-        self._gpu_ids = None if gpus is None else parse_gpus(gpus, 2)
+        super().__init__(*arguments, **named)
+        self.installation = installation or Installation.find(self.root, self._environ)
         self._timing, self._reader = timing or Timing(self.startup_seconds), reader
-        if self.machine.limits.no_step_seconds is not None:
-            seconds = self.machine.limits.no_step_seconds
+        if (seconds := self.machine.limits.no_step_seconds) is not None:
             still_seconds = max(self._timing.still_seconds, seconds)
             self._timing = replace(self._timing, hang_seconds=seconds, still_seconds=still_seconds)
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
@@ -85,40 +72,28 @@ class PrimeRlEngine(Engine):
         """Install prime-rl, fetch model and data, and fill the compile caches by an unscored run.
 
         With `smoke` the chain runs once with the tiny model instead, which needs no network once prime-rl is installed.
-        Without GPUs only model and data are fetched, before the EngineError.
+        On a machine without GPUs it fetches model and data, then raises EngineError.
         """
         if not self._hold("prepare"):
             raise UsageError("another prepare.py of yours is at work", "Wait for it.")
         installation, rules = self.installation, self.rules
-        try:
-            gpus = self.pair()
-        except EngineError:
-            if flags.smoke is None:
-                prepare_model(self.root, rules, note)
-                prepare_data(self.root, rules, flags.sources, note)
-                note("model and data are here; prime-rl is installed where the GPUs are")
-            raise
-        config = load(self.root / "train.toml")
+        if flags.smoke is None:
+            prepare_model(self.root, rules, note)
+            prepare_data(self.root, rules, flags.sources, note)
+            note("model and data are here")
+        gpus = self.gpus()
+        config = load(self.root / CONFIG_NAME)
         for problem in gpu_problems(gpus):
             raise problem
-        for warning in gpu_warnings(gpus, MIN_DRIVER):
-            note(f"warning: {warning}")
         install(installation, self._environ, note, has_gpus=bool(gpus))
-        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus, rules, config)
+        runs_dir = installation.state_dir / "runs"
         if flags.smoke is not None:
             tiny = smoke_rules(self.root, rules, flags.smoke)
             rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
-        else:
-            model = prepare_model(self.root, rules, note)
-            prepare_data(self.root, rules, flags.sources, note)
-            if rules.model_revision is not None:
-                installation.pin_model(rules, model)
-        if gpus and flags.smoke is None and not mark.is_file():
-            note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
+        elif gpus:
+            note("filling the compile caches by an unscored run: up to 20 minutes to start, 5 to train")
             cold = warm_up_rules(rules)
-            line = rehearse(self.under(cold), config, runs_dir / cold.name, note)
-            mark.parent.mkdir(exist_ok=True)
-            mark.write_text(line + "\n")
+            rehearse(self.under(cold), config, runs_dir / cold.name, note)
         if flags.prime_rl is not None:
             note(f"for run.py: export {ENV_VAR}={installation.root}")
 
@@ -128,26 +103,10 @@ class PrimeRlEngine(Engine):
         for check in self._network():
             note(f"{check.name}: {check.problem}")
 
-    def doctor(self) -> list[Check]:
-        """Check the GPUs and their state, then each part of the installation."""
-        gpus: Sequence[Gpu] = ()
-        checks = []
-        try:
-            gpus = self.pair()
-            details = "; ".join(map(_describe, gpus))
-            checks = [Check(ENGINE, "GPUs", problem, details) for problem in gpu_problems(gpus)]
-            if gpus:
-                checks = checks or [Check(ENGINE, "GPUs", detail=details)]
-                checks.append(Check(ENGINE, "memory", detail=f"preset {self.rules.memory}"))
-        except EngineError as error:
-            checks.append(Check(ENGINE, "GPUs", error))
-        return checks + self.warnings() + examine(self.installation, self.rules, self.root, gpus)
-
-    def warnings(self) -> list[Check]:
-        """Return guesses about the GPUs and about the rest of this machine."""
-        gpus = self._gpus_here()
-        unfit = [Check(ENGINE, "GPUs", warning, is_warning=True) for warning in gpu_warnings(gpus, MIN_DRIVER)]
-        return unfit + self._network() + guesses(self.installation, self.rules, self.root, gpus)
+    def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
+        """Check each part of the installation, and guess what else may make a run fail on this machine."""
+        parts = examine(self.installation, self.rules, self.root, gpus)
+        return [*self._network(), *guesses(self.rules, self.root), *parts]
 
     def _network(self) -> list[Check]:
         """Return a warning if other processes of this machine can reach the server of a run."""
@@ -160,76 +119,47 @@ class PrimeRlEngine(Engine):
         """Return the problems of GPUs, installation, model and data. Takes the GPUs for this process."""
         return super().check() or [
             f"GPU {gpu.index} is taken by another experiment of yours. Wait for it, or choose others: --gpus"
-            for gpu in self.pair()
+            for gpu in self.gpus()
             if not self._hold(gpu.uuid)
         ]
-
-    def hardware(self) -> str:
-        """Return `2 x NVIDIA H100 80GB HBM3`, `1 x` where both share a GPU; both names where they differ."""
-        if self._gpu_ids == ():
-            return NO_GPU
-        try:
-            gpus = self.pair()
-        except EngineError:
-            return "no two GPUs"  # `check` says so before anything runs
-        names = [gpu.name for gpu in dict.fromkeys(gpus)]
-        return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
-
-    def gpu_ids(self) -> tuple[int, ...]:
-        """Return those of inference and trainer."""
-        return tuple(gpu.index for gpu in self.pair())
 
     def versions(self) -> dict[str, str]:
         """Return prime-rl's commit, the packages of its own environment, the driver, and whose network it uses."""
         versions = self.installation.versions()
         versions["network"] = "namespace of its own" if network.is_own else "shared"
-        for gpu in self._gpus_here()[:1]:
+        for gpu in self.gpus_here()[:1]:
             versions["driver"] = gpu.driver
         return versions
 
     def validate(self, config: Config) -> Effective:
         """Return prime-rl's config tree without what depends on the run; prime-rl's own classes check it in `open`."""
-        loaded = load_environments(self.root, self.rules.environments)
+        loaded = load_environments(self.root, self.rules.scored)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
         settings = effective(config, self.rules, prompt_tokens)
-        if self.rules.model_revision is None:
-            settings["model"]["name"] = str(self._base)
-        scale = self.rules.learning_rate_scale
-        rates = {path: config.get(path) for path in LEARNING_RATES if scale != 1}
-        return Effective(settings, scaled=tuple(scaled_rate(path, rate, scale) for path, rate in rates.items() if rate))
+        return Effective(settings, scaled=scaled_rates(config, self.rules.learning_rate_scale))
 
-    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
-        """Return GPUs and model; then every process's command line, the complete config and ports."""
+    def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
+        """Return every process's command line, and the complete config with its ports."""
         launch = self.launch(settings, seed, run_dir)
-        return [*changes(self.rules, self._base), *describe(launch, verbose=verbose)]
+        return {command.name: command.argv for command in launch.commands}, launch.tree
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
-        """Validate the config, start all processes, and wait until the first weights are published.
-
-        A start that loses a port is repeated on other ports; what it wrote goes to `port-taken-N` in `run_dir`.
-        """
+        """Validate the config, start all processes, and wait until the first weights are published."""
         deadline = self._timing.clock() + deadline_seconds
+        if self.rules.model_revision and (problem := model_problem(self.rules, self.root)):
+            raise problem  # a node may have another cache than the controller
         try:
             self.installation.copy_environments(self.root, self.rules)
         except OSError as error:
             raise disk_error(error, self.installation.state_dir) from None
-        kept, num_tries, source = {*run_dir.iterdir()}, 0, _submitted(run_dir)
-        while True:
-            launch = self.launch(settings, seed, run_dir)
-            session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
-            try:
-                session.open(source)
-                return session
-            except BaseException as error:
-                session.close()
-                num_tries += 1
-                if num_tries > PORT_RETRIES or not isinstance(error, PortTaken):
-                    raise
-            aside = run_dir / f"port-taken-{num_tries}"
-            for path in {*run_dir.iterdir()} - kept:
-                aside.mkdir(exist_ok=True)
-                path.rename(aside / path.name)
-            kept.add(aside)
+        launch = self.launch(settings, seed, run_dir)
+        session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
+        try:
+            session.open(_submitted(run_dir))
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> ServedProof:
         """Compare the served log-probabilities with those of the weights' file (served.py)."""
@@ -239,9 +169,7 @@ class PrimeRlEngine(Engine):
     @property
     def _base(self) -> Path:
         """The folder of the start weights."""
-        if self.rules.model_revision is None:
-            return self.root / self.rules.model
-        return self.installation.model_folder(self.rules) / "snapshots" / self.rules.model_revision
+        return model_folder(self.rules, self.root)
 
     def under(self, rules: Rules) -> PrimeRlEngine:
         """Return an engine for the same machine and installation under other rules."""
@@ -252,30 +180,15 @@ class PrimeRlEngine(Engine):
     def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
         """Return all that `open` would start, with ports that are free now."""
         return Launch(
-            settings=settings,
+            settings={**settings, "model": {"name": str(self._base)}},  # prime-rl has no key for a revision
             seed=seed,
             run_dir=run_dir,
-            ports=free_ports(len(self.rules.environments)),
-            gpu_ids=tuple(gpu.index for gpu in self._gpus_here()),  # none in a dry run on a machine without GPUs
-            memory=self.rules.memory,
+            port=free_ports(len(self.rules.environments)),
+            gpu_ids=tuple(gpu.index for gpu in self.gpus_here()),  # none in a dry run on a machine without GPUs
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
             variables=self.machine.environment,
         )
-
-    def pair(self) -> Sequence[Gpu]:
-        """Return the GPUs for inference and trainer, perhaps one GPU twice; none by --gpus none.
-
-        EngineError if this machine has not so many.
-        """
-        return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, 2, self._environ)
-
-    def _gpus_here(self) -> Sequence[Gpu]:
-        """Return those GPUs, none if this machine has not so many."""
-        try:
-            return self.pair()
-        except EngineError:
-            return ()
 
     def _hold(self, name: str) -> bool:
         """Hold a lock of this user until this process ends; False while another process holds the lock."""
@@ -292,18 +205,10 @@ class PrimeRlEngine(Engine):
         return True
 
 
-def _describe(gpu: Gpu) -> str:
-    major, minor = gpu.compute_capability
-    memory = "" if gpu.memory_gb is None else f", {gpu.memory_gb:.1f} GB"
-    return f"{gpu}{memory}, compute capability {major}.{minor}, driver {gpu.driver}"
-
-
 def _submitted(run_dir: Path) -> str:
-    """Return the text of the train.toml that the experiment of the run submitted, "" without a valid one.
+    """Return the text of the train.toml that the experiment of the run submitted, "" without one.
 
     It is one folder up at most: the checkout's train.toml is of another moment.
     """
-    for path in (run_dir / "train.toml", run_dir.parent / "train.toml"):
-        with suppress(ConfigError, OSError):
-            return load(path).source.decode()
-    return ""
+    paths = (run_dir / CONFIG_NAME, run_dir.parent / CONFIG_NAME)
+    return next((read_file(path).decode() for path in paths if path.is_file()), "")

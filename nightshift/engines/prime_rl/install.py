@@ -1,7 +1,7 @@
 """prime-rl's installation: clone it, sync its packages, check that it is what pyproject.toml pins.
 
 An installation is prime-rl's own checkout with its own environment in `.venv`. All that Nightshift adds is in one
-folder of the checkout, `.nightshift`: compile caches, copies of environments, links to the pinned model.
+folder of the checkout, `.nightshift`: compile caches and copies of environments.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import os
 import shlex
 import shutil
-import subprocess
 import time
 import tomllib
 import uuid
@@ -20,18 +19,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from nightshift.campaign.git import CONFIG_NAME
+from nightshift.campaign.git import Repo
 from nightshift.campaign.records import MODELS_GB
-from nightshift.config.rules import TASKSET_FOLDERS, Rules
-from nightshift.config.train_toml import Config, load
+from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
-from nightshift.engines.downloads import data_problem, is_whole_model, local_problem
-from nightshift.errors import ConfigError, EngineError
+from nightshift.engines.downloads import data_problem, model_folder, model_problem
+from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup
-from nightshift.files import disk_error, free_disk_gb, write_atomically
+from nightshift.files import cache_dir, disk_error, free_disk_gb, parse_json, read_file
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
@@ -45,18 +44,10 @@ PROGRAMS = ("python", "inference", "env-server", "orchestrator", "torchrun")
 RUN_DISK_GB = 6.0
 BROADCAST_GB = 1.3
 _SHM, _SHM_GB = Path("/dev/shm"), 0.5  # runs on a CPU left segments of 168 MB there; a container has 64 MB by default
-_GIT_SECONDS = 30.0
 _GRACE_SECONDS = 5.0  # git and uv clean up after themselves on SIGTERM
 _POLL_SECONDS = 0.5
 _NUM_QUOTED_LINES = 4
 _FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT")  # of other projects
-_COMPILING = (
-    "inference.vllm.enforce_eager",
-    "inference.vllm.max_",
-    "seq_len",
-    "trainer.model.compile",
-    "trainer.model.lora",
-)
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness
 from nightshift_taskset.training import training_set
 
@@ -90,8 +81,10 @@ class Installation:
     pins: Pins
 
     @classmethod
-    def find(cls, pins: Pins, environ: Mapping[str, str]) -> Installation:
-        """Return the folder that NIGHTSHIFT_PRIME_RL names, else a folder in the user's cache."""
+    def find(cls, checkout: Path, environ: Mapping[str, str]) -> Installation:
+        """Return what a checkout of Nightshift pins, in the folder that NIGHTSHIFT_PRIME_RL names, else in the user's
+        cache."""
+        pins = Pins.read(checkout / "pyproject.toml")
         default = cache_dir(environ) / "prime-rl" / pins.commit
         return cls(Path(environ.get(ENV_VAR) or default).expanduser().absolute(), pins)
 
@@ -112,11 +105,6 @@ class Installation:
     def state_dir(self) -> Path:
         """Everything that Nightshift adds to the checkout."""
         return self.root / ".nightshift"
-
-    @property
-    def hub_dir(self) -> Path:
-        """A Hugging Face cache whose only model is the pinned one, as its `main`: prime-rl has no revision key."""
-        return self.state_dir / "hub"
 
     @property
     def unfinished_sync(self) -> Path:
@@ -142,37 +130,6 @@ class Installation:
         shutil.rmtree(target, ignore_errors=True)
         temporary.replace(target)
 
-    def model_folder(self, rules: Rules) -> Path:
-        """The folder in which a Hugging Face cache keeps the rules' model."""
-        return self.hub_dir / f"models--{rules.model.replace('/', '--')}"
-
-    def pin_model(self, rules: Rules, snapshot: Path) -> None:
-        """Show prime-rl the model's pinned revision as `main`, by a link to the user's own cache: no second copy.
-
-        prime-rl asks for the model by name only, which a Hugging Face cache resolves through refs/main. In the user's
-        cache, refs/main is absent or the revision that was downloaded last.
-        """
-        assert rules.model_revision is not None
-        folder = self.model_folder(rules)
-        link = folder / "snapshots" / rules.model_revision
-        try:
-            link.parent.mkdir(parents=True, exist_ok=True)
-            (folder / "refs").mkdir(exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(snapshot.absolute(), target_is_directory=True)
-            write_atomically(folder / "refs" / "main", rules.model_revision.encode())
-        except OSError as error:
-            raise disk_error(error, folder) from None
-
-    def warm_mark(self, gpus: Sequence[Gpu], rules: Rules, config: Config) -> Path:
-        """Exists once an unscored run has filled the compile caches for these GPUs, driver, model, packages and keys of
-        train.toml with which prime-rl or vLLM compile anew."""
-        parts = [f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus)]
-        parts += [rules.model, str(rules.model_revision), self.pins.torch, self.pins.vllm]
-        parts += [f"{path} = {value}" for path, value in sorted(config.values.items()) if path.startswith(_COMPILING)]
-        kind = "\0".join(parts)
-        return self.state_dir / "caches" / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
-
     def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
         """Return the variables that make a process use this installation; `path` is the caller's PATH."""
         caches = self.state_dir / "caches"
@@ -183,7 +140,6 @@ class Installation:
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
             "VLLM_CACHE_ROOT": str(caches / "vllm"),
-            "HF_HUB_CACHE": str(self.hub_dir),
         }
 
     def version(self, package: str) -> str | None:
@@ -195,13 +151,8 @@ class Installation:
         """Return the commit of the checkout and the versions of its packages, without those that are missing."""
         found = {name: self.version(name) for name in ("torch", "vllm", "transformers")}
         with suppress(EngineError):
-            found["prime-rl"] = _read_git(self.root, "rev-parse", "HEAD")
+            found["prime-rl"] = Repo(self.root).head().commit
         return {name: version for name, version in found.items() if version is not None}
-
-
-def cache_dir(environ: Mapping[str, str]) -> Path:
-    """Return Nightshift's folder in the user's cache."""
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightshift"
 
 
 def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
@@ -211,6 +162,7 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
     """
     folders = {folder for one in rules.environments for folder in (TASKSET_FOLDERS if one.taskset else one.folders)}
     packages = [path.parent for folder in folders for path in (root / folder).glob("*/__init__.py")]
+    packages += [root / loss.folder for loss in rules.losses]
     written = {}
     for one in rules.environments:
         if one.taskset is not None:
@@ -324,7 +276,7 @@ def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence
         parts |= {
             "packages": packages_problem(installation, has_gpus=bool(gpus)),
             "environments": requirements_problem(installation, rules),
-            "model": model_problem(installation, rules) or local_problem(rules, root),
+            "model": model_problem(rules, root) or heads_problem(rules, root),
         }
     parts["data"] = data_problem(root, rules)
     details = {"checkout": str(installation.root)}
@@ -337,19 +289,18 @@ def checkout_problem(installation: Installation) -> EngineError | None:
     if not (root / ".git").exists():
         return EngineError(f"prime-rl is not installed in {root}", PREPARE)
     try:
-        head = _read_git(root, "rev-parse", "HEAD")
-        changes = _read_git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked")
+        head, changes = Repo(root).head().commit, Repo(root).changes()
     except EngineError as error:
-        return error
+        return EngineError(f"{root}: {error}", PREPARE)
     missing = [name for name in SUBMODULES if not (root / name / ".git").exists()]
     if head != commit:
-        cause = f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}"
+        cause = f"{root} is at commit {str(head)[:9]}, this version runs prime-rl at {commit[:9]}"
         fix = f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl."
     elif missing:
         cause = f"{root / missing[0]} is empty: a submodule is missing"
         fix = f"Run: git -C {root} submodule update --init --recursive."
     elif changes:
-        cause = f"{root}: {changes.splitlines()[0][2:].strip()} differs from the pinned commit"
+        cause = f"{root}: {changes[0]} differs from the pinned commit"
         fix = f"Look: git -C {root} status; then restore it, or leave out --prime-rl."
     else:
         return None
@@ -385,26 +336,20 @@ def requirements_problem(installation: Installation, rules: Rules) -> EngineErro
     return EngineError("prime-rl's environment lacks what an environment of rules.toml requires", fix)
 
 
-def model_problem(installation: Installation, rules: Rules) -> EngineError | None:
-    """Return the problem if the installation lacks the rules' model, or its `main` is another revision."""
-    if rules.model_revision is None:
+def heads_problem(rules: Rules, root: Path) -> EngineError | None:
+    """Return the problem of a model whose attention heads the server could not divide over its GPUs."""
+    heads = None
+    with suppress(OSError, ValueError):
+        heads = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])["num_attention_heads"]
+    if not isinstance(heads, int) or heads % rules.tensor_parallel == 0:
         return None
-    folder = installation.model_folder(rules)
-    main = folder / "refs" / "main"
-    is_main = main.is_file() and main.read_text() == rules.model_revision
-    if is_main and is_whole_model(folder / "snapshots" / rules.model_revision):
-        return None
-    return EngineError(f"{rules.model} at {rules.model_revision[:9]} is not complete in {folder}", PREPARE)
+    cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads of"
+    return EngineError(f"{cause} {rules.model}", "Write a divisor, or 1.")
 
 
-def guesses(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
+def guesses(rules: Rules, root: Path) -> list[Check]:
     """Return what may make a run of the checkout at `root` slow or fail here. These warnings refuse no run."""
     warnings = dict[str, EngineError]()
-    with suppress(ConfigError):  # an invalid train.toml is reported by whoever runs it
-        if gpus and not installation.warm_mark(gpus, rules, load(root / CONFIG_NAME)).is_file():
-            ids = ",".join(str(gpu.index) for gpu in gpus)
-            cause = f"the compile caches are cold for {gpus[0].name} with this train.toml: the first start takes longer"
-            warnings["warm caches"] = EngineError(cause, f"Run: uv run prepare.py --gpus {ids}.")
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         warnings["compiler"] = EngineError("no cc, gcc or clang, which Triton needs", "Run: sudo apt install gcc.")
     if (free := free_disk_gb(_SHM)) < _SHM_GB:
@@ -419,17 +364,3 @@ def guesses(installation: Installation, rules: Rules, root: Path, gpus: Sequence
             f"{free:.1f} GB of disk are free; {needs}", "Run: du -sh runs/*; then delete old ones."
         )
     return [Check(ENGINE, name, warning, is_warning=True) for name, warning in warnings.items()]
-
-
-def _read_git(root: Path, *arguments: str) -> str:
-    """Return what a reading git command prints, whatever the user's git configuration is. EngineError if it fails."""
-    environ = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-    # Another user may have installed the checkout for all: nothing of it is executed here.
-    safe = ("--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false")
-    command = ["git", *safe, "-C", os.fspath(root), *arguments]
-    try:
-        result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        cause = " ".join(str(getattr(error, "stderr", None) or error).split())[:200]
-        raise EngineError(f"git {arguments[0]} fails in {root}: {cause}", PREPARE) from None
-    return result.stdout.strip("\n")

@@ -5,9 +5,7 @@ pinned commit, P/), which is not used: it waits half a minute before it stops an
 the server first. Nothing is started here.
 """
 
-import json
 import random
-import shlex
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nightshift.config.rules import NO_CARD
 from nightshift.engines.prime_rl.config import HOST, with_seed
 from nightshift.engines.prime_rl.remains import PRIME_DIR
 from nightshift.errors import EngineError
@@ -28,22 +25,13 @@ _PORT_RANGE = range(20_000, 32_000)
 _PORT_TRIES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Loopback ports of one run."""
-
-    inference: int
-    rollouts: int  # and the next one: P/transports/rollouts/zmq.py:29
-    env_server: int  # and the next ones, where there are several environments
-    rendezvous: int  # of torchrun
-
-
-def free_ports(num_environments: int = 1) -> Ports:
-    """Ports that nobody uses now: five in a row, and one for every environment after the first.
+def free_ports(num_environments: int = 1) -> int:
+    """Return the first of a run's loopback ports that nobody uses now: five in a row, and one for every environment
+    after the first.
 
     A race is left: between this call and the moment, up to half a minute later, at which a process binds its port,
-    another program could bind the same one out of 12,000; that process then ends with "address already in use", and
-    PrimeRlEngine.open tries others.
+    another program could bind the same one out of 12,000; that process then ends with "address already in use", an
+    infrastructure failure.
     """
     for _ in range(_PORT_TRIES):
         first = random.SystemRandom().choice(_PORT_RANGE)
@@ -54,7 +42,7 @@ def free_ports(num_environments: int = 1) -> Ports:
                     opened.bind(("", port))
         except OSError:
             continue
-        return Ports(inference=first, rollouts=first + 1, env_server=first + 3, rendezvous=first + 3 + num_environments)
+        return first
     raise EngineError(f"no free port among {_PORT_RANGE.start}-{_PORT_RANGE.stop}", "See what listens: ss -ltn")
 
 
@@ -105,19 +93,18 @@ class Launch:
     """Everything that one run of `settings` (from `effective`) needs before its first process starts.
 
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
-    installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
-    () hides every GPU from both. `memory`: the cards for which the defaults were chosen. `variables`: of machine.toml,
-    in place of what prime-rl's launcher sets.
+    installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: of inference, then of the trainer, or
+    the same for both; () hides every GPU from both. `variables`: of machine.toml, in place of what prime-rl's launcher
+    sets.
     """
 
     settings: Mapping[str, Any]
     seed: int
     run_dir: Path
-    ports: Ports
+    port: int  # the inference server's, the first of `free_ports`
     gpu_ids: GpuIds
     bin_dir: Path
     environment: Mapping[str, str]
-    memory: str = NO_CARD
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -126,11 +113,11 @@ class Launch:
         tree = with_seed(self.settings, self.seed)
         tree["output_dir"] = str(self.run_dir)
         tree["run"] = {"name": PRIME_DIR}
-        tree["rollout_transport"]["port"] = self.ports.rollouts
-        tree["inference"]["server"]["port"] = self.ports.inference
+        tree["rollout_transport"]["port"] = self.port + 1  # and the next one: P/transports/rollouts/zmq.py:29
+        tree["inference"]["server"]["port"] = self.port
         orchestrator = tree["orchestrator"]
-        orchestrator["env_server_base_port"] = self.ports.env_server
-        orchestrator.setdefault("model", {})["client"] = {"base_url": f"http://{HOST}:{self.ports.inference}/v1"}
+        orchestrator["env_server_base_port"] = self.port + 3
+        orchestrator.setdefault("model", {})["client"] = {"base_url": f"http://{HOST}:{self.port}/v1"}
         return tree
 
     @property
@@ -148,6 +135,17 @@ class Launch:
     def is_shared(self) -> bool:
         """Server and trainer are on one GPU."""
         return len(self.gpu_ids) > len({*self.gpu_ids})
+
+    @property
+    def num_trainers(self) -> int:
+        """How many processes train, each on a GPU."""
+        return int(self.tree["deployment"]["num_train_gpus"])
+
+    @property
+    def num_engines(self) -> int:
+        """How many copies of the policy the server holds: its data-parallel engines."""
+        parallel: int = self.tree["inference"]["vllm"].get("tensor_parallel_size", 1)
+        return int(self.tree["deployment"]["num_infer_gpus"]) // parallel
 
     @property
     def is_game(self) -> bool:
@@ -198,6 +196,7 @@ class Launch:
         run_id = uuid.uuid5(uuid.NAMESPACE_URL, self.run_dir.as_uri()).hex
         common = {**self.environment, **_COMMON, **_QUIET, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
         configs_dir = self.configs_dir
+        names = [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
 
         def command(name: str, argv: Sequence[object], **variables: str) -> Command:
             program, *arguments = argv
@@ -207,45 +206,32 @@ class Launch:
         trainer = [
             "torchrun",
             "--role=trainer",
-            f"--rdzv-endpoint=localhost:{self.ports.rendezvous}",
+            f"--rdzv-endpoint=localhost:{self.port + 3 + len(names)}",
             f"--rdzv-id={run_id}",
             f"--log-dir={self.run_dir / 'torchrun'}",
             "--local-ranks-filter=0",
             "--redirect=3",
             "--tee=3",
-            "--nproc-per-node=1",
+            f"--nproc-per-node={self.num_trainers}",
             "-m",
             "prime_rl.trainer.rl.train",
             "@",
             configs_dir / "trainer.json",
         ]
-        inference_gpu, trainer_gpu = map(str, self.gpu_ids) if self.gpu_ids else ("", "")
+        num_infer_gpus = self.tree["deployment"]["num_infer_gpus"]
+        sides = self.gpu_ids[:num_infer_gpus], self.gpu_ids[num_infer_gpus:]
+        inference_gpus, trainer_gpus = (",".join(map(str, ids)) for ids in sides)
         inference, orchestrator = ([name, "@", configs_dir / f"{name}.json"] for name in ("inference", "orchestrator"))
         # -P: nothing from beside the validator is importable, which is Nightshift.
         validator = ["python", "-P", VALIDATOR, self.run_dir / "rl.json", configs_dir, self.verdict]
-        names = [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
         env_servers = {
             "env-server" if len(names) == 1 else f"env-server-{name}": configs_dir / "envs" / "train" / f"{name}.json"
             for name in names
         }
         return (
             command("validator", validator),
-            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpu),
+            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpus),
             *(command(name, ["env-server", "@", config]) for name, config in env_servers.items()),
             command("orchestrator", orchestrator),
-            command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
+            command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpus),
         )
-
-
-def describe(launch: Launch, *, verbose: bool) -> list[str]:
-    """Return the launch as text for --dry-run: GPUs and model; with `verbose` also processes and config."""
-    gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
-    gpus += " after it" if launch.is_shared else ""
-    lines = [
-        f"GPUs:     {gpus}; memory preset {launch.memory if launch.memory != NO_CARD else '2 x 80 GB'}",
-        f"model:    {launch.served_model}",
-    ]
-    if verbose:
-        lines += [f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands]
-        lines += [f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()]
-    return lines

@@ -129,8 +129,7 @@ class MetricsTail:
         """
         self._is_group_relative = is_group_relative
         self._offsets = dict.fromkeys(paths, 0)
-        self._rows: dict[int, dict[str, float | None]] = {}
-        self._rewards: dict[int, dict[str, float]] = {}  # by source
+        self._rows: dict[int, dict[str, Any]] = {}
 
     def poll(self) -> bool:
         """Take in what was appended since the last call; True if there was any whole row."""
@@ -192,13 +191,14 @@ class MetricsTail:
         step = _number(row.get("step"))
         if step is None or step != int(step):
             return
-        values = {name: _number(row[key]) for key, name in _FIELDS.items() if key in row}
+        values: dict[str, Any] = {name: _number(row[key]) for key, name in _FIELDS.items() if key in row}
         if "train_seconds" in values:
             values["time"] = _number(row.get("time"))
-        self._rows.setdefault(int(step), {}).update(values)
         of_sources = {match[1]: _number(row[key]) for key in row if (match := _REWARD.fullmatch(key))}
-        if rewards := {name: value for name, value in of_sources.items() if name != "agg" and value is not None}:
-            self._rewards[int(step)] = rewards
+        rewards = {name: value for name, value in of_sources.items() if name != "agg" and value is not None}
+        if len(rewards) > 1:
+            values["rewards"] = rewards
+        self._rows.setdefault(int(step), {}).update(values)
 
     def _step(self, number: int, began: float, seconds: float | None) -> Step:
         """Return a step. `seconds`: from the end of the step before it, or from the beginning of the training."""
@@ -218,8 +218,7 @@ class MetricsTail:
         # prime-rl calls a group all wrong if its rewards sum to 0. It does not count groups that are equal in between.
         if self._is_group_relative and least is not None and least >= 0 and right is not None and wrong is not None:
             values["equal_share"] = right + wrong
-        rewards = self._rewards.get(number, {})
-        return Step(step=number, rewards=rewards if len(rewards) > 1 else None, **values)
+        return Step(step=number, **values)
 
 
 def _number(value: Any) -> float | None:

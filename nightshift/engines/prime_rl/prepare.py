@@ -48,6 +48,10 @@ def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
         budget_clock="wall",
         startup_seconds=_COLD_START_SECONDS,
         memory=rules.memory,
+        num_gpus=rules.num_gpus,
+        infer_gpus=rules.infer_gpus,
+        train_gpus=rules.train_gpus,
+        tensor_parallel=rules.tensor_parallel,
     )
 
 
@@ -58,11 +62,11 @@ def smoke_config(config: Config) -> Config:
     return parse(set_values(_SMOKE_CONFIG, values))
 
 
-def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
+def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> None:
     """Run the whole chain once: start, train, load the final weights, have them answer, prove that they did.
 
-    Returns the result in one line. EngineError when any part fails; then `run_dir` keeps its logs, and the last lines
-    of the log that shows the cause are noted.
+    Notes the result in one line. EngineError when any part fails; then `run_dir` keeps its logs, and the last lines of
+    the log that shows the cause are noted.
     """
     rules, began, stage = engine.rules, time.monotonic(), "starting"
 
@@ -87,7 +91,8 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
                 weights = session.load_final_weights()
                 session.complete([_PROBE], rules.decoding, show)
                 session.confirm()
-        proof = engine.prove(run_dir, weights, note)
+        proof = engine.start_proof(run_dir, weights, note)
+        proven = proof.result() if proof else ""
     except EngineError as error:
         if error.log is not None:
             note(f"the last lines of {run_dir / error.log}:")
@@ -96,7 +101,5 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
         raise EngineError(f"{rules.name}: {error.cause}", f"{error.fix} Read the logs in {run_dir}.".lstrip()) from None
     steps = f"{training.num_steps} steps in {rules.budget_seconds:g} s"
     line = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
-    line = f"{line}; {proof}" if proof else line
-    note(line)
+    note("; ".join(filter(None, [line, proven])))
     shutil.rmtree(run_dir)
-    return line

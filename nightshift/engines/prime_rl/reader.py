@@ -1,34 +1,30 @@
 """The log-probabilities of tokens under two sets of weights, by transformers: a process of its own.
 
-    python -m nightshift.engines.prime_rl.reader BASE FOLDER
+    python -m nightshift.engines.prime_rl.reader BASE FOLDER SERVED ANSWER
 
 Both are Hugging Face folders; FOLDER's weights may be an adapter of BASE.
 
-stdin: JSON, lists of token ids. stdout: JSON, {"start": [[...]], "file": [[...]]}: for each token but the first its
-log-probability under BASE and under FOLDER. On the CPU, in float32: bfloat16 would add a rounding of its own to the
-server's, and needs four times the CPU where that has no instructions for it (measured with 0.5B parameters: 146 s and
-1.8 GB of memory at most, instead of 37 s and 3.7 GB).
+SERVED: a run's served.json, of which the token ids are read. ANSWER gets JSON, {"start": [[...]], "file": [[...]]}: for
+each token but the first its log-probability under BASE and under FOLDER. On the CPU, in float32: bfloat16 would add a
+rounding of its own to the server's, and needs four times the CPU where that has no instructions for it (measured with
+0.5B parameters: 146 s and 1.8 GB of memory at most, instead of 37 s and 3.7 GB).
 
 Of FOLDER nothing is read but its weights: no hash covers its config. Only safetensors, and no code but transformers'.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 
-def main(base: Path, folder: Path) -> None:
+def main(base: Path, folder: Path, served: Path, answer: Path) -> None:
     """Read, compute, write."""
-    answer = os.fdopen(os.dup(1), "w")  # libraries may print to stdout, so it becomes the log before they come
-    os.dup2(2, 1)
-    prompts = json.load(sys.stdin)
+    prompts = json.loads(served.read_bytes())["final"]["tokens"]
     model = _load(base)
     start = _logprobs(model, prompts)
     (_merge if (folder / "adapter_config.json").exists() else _replace)(model, folder)
-    with answer:
-        json.dump({"start": start, "file": _logprobs(model, prompts)}, answer)
+    answer.write_text(json.dumps({"start": start, "file": _logprobs(model, prompts)}))
 
 
 def _load(base: Path) -> Any:
@@ -79,4 +75,4 @@ def _logprobs(model: Any, prompts: list[list[int]]) -> list[list[float]]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

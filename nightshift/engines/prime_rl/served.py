@@ -18,7 +18,6 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from subprocess import TimeoutExpired
-from tempfile import TemporaryFile
 from typing import Annotated
 
 import msgspec
@@ -70,15 +69,23 @@ Logprobs = Annotated[list[Annotated[float, msgspec.Meta(ge=-1e4, le=0.01)]], msg
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What the server says of the chats, in order."""
+    """What the server says of the chats, in order. `logprobs`: of its first data-parallel engine; `others`: of the
+    others."""
 
     tokens: list[Tokens]
     logprobs: list[Logprobs]
+    others: list[list[Logprobs]] = []
 
     def __post_init__(self) -> None:
-        lengths = [len(logprobs) + 1 for logprobs in self.logprobs]
-        if len(lengths) != len(CHATS) or [len(tokens) for tokens in self.tokens] != lengths or min(lengths) < 2:
-            raise ValueError(f"not {len(CHATS)} lists of tokens with a log-probability for each but the first")
+        for engine in (self.logprobs, *self.others):
+            lengths = [len(logprobs) + 1 for logprobs in engine]
+            if len(lengths) != len(CHATS) or [len(tokens) for tokens in self.tokens] != lengths or min(lengths) < 2:
+                raise ValueError(f"not {len(CHATS)} lists of tokens with a log-probability for each but the first")
+
+    @property
+    def engines(self) -> list[list[float]]:
+        """The log-probabilities of all tokens in a row, for each engine."""
+        return [[*chain(*engine)] for engine in (self.logprobs, *self.others)]
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -114,9 +121,16 @@ class Witness:
         self._served = Served(start, problem=problem)
 
     def at_end(self) -> str:
-        """Ask after the final load, once; return the sha256 of the file with all answers."""
+        """Ask after the final load, once; return the sha256 of the file with all answers. EngineError if the engines of
+        the server have different weights."""
         if self._sha256 is None:
             final, problem = self._ask("final", self._launch.served_model, ASK_SECONDS)
+            engines = final.engines if final else []
+            distance = max((_distance(engines[0], engine) for engine in engines), default=0.0)
+            if distance > SAME:
+                cause = f"the {len(engines)} engines of the server have different weights after the final load"
+                fix = "Run it again; if it repeats, see inference.log in the run's folder."
+                raise EngineError(f"{cause}: {distance:.4f} nats a token apart", fix)
             self._served = Served(self._served.start, final, self._served.problem or problem)
             path = self._launch.run_dir / SERVED_NAME
             write_json(path, self._served)
@@ -135,7 +149,7 @@ class Witness:
             if loaded is not scored:
                 cause = "only one of two questions about the scored weights was answered"
                 raise EngineError(f"{cause}: {problem or self._served.problem}", "Run it again.")
-        elif loaded.tokens != scored.tokens or (distance := _distance(*map(_flat, (loaded, scored)))) > SAME:
+        elif loaded.tokens != scored.tokens or (distance := max(map(_distance, loaded.engines, scored.engines))) > SAME:
             apart = "other tokens" if loaded.tokens != scored.tokens else f"{distance:.4f} nats a token apart"
             cause = f"the server had other weights after the scoring than after the final load: {apart}"
             raise EngineError(cause, "See which process of this machine talks to the server, then run it again.")
@@ -143,10 +157,15 @@ class Witness:
 
     def _ask(self, when: str, model: str, seconds: float) -> tuple[Answers | None, str]:
         """Return the answers of the weights served as `model`, or why there are none: that ends no run."""
-        ends = self._server.clock() + seconds
+        num_engines = self._launch.num_engines
+        ends = self._server.clock() + seconds * num_engines
         try:
-            pairs = [self._server.prompt_logprobs(chat, model, ends) for chat in _MESSAGES]
-            answers = {"tokens": [tokens for tokens, _ in pairs], "logprobs": [logprobs for _, logprobs in pairs]}
+            asked = [
+                [self._server.prompt_logprobs(chat, model, ends, engine) for chat in _MESSAGES]
+                for engine in (range(num_engines) if num_engines > 1 else [None])
+            ]
+            first, *others = [[logprobs for _, logprobs in pairs] for pairs in asked]
+            answers = {"tokens": [tokens for tokens, _ in asked[0]], "logprobs": first, "others": others}
             return msgspec.convert(answers, Answers), ""
         except (EngineError, msgspec.ValidationError) as error:
             return None, clean(f"{when}: {error}", 300)
@@ -154,26 +173,31 @@ class Witness:
 
 def compare(served: Served, read: Read) -> tuple[bool, str]:
     """Return whether the server had the start weights, and a line with its distances from the file and from the start.
+    Of several engines the worst one decides.
 
     Distances are mean |differences| of log-probabilities a token, in nats. ValueError if the child answers other tokens
     than the server.
     """
     final = served.final
     assert final is not None
-    server, file, start = _flat(final), [*chain(*read.file)], [*chain(*read.start)]
-    nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(server, file, start, strict=True)]
-    margin = SURE * stdev(nearer) / math.sqrt(len(nearer))
-    to_file, to_start = _distance(server, file), _distance(server, start)
+    file, start = [*chain(*read.file)], [*chain(*read.start)]
+    found = []
+    for server in final.engines:
+        nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(server, file, start, strict=True)]
+        margin = SURE * stdev(nearer) / math.sqrt(len(nearer))
+        is_chance, is_start = fmean(nearer) <= margin, fmean(nearer) < -margin
+        found.append((is_start, is_chance, _distance(server, file), _distance(server, start)))
+    is_start, is_chance, to_file, to_start = max(found)
     distances = f"{to_file:.4f} nats a token from the file, {to_start:.4f} from the start weights"
-    if fmean(nearer) < -margin:
+    if is_start:
         return True, f"the server did not serve the file: its log-probabilities are {distances}"
     line = f"served = file: {distances}"
-    if fmean(nearer) <= margin:
+    if is_chance:
         line = f"served = file: cannot tell: {distances}, no further apart than chance"
     elif to_file:
         line += f", {to_start / to_file:.3g} times as far"
     if served.start is not None and served.start.tokens == final.tokens:
-        noise = _distance(_flat(served.start), start)  # of the two programs
+        noise = _distance(served.start.engines[0], start)  # of the two programs
         line += f" (server and transformers on the start weights: {noise:.4f})"
     return False, line if to_file <= BOUND else f"{line}; above {BOUND:g}, a bound not yet measured on a GPU"
 
@@ -200,20 +224,16 @@ class ServedProof(Proof):
             return
         # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
         variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
+        paths = (base, folder, run_dir / SERVED_NAME, self._answer)
         try:
-            with TemporaryFile() as tokens, self._answer.open("wb") as answer:
-                tokens.write(msgspec.json.encode(self._served.final.tokens))
-                tokens.seek(0)
-                self._child = self._group.start(
-                    "reader",
-                    python_command(*reader, str(base.absolute()), str(folder.absolute())),
-                    log_path=run_dir / "reader.log",
-                    env=python_environment(environ, variables),
-                    cwd=run_dir,
-                    stdin=tokens,
-                    stdout=answer,
-                )
-        except (EngineError, OSError) as error:
+            self._child = self._group.start(
+                "reader",
+                python_command(*reader, *(str(path.absolute()) for path in paths)),
+                log_path=run_dir / "reader.log",
+                env=python_environment(environ, variables),
+                cwd=run_dir,
+            )
+        except EngineError as error:
             self._problem = str(error)
         except BaseException:
             self.close()
@@ -269,10 +289,6 @@ def _read_served(path: Path, weights: Weights) -> Served:
     except (OSError, ValueError) as error:
         reason = str(error)
     raise EngineError(f"{path} is not what the worker left: {reason}")
-
-
-def _flat(answers: Answers) -> list[float]:
-    return [*chain(*answers.logprobs)]
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

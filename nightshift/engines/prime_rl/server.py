@@ -109,15 +109,19 @@ class Server:
             self.post("/update_weights", weight_dir=str(folder))
             self.post("/resume")
 
-    def prompt_logprobs(self, chat: Sequence[Message], model: str, ends: float) -> tuple[list[int], list[float]]:
+    def prompt_logprobs(
+        self, chat: Sequence[Message], model: str, ends: float, engine: int | None = None
+    ) -> tuple[list[int], list[float]]:
         """The tokens of a chat, and the log-probability of each but the first, by `ends` on the clock. EngineError.
+
+        `engine`: which data-parallel engine shall answer; None: any.
 
         vLLM's V1 runner, which prime-rl chooses (prime_rl/inference/server.py:17), leaves an adapter of lm_head out
         (vLLM's issue 51594); train.toml can name none.
         """
         asked = {"messages": chat, "max_completion_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
         salt = uuid.uuid4().hex
-        response = self.post(_CHAT, ends, model=model, return_token_ids=True, cache_salt=salt, **asked)
+        response = self.post(_CHAT, ends, engine, model=model, return_token_ids=True, cache_salt=salt, **asked)
         try:
             answer = parse_json(response.content, _Prompt)
             _require_model(answer.model, model)
@@ -126,13 +130,14 @@ class Server:
         except (ValueError, KeyError) as error:
             raise EngineError(f"no log-probabilities in the server's answer: {clean(str(error), 200)}") from None
 
-    def post(self, path: str, ends: float = math.inf, **body: Any) -> httpx.Response:
+    def post(self, path: str, ends: float = math.inf, engine: int | None = None, **body: Any) -> httpx.Response:
         """A request: /pause holds all others until /resume. Anything but 200 in time is an EngineError."""
         seconds = min(ADMIN_SECONDS, min(self._deadline, ends) - self.clock())
         if seconds <= 0:
             raise EngineError(f"no time is left for {path}")
         try:
-            response = self._client.post(path, json=body or None, timeout=seconds)
+            headers = {} if engine is None else {"X-data-parallel-rank": str(engine)}
+            response = self._client.post(path, json=body or None, headers=headers, timeout=seconds)
         except httpx.TimeoutException:
             raise EngineError(f"the server did not answer {path} within {seconds:.0f} s", log=LOG_NAME) from None
         except httpx.HTTPError as error:

@@ -6,17 +6,19 @@ Numbers come from structured files; logs are read for the sign that the orchestr
 prime-rl writes nowhere else, and for the cause of a death.
 """
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
-from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, num_without_gradient, write_steps
+from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, write_steps
 from nightshift.campaign.records import (
     WEIGHTS_NAME,
     Completion,
@@ -28,7 +30,7 @@ from nightshift.campaign.records import (
     Weights,
 )
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient, Session
+from nightshift.engines.base import NoGradient, Session, training_progress
 from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
@@ -42,8 +44,8 @@ from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
-from nightshift.executors.process import Child, ProcessGroup, engine_environment
-from nightshift.files import read_file
+from nightshift.executors.process import Child, ProcessGroup, engine_environment, tail
+from nightshift.files import read_file, write_atomically
 from nightshift.waiting import look
 
 SETTLE_SECONDS = 1.0  # after a death, and after the end
@@ -53,6 +55,8 @@ LOG_BYTES, LOG_LINES, LOG_LINE_LENGTH = 4 << 20, 30_000, 1_000
 # Whose log, what, how often: P/orchestrator/orchestrator.py:463, V/serve/server.py:154.
 LOOP_STARTED = ("orchestrator", b"Starting orchestrator loop", 1)
 WORKERS_UP = (b"EnvServer up:", NUM_ENV_WORKERS)
+# torch/distributed/elastic/multiprocessing/api.py, of the worker that failed first
+_FAILED_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class PrimeRlSession(Session):
         self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
         self._waits: dict[str, float] = {}  # seconds of the start, by the process that was waited for
-        self._server = Server(launch.ports.inference, deadline, timing.clock)
+        self._server = Server(launch.port, deadline, timing.clock)
         self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
         algo = launch.tree["orchestrator"].get("algo", {})
@@ -172,16 +176,16 @@ class PrimeRlSession(Session):
             step: partial(self._load_earlier, folder) for step, folder in folders if step < self._final_step
         }
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
-        return Training(
+        training = Training(
             outcome,
             num_steps=self._tail.num_steps if last_step is None else last_step,
             training_seconds=seconds,
             reward_mean=self._tail.reward_mean(last_step),
             peak_memory_gb=self._memory.peak_gb,
-            cause=None if problem is None else str(problem),
-            failure=None if problem is None else problem.failure,
-            log=None if problem is None else problem.log,
         )
+        if problem is None:
+            return training
+        return replace(training, cause=str(problem), failure=problem.failure, log=problem.log)
 
     def load_final_weights(self) -> Weights:
         """Load the last weights published before the end into the server, from a folder of this run's own."""
@@ -274,9 +278,10 @@ class PrimeRlSession(Session):
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
         """Follow the run to its end. NoGradient if nothing is left to learn from, EngineError if it dies or hangs."""
         activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
-        reward, num_with, num_without, note = None, 0, 0, ""
+        note = ""
         while True:
-            now, has_news = self._clock(), self._tail.poll()
+            now = self._clock()
+            self._tail.poll()
             if self._launch.is_game:
                 self._earlier_weights.look(
                     max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9))
@@ -284,17 +289,11 @@ class PrimeRlSession(Session):
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()
-            if has_news:
-                if step := self._tail.not_finite_step():
-                    cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
-                    raise EngineError(cause, fix, failure=Failure.CONFIG)
-                steps = self._tail.steps(0.0)
-                reward = steps[-1].reward_mean if steps else None
-                num_with = sum(step.has_gradient is True for step in steps)
-                num_without = num_without_gradient(steps)
+            if step := self._tail.not_finite_step():
+                cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
+                raise EngineError(cause, fix, failure=Failure.CONFIG)
             left = began + budget_seconds - now
-            reading = Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward, note=note)
-            progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
+            progress(training_progress(self._tail.steps(0.0), max(0.0, left), note))
             if left <= 0:
                 self._raise_if_dead(time_is_up=True)
                 return Outcome.BUDGET
@@ -341,14 +340,34 @@ class PrimeRlSession(Session):
         """Processes that have ended too early, the server first: nothing else makes it die."""
         ended = [child for group in reversed(self._groups.values()) for child in group.check()]
         dead = [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
-        return dead or [c for c in self._children.values() if time_is_up and is_fatal(_log_lines(c))]
+        return dead or [c for c in self._children.values() if time_is_up and is_fatal(self._log(c)[1])]
 
     def _death(self, child: Child) -> EngineError:
         """EngineError with the cause of the death of a process, from its log."""
         ending = "fatal error" if child.poll() is None else child.exit_cause()
-        problem = diagnose(child.name, ending, _log_lines(child), self._launch.memory)
-        problem.log = child.log_path.name
+        name, lines = self._log(child)
+        problem = diagnose(name.removesuffix(".log"), ending, lines, is_shared=self._launch.is_shared)
+        problem.log = name
         return problem
+
+    def _log(self, child: Child) -> tuple[str, list[str]]:
+        """Return the name and the lines of the log that shows why a process died.
+
+        trainer.log has the output of the trainer's first rank only. If torchrun names another as the first that failed,
+        or another logged the exception that ends it, that one's output and torchrun's own are written to
+        trainer-RANK.log.
+        """
+        lines = _log_lines(child.log_path)
+        failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
+        for rank in range(1, self._launch.num_trainers) if child.name == "trainer" else ():
+            outputs = self._run_dir.glob(f"torchrun/*/attempt_0/{rank}/std*.log")
+            said = sorted(map(_log_lines, sorted(outputs, reverse=True)), key=is_fatal)  # what tells stands last
+            if failed[1] == str(rank) if failed else any(map(is_fatal, said)):
+                lines = [*chain(*said), *(line for line in lines if not line.startswith("[trainer0]:"))]
+                path = self._run_dir / f"trainer-{rank}.log"
+                write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), sync=False)
+                return path.name, lines
+        return child.log_path.name, lines
 
     def _stop(self, *groups: str) -> None:
         left: list[str] = []
@@ -361,5 +380,5 @@ class PrimeRlSession(Session):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
 
-def _log_lines(child: Child) -> list[str]:
-    return child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)
+def _log_lines(path: Path) -> list[str]:
+    return tail(path, LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)

@@ -10,8 +10,12 @@ folder that gets the files, as prime-rl's launcher writes them (src/prime_rl/ent
     {"ok": false, "errors": [{"loc": [...], "message": "...", "input": ..., "type": "..."}]}
 """
 
+import inspect
 import json
+import os
 import sys
+import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,8 @@ def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
     from prime_rl.utils.config import dump_resolved_config as dump  # type: ignore[import-not-found]
 
     config = RLConfig.model_validate(tree)
+    if config.trainer.loss.type == "custom":
+        import_loss(config.trainer.loss.import_path, config.trainer.loss.kwargs)
     files = {
         "inference.json": dump(config.inference, exclude=LAUNCHER_ONLY),
         "trainer.json": dump(config.trainer),
@@ -52,6 +58,21 @@ def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
         path = configs_dir / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=2))
+
+
+def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
+    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and match its parameters. ImportError names
+    the last line of its package that was reached."""
+    module, _, name = import_path.rpartition(".")
+    try:
+        inspect.signature(getattr(import_module(module), name)).bind(None, **kwargs)
+    except Exception as error:
+        package = f"{os.sep}{module.partition('.')[0]}{os.sep}"
+        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        frames += [(error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else []
+        frames = [(file.rpartition(package)[2], line) for file, line in frames if package in file]
+        place = "".join(f"{package[1:]}{file}:{line}: " for file, line in frames[-1:])
+        raise ImportError(f"the loss {import_path} of rules.toml: {place}{type(error).__name__}: {error}") from error
 
 
 def errors_of(error: Exception) -> list[dict[str, Any]]:

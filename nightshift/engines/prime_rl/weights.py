@@ -28,18 +28,13 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]  # tensor -> file
 
 
-def stable_steps(broadcasts: Path) -> set[int]:
-    """The steps that have their STABLE now, 0 for the base model.
+def latest_stable(broadcasts: Path) -> int | None:
+    """Return the highest step that has its STABLE now, 0 for the base model; None without one.
 
     A trainer that is killed leaves its last two steps whole, and of the one before any part or nothing.
     """
     steps = (re.fullmatch(r"step_(\d+)", marker.parent.name) for marker in broadcasts.glob("step_*/STABLE"))
-    return {int(step[1]) for step in steps if step}
-
-
-def latest_stable(broadcasts: Path) -> int | None:
-    """The highest of them; None without one."""
-    return max(stable_steps(broadcasts), default=None)
+    return max((int(step[1]) for step in steps if step), default=None)
 
 
 def link_weights(source: Path, target: Path) -> None:
@@ -70,17 +65,16 @@ class EarlierWeights:
         fifth = int((CURVE_STEPS + 1) * share)
         if not self._fifth < fifth <= CURVE_STEPS:
             return
-        last = max(self.folders, default=0)  # step 0 is the base model, which no update made
-        for step in sorted((step for step in stable_steps(self._broadcasts) if step > last), reverse=True):
-            target = self._folder / f"step_{step}"
-            try:
-                link_weights(self._broadcasts / f"step_{step}", target)
-                whole_files(target)
-            except (OSError, ValueError):  # the trainer was deleting this step
-                shutil.rmtree(target, ignore_errors=True)
-            else:
-                self._fifth, self.folders[step] = fifth, target
-                return
+        step = latest_stable(self._broadcasts) or 0
+        if step <= max(self.folders, default=0):  # step 0 is the base model, which no update made
+            return
+        target = self._folder / f"step_{step}"
+        try:
+            link_weights(self._broadcasts / f"step_{step}", target)
+            whole_files(target)
+            self._fifth, self.folders[step] = fifth, target
+        except (OSError, ValueError):  # the trainer was deleting this step
+            shutil.rmtree(target, ignore_errors=True)
 
 
 def check_weights(folder: Path) -> str:

@@ -197,7 +197,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self.remove_callback(PrinterCallback)
 
     def train_for(self, budget_seconds: float) -> dict[str, Any]:
-        """Train until the budget ends or max_steps is reached. Return the fields of the `trained` event."""
+        """Train until the budget ends or max_steps is reached. Return the fields of Training."""
         began = time.monotonic()
         self._started = self._last_row = self._clock()
         self._ends, outcome = self._started + budget_seconds, "budget"
@@ -220,7 +220,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "training_seconds": time.monotonic() - began,
             "reward_mean": fmean(self._reward_means) if self._reward_means else None,
             "peak_memory_gb": num_bytes / 1e9,
-            "earlier_steps": [step for step in self.earlier if step < self.state.global_step],
         }
 
     def _reward(
@@ -380,7 +379,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         }
         self._reward_means.append(row["reward_mean"])
         self._metrics_file.write(json.dumps(row) + "\n")
-        self._send({"event": "step", **row})
+        self._send({"event": "step", "row": row})
 
 
 def _own_tokens(batch: Mapping[str, Any]) -> Any:

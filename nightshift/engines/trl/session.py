@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -22,7 +22,7 @@ from nightshift.campaign.records import (
     Weights,
 )
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient, Session
+from nightshift.engines.base import NoGradient, Session, training_progress
 from nightshift.engines.standstill import Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Chat
@@ -43,34 +43,25 @@ class Ready(Event):
     pass
 
 
+class Completed(Event):
+    pass
+
+
 class StepEnded(Event, tag="step"):
-    step: int
-    time: float  # seconds since training began
-    reward_mean: float
-    grad_norm: float | None = None
-    equal_share: float | None = None
+    row: Step  # that of metrics.jsonl
 
 
 class Trained(Event):
-    outcome: Literal["finished", "budget"]
-    num_steps: int
-    training_seconds: float
-    reward_mean: float | None
-    peak_memory_gb: float | None
+    training: Training
     earlier_steps: tuple[int, ...] = ()
 
 
 class FinalWeights(Event, tag="weights"):
-    step: int
-    sha256: str
+    weights: Weights
 
 
 class Completions(Event):
     completions: list[Completion]  # the next ones, in the order of the prompts
-
-
-class Completed(Event):
-    pass
 
 
 class Failed(Event, tag="error"):
@@ -79,7 +70,7 @@ class Failed(Event, tag="error"):
 
 
 E = TypeVar("E", bound=Event)
-_EVENTS = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
+_EVENTS = Ready | Completed | StepEnded | Trained | FinalWeights | Completions | Failed
 
 
 class _Late(EngineError):
@@ -101,7 +92,7 @@ class TrlSession(Session):
         """Start the trainer, which reads run_dir/spec.json, and wait until it is ready. EngineError if it does not come
         up in time. `deadline` is on the clock of time.monotonic. `gpu_ids`: NVML's, of the GPU that trains."""
         self._run_dir, self._deadline = run_dir, min(deadline, time.monotonic() + startup_seconds)
-        self._num_steps = 0
+        self._steps = list[Step]()
         self._group = ProcessGroup(run_dir.parent.name, GRACE_SECONDS)
         command, log = python_command(*trainer, str(run_dir / "spec.json")), run_dir / LOG_NAME
         self._trainer = self._group.start(
@@ -122,21 +113,17 @@ class TrlSession(Session):
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, or until `progress` raises NoGradient. The trainer keeps the budget's clock,
         this process the deadline."""
-        num_with = num_without = 0  # steps with a gradient, and those without since then
         is_ended = False  # by NoGradient: the trainer was asked to stop, as at the end of the budget
 
         def see(event: Event) -> None:
-            nonlocal num_with, num_without, is_ended
+            nonlocal is_ended
             if not isinstance(event, StepEnded):
                 return
-            self._num_steps = event.step
-            step = Step(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
-            num_with += step.has_gradient is True
-            num_without = num_without + 1 if step.has_gradient is False else 0
-            reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
+            self._steps.append(event.row)
+            reading = training_progress(self._steps, budget_seconds - (event.row.time or 0.0))
             self._show = partial(_show, progress, reading)
             try:
-                progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
+                progress(reading)
             except NoGradient:
                 if not is_ended:
                     self._pipes.send(b'{"command": "stop"}', self._deadline)
@@ -145,19 +132,18 @@ class TrlSession(Session):
         try:
             trained = self._ask("train", Trained, see, budget_seconds=budget_seconds)
         except _Late:
-            cause = f"no end of training before the deadline of the run, after step {self._num_steps}"
-            return Training(Outcome.DEADLINE, self._num_steps, cause=cause, failure=Failure.CONFIG)
+            cause = f"no end of training before the deadline of the run, after step {len(self._steps)}"
+            return Training(Outcome.DEADLINE, len(self._steps), cause=cause, failure=Failure.CONFIG)
         except EngineError as error:
-            return Training(Outcome.CRASHED, self._num_steps, cause=str(error), failure=error.failure, log=error.log)
+            return Training(Outcome.CRASHED, len(self._steps), cause=str(error), failure=error.failure, log=error.log)
         self.earlier = {step: partial(self._load_step, step) for step in trained.earlier_steps}
-        outcome = Outcome.NO_GRADIENT if is_ended and trained.outcome == "budget" else Outcome(trained.outcome)
-        measured = (trained.training_seconds, trained.reward_mean, trained.peak_memory_gb)
-        return Training(outcome, trained.num_steps, *measured)
+        if is_ended and trained.training.outcome is Outcome.BUDGET:
+            return replace(trained.training, outcome=Outcome.NO_GRADIENT)
+        return trained.training
 
     def load_final_weights(self) -> Weights:
         """Have the trainer write its final policy and load what completes from that very file."""
-        weights = self._ask("load_final_weights", FinalWeights)
-        return Weights(weights.step, weights.sha256)
+        return self._ask("load_final_weights", FinalWeights).weights
 
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
         """Return completions in the order of the prompts. EngineError if the trainer fails or the deadline passes.
@@ -165,12 +151,12 @@ class TrlSession(Session):
         Prompts and answers go through the pipes only: those of a test split must not lie anywhere below runs/.
         """
         completions: list[Completion] = []
-        self._show = partial(_show, progress, Progress(Phase.EVALUATING, self._num_steps))
+        self._show = partial(_show, progress, Progress(Phase.EVALUATING, len(self._steps)))
 
         def see(event: Event) -> None:
             if isinstance(event, Completions):
                 completions.extend(event.completions)
-                progress(Progress(Phase.EVALUATING, self._num_steps, num_done=len(completions)))
+                progress(Progress(Phase.EVALUATING, len(self._steps), num_done=len(completions)))
 
         self._ask("complete", Completed, see, prompts=prompts, **msgspec.to_builtins(decoding))
         return completions
@@ -193,7 +179,7 @@ class TrlSession(Session):
             except TimeoutError:
                 if now + LOOK_SECONDS >= self._deadline:
                     raise
-                if self._standstill and (note := self._standstill.look(self._num_steps)):
+                if self._standstill and (note := self._standstill.look(len(self._steps))):
                     self._show(note)
 
     def _ask(self, command: str, kind: type[E], see: Callable[[Event], None] = lambda event: None, **fields: Any) -> E:

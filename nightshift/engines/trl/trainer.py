@@ -64,10 +64,9 @@ class Trainer:
         logging.disable_progress_bar()
         torch.set_num_threads(spec["num_threads"])
         torch.set_flush_denormal(True)  # a sharp attention makes many, and a step took 1.7 times as long
-        self._tokenizer = AutoTokenizer.from_pretrained(spec["model"], revision=spec["model_revision"])
+        self._tokenizer = AutoTokenizer.from_pretrained(spec["model"])
         # In float32; a GPU computes in bfloat16 by autocast.
-        options = {"revision": spec["model_revision"], "dtype": "float32", "use_safetensors": True}
-        self._load = partial(AutoModelForCausalLM.from_pretrained, **options)
+        self._load = partial(AutoModelForCausalLM.from_pretrained, dtype="float32", use_safetensors=True)
         self._policy = self._load(spec["model"]).to(spec["device"])
         self._traces: dict[str, Any] = {}  # by a chat up to an answer of the final policy
         wanted = msgspec.convert(spec["environments"], list[EnvironmentRules])
@@ -78,7 +77,9 @@ class Trainer:
         send({"event": "ready"})
 
     def train(self, budget_seconds: float) -> None:
-        self._send({"event": "trained", **self._trainer.train_for(budget_seconds)})
+        training = self._trainer.train_for(budget_seconds)
+        earlier_steps = [step for step in self._trainer.earlier if step < training["num_steps"]]
+        self._send({"event": "trained", "training": training, "earlier_steps": earlier_steps})
 
     def load_final_weights(self) -> None:
         """Save the policy as a Hugging Face folder, then complete with what the file holds."""
@@ -96,7 +97,7 @@ class Trainer:
         self._policy, self._traces = self._load(final).to(self._spec["device"]), {}
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._send({"event": "weights", "step": step, "sha256": digest})
+        self._send({"event": "weights", "weights": {"step": step, "sha256": digest}})
 
     def load_step(self, step: int) -> None:
         for parameter, kept in zip(self._policy.parameters(), self._trainer.earlier[step], strict=True):

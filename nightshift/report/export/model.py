@@ -9,12 +9,13 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from nightshift.campaign.records import MODEL_NAME, Record
 from nightshift.config.rules_toml import HUB_NAME
 from nightshift.config.train_toml import diff
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import nesting_limit, whole_folder, write_atomically
+from nightshift.files import nesting_limit, parse_json, read_file, whole_folder, write_atomically, write_json
 from nightshift.report.data import Story, gather
 from nightshift.report.markdown import markdown
 from nightshift.report.text import certificate_line
@@ -45,6 +46,7 @@ def copy_model(story: Story, number: int | None, target: Path) -> Path:
     with whole_folder(target) as partial:
         _copy(source, partial)
         _check(partial, record)
+        _name_base(partial, story, record)
         write_atomically(partial / "README.md", card(story, record).encode(errors="replace"))
     return target
 
@@ -82,6 +84,15 @@ def _check(folder: Path, record: Record) -> None:
     if recorded not in hashes:
         cause = f"the weights of experiment {record.number:04d} are not those that were scored"
         raise EngineError(f"{cause} (sha256 {hashes[-1][:12]}, recorded {str(recorded)[:12]})", _AGAIN)
+
+
+def _name_base(folder: Path, story: Story, record: Record) -> None:
+    """Name the base model of an adapter as the rules do: the trainer wrote the path of this machine."""
+    path, rules = folder / "adapter_config.json", story.rules(record)
+    if path.exists() and rules is not None:
+        config = parse_json(read_file(path), dict[str, Any])
+        name = rules.model if HUB_NAME.fullmatch(rules.model) else ""
+        write_json(path, config | {"base_model_name_or_path": name, "revision": rules.model_revision})
 
 
 def card(story: Story, record: Record) -> str:

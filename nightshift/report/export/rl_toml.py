@@ -1,16 +1,42 @@
 """`nightshift export --to rl.toml`: what an experiment trained with on prime-rl, as a config that prime-rl itself runs.
 
-The values are those that the engine composes for a run: train.toml, and what the rules and the engine fix.
+The values are those that the engine composes for a run: train.toml, and what the rules and the engine fix. A config
+that came in by `nightshift import` goes out as the user's own file, with the kept keys changed.
 """
 
-from collections.abc import Mapping
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
+from nightshift.campaign.git import Repo
+from nightshift.config.allowlist import (
+    ALIASES,
+    FORMER,
+    IMPORT_PATH,
+    PARAMETERS,
+    PRIME_RL,
+    RATIO,
+    SOURCE,
+    find_key,
+    value_text,
+)
+from nightshift.config.checks import tables_of
+from nightshift.config.import_config import IMPORTED_NAME, Import, at, environment_name, import_config, is_known
+from nightshift.config.losses import in_prime_rl
+from nightshift.config.rules import Rules
+from nightshift.config.train_toml import ABSENT, Change, Config, changed_keys, diff, parse
+from nightshift.engines.base import LEARNING_RATES
+from nightshift.engines.downloads import model_folder
 from nightshift.engines.prime_rl.config import with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import ENGINE
-from nightshift.errors import UsageError
+from nightshift.errors import ConfigError, UsageError, listed
 from nightshift.report.data import Story
 from nightshift.text import clean
 
@@ -38,35 +64,133 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     run = next((r for r in story.records if r.number == number), story.campaign.incumbent_run)
     result = run.result if run else None
     engine = PrimeRlEngine(rules, root, environ)
-    folders = {"PYTHONPATH": engine.installation.environments_dir(root, rules)}
-    if rules.model_revision:
-        folders["HF_HUB_CACHE"] = engine.installation.hub_dir
-    variables = [f"{name}=$PWD/{folder.relative_to(engine.installation.root)}" for name, folder in folders.items()]
     head = [
         f"{name} of {story.branch}, for prime-rl {engine.installation.pins.commit}",
         f"model {rules.model}{f', revision {rules.model_revision}' if rules.model_revision else ''}",
         f"trained: {f'{result.training.num_steps} steps in ' if result else ''}a budget of {rules.budget_text}; "
         "prime-rl trains until max_steps, without an end if it is None",
-        "run it in the prime-rl checkout that prepare.py filled:",
-        f"  HF_HUB_OFFLINE=1 {' '.join(variables)} uv run --no-sync rl @ THIS_FILE",
     ]
     if rules.learning_rate_scale != 1:
         head.append(f"learning rates are those of train.toml times {rules.learning_rate_scale:g}")
+    source = Repo(root).config_at(story.records[0].commit or "", IMPORTED_NAME)
+    dialect = import_config(source, IMPORTED_NAME).dialect if source else None
+    if source and dialect and dialect.is_rl and dialect.name.startswith(PRIME_RL):
+        try:
+            return edited(source, config, rules, head)
+        except ConfigError as error:
+            head.append(f"not the file that was imported: {error}")
+    environments = engine.installation.environments_dir(root, rules).relative_to(engine.installation.root)
+    model = shlex.quote(str(model_folder(rules, root)))
+    head += [
+        "run it in the prime-rl checkout that prepare.py filled:",
+        f"  HF_HUB_OFFLINE=1 PYTHONPATH=$PWD/{environments} uv run --no-sync rl @ THIS_FILE --model.name {model}",
+    ]
     if rules.memory.startswith("1 x"):
         head.append("measured with server and trainer on one GPU; prime-rl's launcher wants two")
     return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
 
 
+def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> bytes:
+    """Return the file that was imported, with the keys in which `config` differs from what was made of the file then.
+
+    Comments below `head` name these keys, and what else was trained with. ConfigError: the file cannot express some of
+    them under its own names.
+    """
+    scale, losses = rules.learning_rate_scale, {loss.name: loss.import_path for loss in rules.losses}
+    imported = import_config(source, IMPORTED_NAME, losses)
+    before = parse(imported.train_toml(IMPORTED_NAME))
+    values: dict[str, Any] = {key: config.values.get(key, ABSENT) for key in changed_keys(before, config)}
+    values |= in_prime_rl(config, rules.losses)
+    if at(imported.tree, IMPORT_PATH) is not None:
+        values.setdefault(IMPORT_PATH, ABSENT)
+    if scale != 1:
+        values |= {key: config.get(key) * scale for key in LEARNING_RATES if config.get(key)}
+    document, tree = tomlkit.parse(source.decode()), tomllib.loads(source.decode())
+    for node in (document, tree):
+        for key, value in values.items():
+            _change(node, _places(imported, key), key, value)
+    text = tomlkit.dumps(document)
+    is_whole = False
+    with suppress(tomllib.TOMLDecodeError):
+        is_whole = tomllib.loads(text) == tree
+    if not is_whole:  # tomlkit loses a table that became empty: without comments
+        text = tomlkit.dumps(tree)
+    missing: tuple[Change, ...] = ()
+    with suppress(ConfigError):  # a file that has no research key left
+        again = import_config(text.encode(), IMPORTED_NAME, losses).train_toml(IMPORTED_NAME)
+        missing = tuple(change for change in diff(parse(again), config) if not change.key.startswith(f"{PARAMETERS}."))
+    scaled = LEARNING_RATES if scale != 1 else ()
+    unsaid = [key for key in values if not _places(imported, key)]
+    unsaid = unsaid or [change.key for change in missing if change.key not in scaled]
+    if unsaid:
+        raise ConfigError(f"a config of {imported.dialect.name}, in which these have no place: {listed(unsaid)}")
+    lines = [
+        f"a config of {imported.dialect.name}, as it was imported, but for:",
+        *(f"  {change.line}" for change in diff(before, config)),
+        *(
+            f"also trained with: {key} = {value_text(value)}"
+            for key, value in imported.values.items()
+            if value != {} and key not in values and not key.startswith(f"{RATIO}.") and not imported.places(key)
+        ),
+    ]
+    return f"{_comment(head + lines)}\n\n{text}".encode()
+
+
+def _places(imported: Import, key: str) -> list[str]:
+    """Return where the file has an open key, or could; [] if it has another form of it, or perhaps other names."""
+    places, row = imported.places(key), find_key(key)
+    if places or row is None or key.startswith(f"{RATIO}."):
+        return places or [key]
+    if any(at(imported.tree, word) is not None for word in row.near):
+        return []
+    is_old = imported.dialect.name != PRIME_RL or (FORMER.keys() - ALIASES.keys()) & {*chain(*imported.names.values())}
+    if not is_old or not (row.former or key.startswith("orchestrator.")):
+        return [key]
+    names = [name for name in (key, *row.former) if isinstance(at(imported.tree, name.rpartition(".")[0]), dict)]
+    return names if len(names) == 1 else []
+
+
+def _change(tree: Any, places: Sequence[str], key: str, value: Any) -> None:
+    """Set or remove (ABSENT) an open key of a config: a ratio in the source of its environment, and what each source
+    has only if there are sources."""
+    sources = tables_of(at(tree, SOURCE))
+    if key.startswith(f"{RATIO}."):
+        for source in (source for source in sources if environment_name(source) == key.removeprefix(f"{RATIO}.")):
+            _set(source, ("ratio",), value)
+    elif sources or not key.startswith(f"{SOURCE}."):
+        for place in places:
+            _set(tree, place.split("."), value)
+
+
+def _set(node: Any, path: Sequence[str], value: Any, depth: int = 0) -> None:
+    """Set or remove a key of a table, or of every table of a list; a table that becomes empty goes if it is no key."""
+    name, is_last = path[depth], depth + 1 == len(path)
+    for table in node if isinstance(node, list) else [node]:
+        is_table = isinstance(table.get(name), dict | list)
+        if not is_last and (is_table or value is not ABSENT):
+            if not is_table:
+                table[name] = tomlkit.inline_table()  # which may also stand beside dotted keys
+            _set(table[name], path, value, depth + 1)
+            if table[name] == {} and not is_known(".".join(path[: depth + 1])):
+                del table[name]
+        elif value is ABSENT:
+            table.pop(name, None)
+        elif not (value == {} and is_table):
+            is_list, empty = isinstance(value, tuple), tomlkit.inline_table()
+            table[name] = "None" if value is None else empty if value == {} else list(value) if is_list else value
+
+
 def rl_toml(settings: Mapping[str, Any], seed: int, head: list[str]) -> bytes:
     """Return settings of the engine prime-rl, with a run's seed, as TOML below the comment `head`."""
-    import tomlkit
-
     tree = with_seed(settings, seed)
     # What Nightshift sets to supervise a run, and prime-rl's own launcher chooses by itself.
     del tree["clean"], tree["rollout_transport"], tree["inference"]["server"]
     del tree["trainer"]["monitors"], tree["orchestrator"]["monitors"]
-    comment = "\n".join(f"# {clean(line)}" for line in head)
-    return f"{comment}\n\n{tomlkit.dumps(_without_null(tree))}".encode()
+    return f"{_comment(head)}\n\n{tomlkit.dumps(_without_null(tree))}".encode()
+
+
+def _comment(lines: Sequence[str]) -> str:
+    return "\n".join(f"# {clean(line)}" for line in lines)
 
 
 def _without_null(node: Any) -> Any:

@@ -3,8 +3,8 @@
 import csv
 import io
 
-from nightshift.campaign.results import Row
 from nightshift.config.allowlist import Value, number_text
+from nightshift.config.train_toml import Config
 from nightshift.report.data import Story
 from nightshift.text import clean, escape_formula
 
@@ -15,7 +15,7 @@ def as_csv(story: Story) -> bytes:
     Numbers stand as numbers; a text that a spreadsheet would compute is preceded by an apostrophe. The table is the
     user's own file: `description` and `why` are the texts of agents and of verdicts, whatever these contain.
     """
-    table = [row.cells | values(story, row) for row in story.rows]
+    table = [row.cells | values(story.configs.get(row.number)) for row in story.rows]
     names = dict.fromkeys(name for cells in table for name in cells)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -36,7 +36,6 @@ def cell(value: Value | None) -> str:
             return escape_formula(clean(str(value)))
 
 
-def values(story: Story, row: Row) -> dict[str, Value]:
+def values(config: Config | None) -> dict[str, Value]:
     """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B."""
-    config = story.configs.get(row.number)
     return {key: config.shown(key) for key in config.resolved} if config else {}

@@ -1,72 +1,210 @@
-"""Offline runs of Weights & Biases, one an experiment: `wandb sync` sends them, when and where the person says."""
+"""Runs of Weights & Biases, one an experiment: `export --to wandb` writes offline ones; `night --wandb PROJECT`, or
+`[wandb] project` in machine.toml, logs experiments while they run, from a process of its own that nothing waits for.
 
+Both write the same run, with these fields and no others: number, verdict, now, parent, hash of the rules, the changed
+keys as notes, the config as the allow-list reads it, the row's numbers, and the steps. None of them can contain a path
+of this machine or an environment variable. Free text (description, why, health) is left out.
+"""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from nightshift.agents.history import load_configs
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Record
-from nightshift.campaign.results import UNDECIDED, Row
-from nightshift.errors import EngineError
+from nightshift.campaign.results import UNDECIDED, Row, row, verdict_of
+from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.executors.process import ProcessGroup, python_command, python_path
 from nightshift.files import remove_tree, whole_folder
 from nightshift.report.data import Story
 from nightshift.report.export.table import values
 from nightshift.text import clean
+from nightshift.waiting import waiting
 
-FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
+FIX = "Install the extra: uv sync --extra wandb."
+_POLL_SECONDS = 5.0
+_INIT_SECONDS = 30.0  # without an answer of W&B: offline
+_END_SECONDS = 60.0  # for the last steps to be sent; what is not sent is on disk
+_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
-def write_runs(story: Story, folder: Path) -> Path:
-    """Write a new folder; returns `folder`/wandb. EngineError if the package is not installed.
+class Writer:
+    """Writes the runs of experiments below `folder`/wandb; with the mode `online` it sends them, too."""
 
-    These fields of an experiment are written, and no others: number, verdict, now, parent, hash of the rules, the
-    changed keys as notes, the config as the allow-list reads it, its numbers, and the steps of its run. None of them
-    can contain a path of this machine or an environment variable. Free text (description, why, health) and the
-    package's own logs, which contain paths, are left out.
+    def __init__(self, folder: Path, project: str, mode: Any = "offline") -> None:
+        """EngineError if the package is not installed."""
+        try:
+            import wandb
+        except ImportError:
+            raise EngineError("the package wandb is not installed", FIX) from None
+        self.wandb, self._folder, self._project, self.mode = wandb, folder, project, mode
+
+    def open(self, story: Story, first: Record, record: Record) -> Any:
+        """Begin the run of an experiment. `first`: the campaign's first experiment."""
+        # Two clones begin at the same commit, but not in the same second.
+        began = datetime.fromisoformat(first.started)
+        group = f"{story.tag}-{(first.commit or '')[:8]}-{began:%y%m%d%H%M%S}"
+        run = self.wandb.init(
+            project=self._project,
+            id=f"{group}-{record.number:04d}",
+            group=group,
+            dir=self._folder,
+            config=values(load_configs(story.ledger, [record]).get(record.number))
+            | {"rules": record.rules_hash, "parent": record.parent},
+            settings=self.wandb.Settings(
+                mode=self.mode, silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
+                disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
+                x_save_requirements=False, host="nightshift", username="", email="", program="nightshift",
+                init_timeout=_INIT_SECONDS, finish_timeout=_INIT_SECONDS, finish_timeout_raises=True,
+                reinit="create_new",
+            ),
+        )  # fmt: skip
+        run.define_metric("training_step")
+        run.define_metric("*", step_metric="training_step")
+        return run
+
+
+def log_steps(run: Any, run_dir: Path, num_logged: int = 0) -> int:
+    """Log the steps after the first `num_logged`. Return the number of steps so far."""
+    steps = read_steps(run_dir / METRICS_NAME)
+    for step in steps[num_logged:]:
+        fields = msgspec.to_builtins(step)
+        rewards = {f"rewards/{name}": value for name, value in (fields.pop("rewards") or {}).items()}
+        fields["training_step"] = fields.pop("step")
+        run.log({name: value for name, value in (fields | rewards).items() if value is not None})
+    return len(steps)
+
+
+def close(run: Any, row: Row) -> None:
+    """Write what an experiment came to, and end its run. TimeoutError: it is on disk, and not sent."""
+    verdict = row.verdict or UNDECIDED
+    run.name = f"{row.number:04d} {row.status}"
+    run.tags = tuple(filter(None, (verdict, row.now)))
+    run.notes = clean(", ".join(row.changes))
+    numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
+    run.summary.update({"verdict": verdict, "now": row.now, **numbers})
+    run.finish()
+
+
+def write_runs(story: Story, folder: Path, project: str) -> Path:
+    """Write a new folder with an offline run of each experiment. Return `folder`/wandb.
+
+    The package's own logs, which contain paths, are left out. EngineError if the package is not installed.
     """
-    try:
-        import wandb
-    except ImportError:
-        raise EngineError("the package wandb is not installed", FIX) from None
-    settings = wandb.Settings(
-        mode="offline", silent=True, console="off", disable_git=True, disable_code=True, disable_job_creation=True,
-        save_code=False, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
-        x_save_requirements=False, host="nightshift", username="", email="", program="nightshift",
-    )  # fmt: skip
     with whole_folder(folder) as partial:
+        writer = Writer(partial, project)
         try:
             for record, row in zip(story.records, story.rows, strict=True):
-                _write_run(wandb, settings, story, record, row, partial)
-        except wandb.Error as error:
+                run = writer.open(story, story.records[0], record)
+                if record.result:
+                    log_steps(run, story.ledger.run_dir(record.number))
+                close(run, row)
+        except (writer.wandb.Error, TimeoutError) as error:
             raise EngineError(f"wandb wrote no runs: {error}") from None
         finally:
-            wandb.teardown()
+            writer.wandb.teardown()
         for path in (partial / "wandb").iterdir():
             for left in (path,) if path.is_symlink() else (path / "logs", path / "tmp"):
                 remove_tree(left)
     return folder / "wandb"
 
 
-def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row, folder: Path) -> None:
-    verdict = row.verdict or UNDECIDED
-    numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
-    with wandb.init(
-        project=f"nightshift-{story.tag}",
-        id=f"{story.tag}-{row.number:04d}",
-        name=f"{row.number:04d} {row.status}",
-        group=story.tag,
-        tags=[*filter(None, (verdict, row.now))],
-        notes=clean(", ".join(row.changes)),
-        dir=folder,
-        config=values(story, row) | {"rules": row.rules, "parent": row.parent},
-        settings=settings,
-    ) as run:
-        run.define_metric("training_step")
-        run.define_metric("*", step_metric="training_step")
-        for step in read_steps(story.ledger.run_dir(row.number) / METRICS_NAME) if record.result else []:
-            fields = msgspec.to_builtins(step)
-            rewards = {f"rewards/{name}": value for name, value in (fields.pop("rewards") or {}).items()}
-            fields["training_step"] = fields.pop("step")
-            run.log({name: value for name, value in (fields | rewards).items() if value is not None})
-        run.summary.update({"verdict": verdict, "now": row.now, **numbers})
+# -- while experiments run ----------------------------------------------------------------------------
+
+
+@contextmanager
+def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Log the experiments of a checkout to a project of W&B inside, from a process of its own. Yields a
+    function that notes what this process reported; what fails is a line."""
+    ledger, pipe, seconds = Ledger(root), subprocess.PIPE, _END_SECONDS
+    first = next((r.number for r in ledger.readable()[0] if r.judgement is None), ledger.next_number())
+    group = ProcessGroup("wandb", _GRACE_SECONDS)
+    command = python_command("-m", __name__, os.fspath(root), project, str(first))
+    env, log = {**os.environ, "PYTHONPATH": python_path()}, ledger.runs_dir / "wandb.log"
+    child = group.start("W&B", command, log_path=log, env=env, cwd=root, stdin=pipe, stdout=pipe)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    output = child.stdout
+    os.set_blocking(output.fileno(), False)
+
+    def look() -> None:
+        for line in (output.read() or b"").decode(errors="replace").splitlines():
+            note(f"W&B: {clean(line)}")
+
+    try:
+        yield look
+    except Interrupted:
+        seconds = 3.0
+        raise
+    finally:
+        try:
+            seconds *= any(number >= first for number in ledger.numbers())  # else there is nothing to send
+            child.stdin.close()
+            with waiting("sending the last steps to W&B", seconds), suppress(subprocess.TimeoutExpired):
+                child.wait(seconds)
+            look()
+        finally:
+            group.stop()
+
+
+def follow(root: Path, project: str, first: int) -> None:
+    """Log the experiments from number `first` on while they run, until stdin is closed."""
+    ledger, runs, ended = Ledger(root), dict[int, tuple[Any, int]](), set[int]()
+    writer = Writer(ledger.runs_dir, project, os.environ.get("WANDB_MODE", "online"))
+    is_over = False
+    while not is_over:
+        is_over = bool(select.select([sys.stdin], [], [], _POLL_SECONDS)[0])
+        try:
+            for number in (number for number in ledger.numbers() if number >= first and number not in ended):
+                with suppress(UsageError):  # a damaged record, which the controller names
+                    if (record := ledger.read(number)) is not None:
+                        runs[number] = _follow(writer, ledger, record, runs.get(number))
+                        if verdict_of(record) is not None:
+                            ended.add(number)
+        except writer.wandb.Error as error:
+            if writer.mode != "online":
+                raise
+            _tell(f"{error}; from now on offline runs in runs/wandb, which wandb sync sends")
+            writer.wandb.teardown()
+            writer.mode, is_over = "offline", False
+            runs.clear()  # to be written again from the first step
+
+
+def _follow(writer: Writer, ledger: Ledger, record: Record, open_run: tuple[Any, int] | None) -> tuple[Any, int]:
+    """Log what is new of an experiment; return its run and the number of steps."""
+    if open_run is None:
+        ours = (r for r in ledger.readable()[0] if (r.branch, r.rules_hash) == (record.branch, record.rules_hash))
+        open_run = writer.open(Story.of(ledger, record.branch), next(ours), record), 0
+    run, num_steps = open_run
+    num_steps = log_steps(run, ledger.run_dir(record.number), num_steps)
+    if verdict_of(record) is not None:
+        rows = Story.of(ledger, record.branch).rows  # without an experiment of other rules that was not measured
+        try:
+            close(run, next((each for each in rows if each.number == record.number), row(record, {})))
+        except TimeoutError:
+            _tell(f"experiment {record.number:04d} may not be sent whole; wandb sync runs/wandb/*run-* sends it")
+    return run, num_steps
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{clean(text)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    os.nice(10)  # the runs go first
+    try:
+        follow(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    except Exception as error:
+        _tell(f"nothing more is logged: {type(error).__name__}: {error}")
+        raise

@@ -1,0 +1,74 @@
+"""The losses that rules.toml offers: their keys beside those of the allow-list, and the form that prime-rl reads.
+
+train.toml names a loss and gives numbers to its parameters. It contains no path, because an agent writes it.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from nightshift.config import allowlist
+from nightshift.config.allowlist import IMPORT_PATH, KEYS, LOSS, PARAMETERS, PRIME_RL_LOSSES, Key, Search, Value
+from nightshift.config.checks import Problem
+from nightshift.config.rules import LossRules
+from nightshift.config.train_toml import Config, line_numbers, refusal
+
+_WIDE = 10.0  # high / low of a parameter that is searched by its logarithm
+
+
+def keys_with(losses: Sequence[LossRules], selected: Value = None) -> Iterator[Key]:
+    """Yield the allow-list's keys with the names of these losses and the parameters of each one. `selected`: the only
+    loss whose parameters are yielded."""
+    for key in KEYS:
+        if key.path == LOSS:
+            names = (*key.choices, *(loss.name for loss in losses))
+            yield replace(key, choices=names, named=False, search=Search(choices=names))
+        elif key.table == PARAMETERS:
+            yield from (
+                replace(
+                    key,
+                    path=f"{PARAMETERS}.{name}",
+                    meaning=f"parameter of the loss {loss.name}",
+                    default=number.default,
+                    minimum=number.low,
+                    maximum=number.high,
+                    only_if=(LOSS, (loss.name,)),
+                    search=Search(
+                        "log" if 0 < _WIDE * number.low <= number.high else "linear", number.low, number.high
+                    ),
+                )
+                for loss in losses
+                for name, number in loss.parameters.items()
+                if selected in (None, loss.name)
+            )
+        else:
+            yield key
+
+
+def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]:
+    """Return prime-rl's values for the loss of a train.toml, with every parameter. Empty for a loss of prime-rl's own.
+
+    ConfigError with all problems: rules.toml does not offer the loss, or a parameter is not the loss's or out of range.
+    """
+    name, problems = config.get(LOSS), list[Problem]()
+    keys = {key.path: key for key in keys_with(losses, name)}
+    parameters = {path: key for path, key in keys.items() if key.table == PARAMETERS}
+    for path, value in config.values.items():
+        place, key = tuple(path.split(".")), keys.get(path)
+        spelled = allowlist.spelled_out(place, value)
+        if key is None and path.startswith(f"{PARAMETERS}."):
+            lines = [
+                f"{key.leaf} = {allowlist.value_text(key.default)} ({key.allowed()})" for key in parameters.values()
+            ]
+            fix = f"Delete it; [{PARAMETERS}] may have {', '.join(lines) or 'nothing'}"
+            problems.append(Problem(place, value, f"{spelled} is no parameter of the loss {name}", fix))
+        elif key is not None and not allowlist.is_accepted(key, value):
+            fix = f"Write {key.leaf} = {allowlist.value_text(allowlist.instead(key, value))}"
+            problems.append(Problem(place, value, f"{spelled} is not allowed ({key.allowed()})", fix))
+    if problems:
+        raise refusal("train.toml", problems, line_numbers(config.source.decode()))
+    if name in PRIME_RL_LOSSES:
+        return {}
+    values = {path: config.values.get(path, key.default) for path, key in parameters.items()}
+    import_path = next(loss.import_path for loss in losses if loss.name == name)
+    return {LOSS: "custom", IMPORT_PATH: import_path, **values}

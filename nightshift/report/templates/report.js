@@ -1,0 +1,210 @@
+// Draws the charts, fills the table, and keeps the chosen runs the same in all of them. Foreign text is only ever set as
+// text: nothing here reads HTML.
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const { rows, specs } = data;
+const byNumber = new Map(rows.map((row) => [row.number, row]));
+const HUES = ["#2f6fde", "#e07b1f", "#9b51c9", "#1f9e89", "#d6336c", "#8a6d1d"];
+const views = {};
+
+const at = (id) => document.getElementById(id);
+const named = (number) => String(number).padStart(4, "0");
+const el = (tag, properties = {}, ...children) => {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+};
+const change = ([key, short, old, value]) => el("code", { className: "change", title: key },
+  ...(old || value ? [`${short} `, el("s", {}, old), ` → ${value}`] : [key]));
+const status = (row) => [row.verdict, row.now && `now ${row.now}`].filter(Boolean).join(", ");
+
+// The chosen runs: at first the baseline and the last keeps, as many as there are colours.
+const chosen = [...data.first.slice(0, 1), ...data.first.slice(1).slice(1 - HUES.length)];
+const hue = (number) => HUES[chosen.indexOf(number)] ?? "transparent";
+const choose = (number) => {
+  if (chosen.includes(number)) chosen.splice(chosen.indexOf(number), 1);
+  else if (chosen.push(number) > HUES.length) chosen.shift();
+  showChosen();
+};
+const isCurve = (id) => id.startsWith("curve-");
+const points = (name) => chosen.flatMap((number) => {
+  const { steps, values } = byNumber.get(number).curves ?? { steps: [], values: {} };
+  const run = steps.map((step, i) => ({ run: named(number), hue: hue(number), step, [name]: values[name]?.[i] ?? null }));
+  return run.filter((point) => point[name] !== null);
+});
+const showChosen = () => {
+  at("chips").replaceChildren(...chosen.map((number) => {
+    const dot = el("i");
+    dot.style.background = hue(number);
+    const words = `${named(number)} ${status(byNumber.get(number))} ×`;
+    return el("button", { type: "button", title: "remove", onclick: () => choose(number) }, dot, words);
+  }));
+  for (const [id, view] of Object.entries(views)) {
+    if (!isCurve(id)) view.signal("hues", HUES).signal("chosen", [...chosen]).runAsync();
+  }
+  for (const [number, line] of lines) mark(number, line);
+  return Promise.all(Object.keys(specs).filter(isCurve).map((id) => draw(id, specs[id]))); // anew: other data, other axes
+};
+
+// What hovering over a dot shows.
+const tips = (dot) => {
+  const row = byNumber.get(dot.n);
+  if (!row) return dot;
+  return {
+    ...dot,
+    experiment: `${named(row.number)} ${status(row)}`,
+    hypothesis: row.title,
+    change: row.changes.map(([key, , old, value]) => (old || value ? `${key} ${old} → ${value}` : key)).join("\n"),
+    score: row.cells[0],
+    effect: `${row.cells[2]} pp`,
+  };
+};
+const draw = async (id, spec) => {
+  for (const values of [...Object.values(spec.datasets ?? {}), ...(spec.layer ?? []).map((layer) => layer.data?.values)]) {
+    if (Array.isArray(values)) values.forEach((dot, i) => { values[i] = tips(dot); });
+  }
+  if (innerWidth < 600 && spec.datasets?.ends) spec.datasets.ends = []; // no room beside the lines
+  if (isCurve(id)) spec.datasets = { runs: points(id.replace("curve-", "")) };
+  const { view } = await vegaEmbed(at(id), spec, { ast: true, actions: false, renderer: "svg", logLevel: 1 });
+  views[id]?.finalize();
+  views[id] = view;
+  view.addEventListener("click", (_, item) => {
+    if (byNumber.has(item?.datum?.n) && item.mark.marktype === "symbol") choose(item.datum.n);
+  });
+};
+
+// The table. A line is made when it is first shown.
+const lines = new Map();
+const texts = new Map(rows.map((row) => [row.number, [
+  named(row.number), status(row), row.failure, row.note, ...row.changes.flat(), ...row.details.map(([, text]) => text),
+].join(" ").toLowerCase()]));
+const mark = (number, line) => {
+  line.classList.toggle("is-chosen", chosen.includes(number));
+  line.style.setProperty("--hue", hue(number));
+};
+const detailsOf = (row) => {
+  const list = el("dl", { className: "details" });
+  for (const [label, text] of row.details) list.append(el("dt", {}, label), el("dd", {}, text));
+  return list;
+};
+const toggle = (row, line, wanted) => {
+  const isOpen = line.nextSibling?.className === "open";
+  if (isOpen === (wanted ?? !isOpen)) return;
+  line.querySelector("button").ariaExpanded = String(!isOpen);
+  if (isOpen) line.nextSibling.remove();
+  else line.after(el("tr", { className: "open" }, el("td", { colSpan: 8 }, detailsOf(row))));
+  if (isOpen === chosen.includes(row.number)) choose(row.number);
+};
+const lineOf = (row) => {
+  if (lines.has(row.number)) return lines.get(row.number);
+  const line = el("tr", { id: `run-${named(row.number)}`, className: "run" });
+  line.append(
+    el("td", {}, el("button", { type: "button", ariaExpanded: "false" }, named(row.number))),
+    el("td", {}, el("span", { className: `kind ${row.kind}` }, row.verdict),
+      el("small", {}, row.now ? ` now ${row.now}` : row.verdict === "crash" ? ` ${row.failure}` : "")),
+    el("td", {}, el("div", {}, row.title || "no description"), ...row.changes.slice(0, 4).flatMap((each) => [change(each), " "]),
+      el("small", {}, [row.changes.length > 4 && `and ${row.changes.length - 4} more keys`, row.note].filter(Boolean).join("; "))),
+    ...row.cells.map((cell) => el("td", {}, cell)));
+  line.onclick = () => { if (!String(document.getSelection())) toggle(row, line); }; // selecting text opens nothing
+  lines.set(row.number, line);
+  mark(row.number, line);
+  return line;
+};
+const body = at("table").tBodies[0];
+const state = { verdict: "", order: [...rows], most: 200 };
+const filter = () => {
+  const words = at("search").value.toLowerCase().split(/\s+/);
+  const fit = state.order.filter((row) => (!state.verdict || row.verdict === state.verdict)
+    && words.every((word) => texts.get(row.number).includes(word)));
+  const open = new Map([...body.querySelectorAll("tr.open")].map((line) => [line.previousSibling, line]));
+  body.replaceChildren(...fit.slice(0, state.most).map(lineOf).flatMap((line) => (open.has(line) ? [line, open.get(line)] : [line])));
+  at("more").hidden = fit.length <= state.most;
+  at("more").textContent = `Show all ${fit.length}`;
+  at("shown").textContent = `${fit.length} of ${rows.length}`;
+  for (const button of document.querySelectorAll("[data-verdict]")) {
+    button.ariaPressed = String(button.dataset.verdict === state.verdict);
+  }
+  views.progress?.signal("only", fit.length < rows.length ? fit.map((row) => row.number) : []).runAsync();
+};
+for (const button of document.querySelectorAll("[data-verdict]")) {
+  button.onclick = () => { state.verdict = button.dataset.verdict; filter(); };
+}
+at("search").oninput = filter;
+at("more").onclick = () => { state.most = Infinity; filter(); };
+const heads = [...document.querySelectorAll("[data-sort]")];
+for (const head of heads) {
+  head.onclick = () => {
+    const name = head.dataset.sort;
+    const sign = head.parentElement.ariaSort === "descending" ? 1 : -1;
+    for (const other of heads) other.parentElement.ariaSort = other === head ? (sign > 0 ? "ascending" : "descending") : null;
+    state.order.sort((a, b) => { // what was not measured is last, either way
+      const [x, y] = [a[name], b[name]];
+      return (x === null) - (y === null) || (x === y ? a.number - b.number : (x > y ? sign : -sign));
+    });
+    filter();
+  };
+}
+const follow = () => {
+  const row = byNumber.get(Number(/^#run-(\d+)$/.exec(location.hash)?.[1]));
+  if (!row) return;
+  state.verdict = at("search").value = "";
+  state.most = Math.max(state.most, state.order.indexOf(row) + 1);
+  filter();
+  toggle(row, lineOf(row), true);
+  lineOf(row).scrollIntoView();
+};
+addEventListener("hashchange", follow);
+document.addEventListener("click", (event) => {
+  if (event.target.closest("a")?.getAttribute("href") === location.hash) follow(); // the same link once more
+});
+
+// Two runs side by side: figures, settings, and the examples that the second one fixes and breaks.
+const picks = ["a", "b"].map((name) => at(`compare-${name}`));
+const pairs = rows.filter((row) => row.settings || row.scores);
+const flips = (a, b) => {
+  if (!a.scores || a.set !== b.set || a.scores.length !== b.scores?.length) return [el("p", { className: "quiet" }, "Examples fixed and broken: not measured on the same examples.")];
+  const found = { fixed: [], broken: [] };
+  for (let i = 0; i < a.scores.length; i++) {
+    if (a.scores[i] !== b.scores[i]) found[b.scores[i] > a.scores[i] ? "fixed" : "broken"].push(i);
+  }
+  const answer = (row, i) => data.texts[row.answers[i]];
+  const cards = Object.entries(found).flatMap(([kind, places]) => places
+    .filter((i) => data.problems[i] && answer(a, i) !== undefined && answer(b, i) !== undefined).slice(0, 3)
+    .map((i) => el("figure", {}, el("b", {}, kind), ...[["Problem", data.problems[i]], ["Answer of A", answer(a, i)], ["Answer of B", answer(b, i)]]
+      .flatMap(([label, text]) => [el("p", { className: "quiet" }, label), el("pre", {}, text || "(empty)")]))));
+  const [fixed, broken] = [found.fixed.length, found.broken.length];
+  const half = (1.96 * Math.sqrt(fixed + broken)).toFixed(0);
+  const words = `B against A, of ${a.scores.length.toLocaleString("en-US")} examples: ${fixed} fixed, ${broken} broken, net ${fixed - broken} ± ${half}.`;
+  const shown = !fixed && !broken ? "" : cards.length ? " The first three of each:" : " Their texts are not in this page.";
+  return [el("p", {}, words + shown), el("div", { className: "samples" }, ...cards)];
+};
+const compare = () => {
+  const [a, b] = picks.map((pick) => byNumber.get(Number(pick.value)));
+  const line = (name, x, y) => el("tr", {}, el("td", {}, name), el("td", {}, x), el("td", {}, y));
+  const value = (row, key) => row.settings[key] ?? data.settings[key];
+  const keys = Object.keys(data.settings).filter((key) => a.settings && b.settings && value(a, key) !== value(b, key));
+  const none = a.settings && b.settings ? "no key differs" : "settings: a train.toml cannot be read";
+  at("compared").replaceChildren(
+    el("table", {}, el("tbody", {}, line("", `A ${named(a.number)}`, `B ${named(b.number)}`), line("verdict", status(a), status(b)),
+      ...["score", "strict score", "effect at its decision, pp"].map((name, i) => line(name, a.cells[i], b.cells[i])),
+      ...(keys.length ? keys.map((key) => line(key, value(a, key), value(b, key))) : [line(none, "", "")]))),
+    ...flips(a, b));
+};
+if (pairs.length > 1) {
+  for (const pick of picks) {
+    pick.append(...pairs.map((row) => el("option", { value: row.number }, `${named(row.number)} ${status(row)}: ${row.title}`.slice(0, 90))));
+    pick.onchange = compare;
+  }
+  const kept = data.first.filter((number) => pairs.includes(byNumber.get(number)));
+  picks[0].value = kept[0] ?? pairs[0].number;
+  picks[1].value = kept.length > 1 ? kept.at(-1) : pairs.findLast((row) => row.number !== Number(picks[0].value)).number;
+  compare();
+} else at("compare").hidden = true;
+
+filter();
+Promise.all(Object.entries(specs).filter(([id, spec]) => spec && !isCurve(id)).map(([id, spec]) => draw(id, spec)))
+  .then(showChosen).then(() => {
+    follow();
+    document.documentElement.dataset.drawn = "yes";
+  });
