@@ -35,6 +35,7 @@ NO_DIFFERENCE = "no significant difference"  # the verdict of a comparison that 
 # A run collapsed if its score is by more than this below the median of its side's other runs: half of what the decision
 # rule takes for a typical accident.
 COLLAPSE = -min(mean for mean, _, _ in RuleConstants().accidents) / 2
+JOB_OF = ", job of "  # in the hardware of a run that was a job of a cluster
 LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, and is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
@@ -284,6 +285,7 @@ class Result(Struct, frozen=True):
     job_sha256: str = ""  # of the job.json that the worker read
     started: str = ""  # ISO 8601, UTC, by the worker's clock
     slot: str = ""  # slot or node; empty if runs follow each other
+    disk_bytes: Count | None = None  # of the run's folder when the run ended
 
 
 class Effect(Struct, frozen=True):

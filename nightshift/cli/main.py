@@ -153,6 +153,7 @@ def history(as_json: bool) -> None:
 @option("--allow-sleep", is_flag=True, help="Let this machine fall asleep during the night.")
 @option("--detach", is_flag=True, help="Return when the first run trains; nightshift wait --night follows it.")
 @option("--stop", is_flag=True, help="Alone: cancel the SLURM jobs of a night whose controller was killed.")
+@option("--controller-job", is_flag=True, help="With --slurm: run the night itself in a job, without GPUs.")
 def night(
     stop: bool,
     slurm: Path | None,
@@ -161,6 +162,7 @@ def night(
     no_tag: bool,
     allow_sleep: bool,
     detach: bool,
+    controller_job: bool,
     **flags: Any,
 ) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
@@ -183,6 +185,16 @@ def night(
         raise UsageError("--wandb: the package wandb is not installed", "Install it: uv sync --extra wandb.")
     branch = flags.pop("branch")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
+    if controller_job:
+        if slurm is None or detach:
+            raise click.UsageError("--controller-job needs --slurm, and goes without --detach.")
+        from nightshift.executors.slurm import read, submit_controller
+
+        words = [word for word in sys.argv[1:] if word != "--controller-job"]
+        with reporting("submitting the night as a job"):
+            name = submit_controller(root, read(slurm), words)
+        print_text(f"job {name} runs the night; to end it, create the file STOP\nuv run nightshift wait --night")
+        return
     if detach:
         with reporting() as reporter:
             create_branch(root, request, reporter, branch)
@@ -214,7 +226,7 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
     from nightshift.agents.agent import check_agent
     from nightshift.engines.doctor import Doctor, checks
     from nightshift.evaluation.template import look
-    from nightshift.executors.slurm import SlurmExecutor, ask_node
+    from nightshift.executors.slurm import SlurmExecutor, read, run_on_node
     from nightshift.experiment.experiment import open_controller
 
     root, (sandbox, *seen) = run.process_root(), [flags.pop(name) for name in ("sandbox", "agent_env", "agent_sees")]
@@ -228,11 +240,11 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
         return
     if slurm is not None:
         with reporting() as reporter:
-            bench = open_controller(root, Request(engine=given.engine, slurm=slurm), reporter).bench
-            assert isinstance(bench.executor, SlurmExecutor)
+            executor = SlurmExecutor(root, os.environ, read(slurm))
+            executor.require_ready()
+            engine = open_controller(root, Request(engine=given.engine, slurm=slurm), reporter).bench.engine.name
             reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-            words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
-            node, answer = ask_node(bench.executor, bench.job({}, 0), (*words, bench.engine.name))
+            node, answer = run_on_node(executor, ("doctor", "--json", "--engine", engine))
         report = msgspec.json.decode(answer, type=Doctor)
     else:
         with reporting("looking at what experiments need"):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import psutil
 
 from nightshift.campaign.ledger import STARTED, Ledger, campaign_cost, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
@@ -313,7 +312,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     from nightshift.executors.slurm import jobs_left
     from nightshift.night.observers import next_stop
 
-    is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
+    is_on = state.cause is None and is_running and ledger.holder.startswith(f"process {state.pid} ")
     left = jobs_left(ledger, state.first, of_certificates=True) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,

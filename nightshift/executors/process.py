@@ -1,8 +1,8 @@
 """Starts, watches and stops the processes of a run; nothing is ever left behind.
 
 Each child gets a session of its own, the group's marker in its environment, and a log file. While a group is open, a
-watchdog process (watchdog.py) ends the tree if this process dies. On macOS, which has no child subreaper, an orphan is
-found by memory and marker only.
+watchdog process (watchdog.py) ends the tree if this process dies. Orphans are found by marker, and by session where a
+process has no marker or environments cannot be read.
 """
 
 import ctypes
@@ -33,6 +33,8 @@ from nightshift.waiting import waiting
 CHECKOUT = str(Path(__file__).absolute().parents[2])
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
+OUT_OF_MEMORY = "for lack of memory"  # in the cause of a process that the kernel killed for it
+SYS = Path("/sys")  # where the kernel shows processors and control groups
 _PIPE_BYTES = 65536
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -42,18 +44,38 @@ class Child(subprocess.Popen[bytes]):
 
     name: str
     log_path: Path
+    num_oom_kills: int  # in this control group when the process started
 
     def exit_cause(self) -> str:
-        """How it ended: `exit code 1`, `killed by SIGKILL`, `still running`."""
+        """How it ended: `exit code 1`, `killed by SIGKILL`, `killed by SIGKILL for lack of memory`, `still running`."""
         code = self.poll()
         if code is None:
             return "still running"
         if code >= 0:
             return f"exit code {code}"
-        return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        is_out_of_memory = -code == signal.SIGKILL and num_oom_kills() > self.num_oom_kills
+        return f"killed by {name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
 
     def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
         return tail(self.log_path, num_lines, line_length, num_bytes)
+
+
+def control_groups(proc: Path = Path("/proc"), sys: Path = SYS) -> list[Path]:
+    """Return the folders of this process's control group (v2) and of those around it, the innermost first."""
+    folder = sys / "fs/cgroup"
+    with suppress(OSError):
+        paths = (proc / "self/cgroup").read_text().splitlines()
+        folder = folder.joinpath(*(path.removeprefix("0::/") for path in paths if path.startswith("0::/")))
+    return [folder, *folder.parents]  # a container may see a path of its host: then only the top has the files
+
+
+def num_oom_kills(proc: Path = Path("/proc"), sys: Path = SYS) -> int:
+    """Return how many processes the kernel has killed for lack of memory, in this control group if it counts them."""
+    for path in (*(group / "memory.events" for group in control_groups(proc, sys)), proc / "vmstat"):
+        with suppress(OSError):
+            return sum(int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("oom_kill "))
+    return 0
 
 
 def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
@@ -157,17 +179,16 @@ class ProcessGroup:
     A child in another session than this process's belongs to a run: start nothing else with `start_new_session`.
     """
 
-    def __init__(
-        self, name: str, grace_seconds: float, orphan_grace_seconds: float | None = None, *, is_subreaper: bool = False
-    ) -> None:
-        """`name`: a word without spaces; its marker in the children's environment is NIGHTSHIFT_RUN.
-        `orphan_grace_seconds`: the grace that the watchdog gives when the harness is dead; None: the same.
-        `is_subreaper`: the child takes the orphans below it, so that none of them comes to the harness."""
-        self.marker, self.grace_seconds, self.is_subreaper = f"{name}-{uuid.uuid4().hex}", grace_seconds, is_subreaper
+    def __init__(self, name: str, grace_seconds: float, orphan_grace_seconds: float | None = None) -> None:
+        """`name`: a word without spaces; its marker in the children's environment is NIGHTSHIFT_RUN, and begins with
+        that of this process. `orphan_grace_seconds`: the grace that the watchdog gives when the harness is dead; None:
+        the same."""
+        outer = os.environ.get(MARKER_NAME)
+        self.marker, self.grace_seconds = f"{f'{outer}/' if outer else ''}{name}-{uuid.uuid4().hex}", grace_seconds
         self.orphan_grace_seconds = grace_seconds if orphan_grace_seconds is None else orphan_grace_seconds
         self.children: list[Child] = []
-        if sys.platform == "linux":  # orphans become children of this process, not of init, and so are found
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if prctl := getattr(ctypes.CDLL(None), "prctl", None):  # on Linux: orphans become children of this process
+            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         harness = psutil.Process()
         self._tree = ProcessTree(harness, self._claims, self._reap)
         self._tree.markers.add(self.marker)
@@ -189,6 +210,7 @@ class ProcessGroup:
             _open_groups.add(self)
             try:
                 _keep_watchdog()
+                num_kills = num_oom_kills()
                 with open_regular(log_path, "ab") as log:
                     child = Child(
                         [os.fspath(word) for word in argv],
@@ -202,7 +224,7 @@ class ProcessGroup:
             except OSError as error:
                 cause = f"{name} cannot be started: {error.strerror}: {error.filename!r}"
                 raise EngineError(cause, "Run prepare.py, which names what is missing.") from error
-            child.name, child.log_path = name, log_path
+            child.name, child.log_path, child.num_oom_kills = name, log_path, num_kills
             self.children.append(child)
             return child
 
@@ -237,18 +259,15 @@ class ProcessGroup:
             return left
 
     def _claims(self, process: psutil.Process) -> bool:
-        """True for a direct child of this process that the group started, or that is an orphan of the group, as far as
-        is known: an orphan may have cleared its environment and made its own session."""
-        session = session_of(process)
+        """True for a direct child of this process with the group's marker. One without a marker, an orphan that cleared
+        its environment, belongs to any group unless another one started its session."""
+        session, marker = session_of(process), environment_of(process).get(MARKER_NAME)
         is_watchdog = _watchdog is not None and process.pid == _watchdog.pid
         if session in (None, os.getsid(0)) or is_watchdog or process in self._foreign:
             return False
-
-        def knows(group: ProcessGroup) -> bool:
-            is_seen = process in group._tree.seen or session in {child.pid for child in group.children}
-            return is_seen or environment_of(process).get(MARKER_NAME) == group.marker
-
-        return knows(self) or not (self.is_subreaper or any(map(knows, _open_groups)))
+        if marker is not None:
+            return marker.startswith(self.marker)
+        return session not in {child.pid for group in _open_groups - {self} for child in group.children}
 
     def _reap(self, process: psutil.Process) -> None:
         """Collect the zombie of an orphan. A child's exit code belongs to its Popen."""

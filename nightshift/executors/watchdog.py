@@ -32,11 +32,12 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class ProcessTree:
-    """The processes below one harness, found by descent, by memory and by marker.
+    """The processes below one harness, found by descent, by memory and by marker; by the sessions of the harness's
+    children in place of the marker where the system shows no environment (macOS shows few).
 
     Each alone loses some: descent loses orphans, memory what was never seen, the marker programs that clear their
-    environment. Sessions are no help: torchrun and verifiers make their own. psutil compares the create time before
-    each signal, so a recycled pid is never touched.
+    environment, a session what makes its own (torchrun and verifiers do). psutil compares the create time before each
+    signal, so a recycled pid is never touched.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class ProcessTree:
         """`claims` tells which direct children of the harness, None if that is dead already, belong here; their
         descendants do with them. `reap` is called for each process of the tree that has ended."""
         self.harness, self.claims, self.reap = harness, claims, reap
-        self.markers: set[str] = set()
+        self.markers: set[str] = set()  # also of processes whose marker begins with one of these
+        self.sessions: set[int | None] = set()
+        self._shows_markers = bool(environment_of(psutil.Process()))
         self.seen: set[psutil.Process] = set()
 
     def sample(self) -> None:
@@ -67,9 +70,7 @@ class ProcessTree:
         kill_at = time.monotonic() + grace_seconds
         pause, num_quiet = FIRST_PAUSE_SECONDS, 0
         while True:
-            self.seen |= {
-                process for process in psutil.process_iter() if environment_of(process).get(MARKER_NAME) in self.markers
-            }
+            self.seen |= {process for process in psutil.process_iter() if self._is_marked(process)}
             found |= self.seen
             alive, ended = self._look()
             left = alive - spared
@@ -90,6 +91,11 @@ class ProcessTree:
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_SECONDS)
 
+    def _is_marked(self, process: psutil.Process) -> bool:
+        if not self._shows_markers:
+            return session_of(process) in self.sessions
+        return environment_of(process).get(MARKER_NAME, "").startswith((*self.markers,))
+
     def _look(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
         """The living processes of the tree, and those that have ended since the last look (zombies, or gone)."""
         known = self.seen | self._descendants()
@@ -104,7 +110,10 @@ class ProcessTree:
         for process in children_of(self.harness):  # in one look at /proc; parents come before their children
             with suppress(psutil.NoSuchProcess):
                 parent = process.ppid()
-                if parent in below or (parent == self.harness.pid and self.claims(process)):
+                if parent == self.harness.pid and self.claims(process):
+                    below[process.pid] = process
+                    self.sessions.add(session_of(process))
+                elif parent in below:
                     below[process.pid] = process
         return {*below.values()}
 

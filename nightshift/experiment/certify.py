@@ -68,7 +68,7 @@ from nightshift.engines.base import Effective, on_cards, open_engine
 from nightshift.engines.downloads import data_problem
 from nightshift.errors import ConfigError, EngineError, Failure, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
-from nightshift.executors.slurm import SlurmExecutor, job_left
+from nightshift.executors.slurm import job_left
 from nightshift.experiment.checkout import IntegrityError, changed_files, require_unchanged
 from nightshift.experiment.experiment import Bench, Controller
 from nightshift.files import Document, read_json, remove_tree, write_json
@@ -343,9 +343,12 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
 def _make_runs(questions: Sequence[Task]) -> None:
     """Make the missing runs, one in each slot. A run that infrastructure loses is tried once more at the end."""
     controller, executor = questions[0].controller, questions[0].bench.executor
+    executor.avoided = ()  # by its night
     for task in questions:
         task.bench.engine.prepare_at_start(controller.reporter.note)
+        task.bench.executor.require_ready()
         task.bench.require_ready(executor.free_slots)
+        controller.require_disk(controller.folded())
     for task in questions:
         if not (path := task.folder / PLAN_NAME).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -359,7 +362,7 @@ def _make_runs(questions: Sequence[Task]) -> None:
             runs = sorted(runs, key=lambda run: num_tries[run.folder])
             runs = [run for run in runs if num_tries[run.folder] < _MAX_TRIES]
             for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(executor.in_flight())]:
-                making[run.folder] = _make_run(run)
+                making[run.folder] = _make_run(run, num_tries)
                 num_tries[run.folder] += 1
             if not making:
                 break
@@ -377,16 +380,14 @@ def _make_runs(questions: Sequence[Task]) -> None:
         raise Interrupted("stopped between two runs of the certificate")
 
 
-def _make_run(run: _Run) -> Generator[None, None, None]:
+def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None]:
     """Make a run and store it unless the infrastructure failed. Yields while the run or its proof is in flight."""
     task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
     controller, bench, executor = task.controller, task.bench, task.bench.executor
     job = job_left(folder)
     run.note(run.place)
     try:
-        if isinstance(executor, SlurmExecutor) and job is not None:
-            executor.take_over(folder, job)  # an earlier start of this command submitted it
-        else:
+        if job is None or not executor.take_over(folder, job):  # an earlier start of this command submitted it
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
@@ -411,6 +412,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         job_path.unlink(missing_ok=True)  # no later command waits for it
         if not isinstance(error, EngineError):
             raise
+        num_tries[folder] -= error.failure is Failure.INTERRUPTED  # a preempted job
         run.note(f"failed, not the config's fault: {error}")
         return
     finally:

@@ -32,16 +32,20 @@ from nightshift.config.train_toml import Config, diff, load
 from nightshift.engines.base import Engine, Proof, on_cards, open_engine, used_keys
 from nightshift.errors import EngineError, Failure, Interrupted, UsageError
 from nightshift.evaluation import environment
+from nightshift.executors.base import Executor, Slot
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
-from nightshift.executors.local import LocalExecutor, Slot, divide, num_slots_of, own_cores
+from nightshift.executors.local import LocalExecutor, divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 from nightshift.experiment.checkout import IntegrityError, continued, plan, require_unchanged
 from nightshift.experiment.health import Conditions, digest
+from nightshift.files import free_disk_gb
 from nightshift.waiting import lasted
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 _TICK_SECONDS = 0.5
+_LEAST_DISK_BYTES = 10_000_000  # before a run of the campaign has ended. Estimated
+_SUSPENDED_SECONDS = 30.0  # by which the wall clock is ahead: an adjusted clock makes small steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Bench:
     rules: Rules
     rules_hash: str
     engine: Engine
-    executor: LocalExecutor | SlurmExecutor
+    executor: Executor[Any]
     request: Request
     # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
     engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
@@ -131,6 +135,8 @@ class Controller:
     clock: Callable[[], float] = time.monotonic  # seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
     _folded: Campaign | None = field(default=None, init=False)
+    _begins: dict[int, float] = field(default_factory=dict, init=False)  # of experiments, by the monotonic clock
+    _ahead: float | None = field(default=None, init=False)  # seconds, of the wall clock before the monotonic one
 
     def folded(self) -> Campaign:
         """Return the campaign of the branch that is checked out, as its records have it. Only new ones are folded."""
@@ -260,7 +266,9 @@ class Controller:
             config = campaign.compose(())
         record, rules = self.admit(config, request, campaign), self.bench.rules
         self.bench.require_ready()
+        self.require_disk(campaign)
         record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
+        self._begins[record.number] = self.clock()
         limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in all"
         self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
@@ -273,6 +281,17 @@ class Controller:
             self.cancel(record.number)
             return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         return record
+
+    def require_disk(self, campaign: Campaign) -> None:
+        """Raise EngineError if less disk is free than this run and those in flight need, if each uses as much as the
+        campaign's last one."""
+        sizes = (r.result.disk_bytes for r in reversed(campaign.decided) if r.result and r.result.disk_bytes)
+        used, free = next(sizes, None), free_disk_gb(self.ledger.runs_dir)
+        needed = (used or _LEAST_DISK_BYTES) * (1 + len(self.bench.in_flight)) / 1e9
+        if free < needed:
+            why = f"the campaign's last run used {used / 1e9:.3f} GB" if used else "no run of the campaign has ended"
+            cause = f"{free:.3f} GB of disk are free, {needed:.3f} GB are needed: {why}"
+            raise EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
 
     def submit(self, run_dir: Path, job: Job, **access: Any) -> None:
         """Start a worker. The journal has its job, and its `access` to the test split, before the worker starts."""
@@ -303,7 +322,8 @@ class Controller:
             if proof is not None:
                 record = replace(record, health=proof.result())
         except (EngineError, UsageError, OSError) as error:
-            return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
+            failure = error.failure if isinstance(error, EngineError) else Failure.INFRASTRUCTURE
+            return self.conclude(crash(record, failure, str(error)))
         if result.evaluation is None:
             failure = result.training.failure or Failure.INFRASTRUCTURE
             return self.conclude(crash(record, failure, result.training.cause or "no cause known"))
@@ -322,8 +342,10 @@ class Controller:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
         if record.decided is None and record.failure in (None, Failure.CONFIG):
             record = replace(record, decided=self.ledger.num_decided() + 1)
-        # A wall clock may be set back: no less than its run took.
-        seconds = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
+        # The monotonic clock leaves out what the machine was suspended, and nobody can set it. Without a start in this
+        # process the wall clock is left, which may be set back: no less than its run took.
+        since = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
+        seconds = self.clock() - self._begins.pop(record.number, self.clock() - since)
         lines = [record.health] if record.health else []
         if record.result is not None:
             seconds = max(seconds, record.result.total_seconds)
@@ -342,12 +364,22 @@ class Controller:
         """The experiments whose runs or proofs are in flight."""
         return tuple(map(self.ledger.record, self.bench.in_flight))
 
-    def wait(self) -> None:
-        """Wait until a run in flight ends, half a second at most; then report how far the others are."""
+    def wait(self) -> float:
+        """Wait until a run in flight ends, half a second at most; then report how far the others are.
+
+        Returns the seconds for which this machine was suspended meanwhile: then the monotonic clock, by which training
+        is limited, stands still, and the wall clock does not.
+        """
         executor, starting = self.bench.executor, Progress(Phase.STARTING, 0)
         executor.wait(_TICK_SECONDS)
         folders = executor.in_flight()
         self.reporter.show({f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in folders})
+        before, self._ahead = self._ahead, self.now().timestamp() - self.clock()
+        seconds = 0.0 if before is None else self._ahead - before
+        if seconds < _SUSPENDED_SECONDS:
+            return 0.0
+        self.reporter.note(f"{suspended(seconds)}; this is no training time")
+        return seconds
 
     def cancel(self, number: int | None = None) -> None:
         """Cancel the runs that were not collected, and the proofs; with `number` only the run of that experiment."""
@@ -370,6 +402,11 @@ class Controller:
                 self.conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"))
             else:
                 close(record, self.ledger, self.repo)
+
+
+def suspended(seconds: float) -> str:
+    """Say what a controller noticed; somebody who sets the clock forward looks the same."""
+    return f"this machine was suspended for {lasted(seconds)}, or its clock was set forward"
 
 
 def open_controller(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Controller:
@@ -407,7 +444,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
         if first and num_slots != fitting.num_runs:  # free memory changes, a campaign does not
             text += f"; {first.branch} began with {num_slots} and keeps to that: --branch NEW begins another campaign"
         reporter.note(text)
-    executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
+    executor: Executor[Any] = LocalExecutor(root, environ)
     if cluster is not None:
         executor = SlurmExecutor(root, environ, cluster)
     elif num_slots != 1:
@@ -416,7 +453,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
             raise UsageError(cause, "Leave it out: --pairs takes them in order.")
         num_each = len({*engine.gpu_ids()})
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
-        executor = LocalExecutor(root, environ, tuple(divide(num_slots, indices, num_each, own_cores())))
+        executor = LocalExecutor(root, environ, divide(num_slots, indices, num_each, own_cores()))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
     engine_of: dict[str | None, Engine] = {ids: open_engine(rules, root, environ, ids, *flags) for ids in gpus}
     bench = Bench(root, rules, rules_hash, engine, executor, request, engine_of)

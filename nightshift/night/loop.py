@@ -24,7 +24,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftE
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
 from nightshift.experiment.checkout import IntegrityError
-from nightshift.experiment.experiment import Controller
+from nightshift.experiment.experiment import Controller, suspended
 from nightshift.files import write_atomically
 from nightshift.night.observers import Notifications, Notifier, Page, Price, certified_line
 from nightshift.night.proposals import Proposals, undecided
@@ -214,7 +214,8 @@ class Night:
         desk.emit(Kind.IDLE)
         due = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
         while self._signs == before and (seconds or desk.over is None or due):
-            controller.wait()
+            if seconds_suspended := controller.wait():
+                desk.add_pause(suspended(seconds_suspended), seconds_suspended)
             has_answers = self._proposals.advance()  # the agent's time is bounded all the same
             if controller.clock() >= ends_at:
                 return

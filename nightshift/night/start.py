@@ -26,7 +26,7 @@ from nightshift.config.train_toml import read_source
 from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.process import end_leftovers
-from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
+from nightshift.executors.slurm import end_jobs, jobs_left
 from nightshift.experiment.checkout import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
@@ -77,11 +77,10 @@ def night(
         executor = controller.bench.executor
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
-        elif isinstance(executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
-            for folder, job in jobs.items():
-                executor.take_over(folder, job)
-            numbers = ", ".join(sorted(folder.name for folder in jobs))
-            reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
+        else:
+            jobs = jobs_left(ledger, state.first).items()
+            if numbers := ", ".join(sorted(folder.name for folder, job in jobs if executor.take_over(folder, job))):
+                reporter.note(f"took over the jobs that an earlier start of this night submitted: {numbers}")
         reporter.note(f"the night stops {next_stop(state, state.own(ledger.records()), controller.now())}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
@@ -163,6 +162,7 @@ def open_night(
         repo.switch(old.branch)
         reporter.note(f"switched from {head} back to {old.branch}, the branch of the night that was cut off")
     controller = open_controller(root, request.request, reporter, branch)
+    controller.bench.executor.require_ready()
     controller.bench.require_ready(controller.bench.executor.free_slots)
     proposer = proposer_of(request, controller)
     if request.agent in SEARCHES and request.direction is not None:

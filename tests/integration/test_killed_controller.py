@@ -98,3 +98,18 @@ def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, wha
     assert told[0].startswith(f"{root}/runs or its .lock was moved away or replaced while this process worked in it. ")
     assert not make_anew or list((root / "runs").iterdir()) == []
     assert leftovers(root) == []
+
+
+def test_an_experiment_runs_without_what_only_linux_has_and_a_kill_leaves_nothing(root: Path) -> None:
+    """No affinity, no control groups, no /proc, no prctl, no environment of a process: as on macOS."""
+    flags = ("--engine", "trl", "--budget-seconds", "1", "--stand-in", "mac")
+    code, _, stderr = finish(start_run(root, *flags))
+    assert code == 0, stderr
+    assert records(root)[-1].hardware.startswith("cpu ")
+    fault(root, "hold", once=False)
+    controller = start_run(root, *flags, "--again")
+    wait_for(lambda: is_running(root, 2))
+    for process in leftovers(root):
+        if process.pid != controller.pid:
+            process.suspend()
+    kill(controller, root)

@@ -112,7 +112,7 @@ def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(
     assert abs(sum(scores) / NUM_VALIDATION - validation.eval_score) < 0.08
     questions = [example.question for example in data.load("test", NUM_VALIDATION)]
     files = [path for path in kept.ledger.runs_dir.rglob("certify/**/*") if path.is_file()]
-    names = {"plan.json", "comparison.json", "job.json", "run.json", "metrics.jsonl", "trainer.log"}
+    names = {"plan.json", "comparison.json", "job.json", "run.json", "metrics.jsonl", "result.json", "trainer.log"}
     assert {path.name for path in files} == names
     for path in files:
         assert not any(question in path.read_text() for question in questions)

@@ -84,8 +84,8 @@ def signature() -> Iterator[str]:
 def make_group(signature: str) -> Iterator[Callable[..., ProcessGroup]]:
     groups = []
 
-    def make(grace_seconds: float = HANG_SECONDS, **kwargs: bool) -> ProcessGroup:
-        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds, **kwargs))
+    def make(grace_seconds: float = HANG_SECONDS) -> ProcessGroup:
+        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds))
         return groups[-1]
 
     try:
@@ -190,12 +190,12 @@ def test_chain_that_forks_faster_than_anyone_looks_is_stopped(make_group, launch
     assert psutil.Process().children() == before
 
 
-# In the session of the child that started it, or in one of its own: what a worker leaves behind stays below the worker.
-@pytest.mark.parametrize(("is_worker", "session"), [(False, ""), (True, "os.setsid()\n")])
-def test_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature, is_worker, session):
+# In the session of the child that started it, or in one of its own.
+@pytest.mark.parametrize("session", ["", "os.setsid()\n"])
+def test_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature, session):
     """Nobody has seen the orphan before; another group is open with an orphan of its own, and not asked."""
     orphan = "if os.fork(): os._exit(0)\n{}hide(sys.argv[1] + {!r})"
-    other, group = make_group(is_subreaper=is_worker), make_group()
+    other, group = make_group(), make_group()
     launch(other, f"import os, sys\n{HIDDEN}if os.fork():\n    {READY}{SLEEP}\n" + orphan.format("", "-other"), "other")
     launch(group, f"import os, sys\n{HIDDEN}if os.fork():\n    {READY}os._exit(0)\n" + orphan.format(session, "-ours"))
     wait_for(lambda: sorted(titles(signature)) == sorted([sys.executable, "kworker", "kworker"]))
@@ -301,6 +301,32 @@ def harness(
         "        log_path=Path('worker.log'), env=engine_environment(os.environ, {}))\n" + body
     )
     return subprocess.Popen([sys.executable, script, signature], cwd=tmp_path, **kwargs)
+
+
+def test_what_a_worker_left_that_was_killed_with_its_watchdog_is_ended_with_the_worker(group, tmp_path, signature):
+    """A process of the worker's own group, in a session of its own, which is deaf and stopped."""
+    harness(tmp_path, signature, "", env={"PATH": "/nowhere"}).wait()  # writes the script
+    body = f"start({IGNORE_TERM + READY + SLEEP!r})\ntime.sleep(600)\n"
+    script = tmp_path / "harness.py"
+    script.write_text(script.read_text() + body)
+    worker = group.start(
+        "worker",
+        [sys.executable, script, signature],
+        log_path=tmp_path / "log",
+        env=engine_environment(os.environ, {}),
+        cwd=tmp_path,
+    )
+    wait_for((tmp_path / "child").exists)
+    (left,) = [process for process in with_signature(signature) if process.pid != worker.pid]
+    left.suspend()
+    (watchdog,) = watchdogs_of(worker.pid)
+    for process in (watchdog, psutil.Process(worker.pid)):
+        process.kill()
+    worker.wait()
+    assert is_alive(left)
+    group.grace_seconds = 0.5
+    assert group.stop() == []
+    assert not is_alive(left)
 
 
 # The watchdog reads the second line only when it has looked at the tree after the first.

@@ -4,7 +4,6 @@ This module checks, and maps train.toml to the trainer's settings; it never impo
 the trainer, trainer.py trains.
 """
 
-import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from nightshift.engines.mixture import difficulty_pools, opponent, ratios, where
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, UsageError
 from nightshift.executors.gpus import Gpu
-from nightshift.executors.local import Capacity, capacity
+from nightshift.executors.local import Capacity, capacity, own_cores
 from nightshift.executors.process import python_command, python_environment
 from nightshift.files import write_json
 
@@ -101,7 +100,7 @@ class TrlEngine(Engine):
         """Return `cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
         if self._cuda:
             return super().hardware()
-        return f"cpu {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+        return f"cpu {platform.machine()}, {len(own_cores())} cores"
 
     def capacity(self) -> Capacity | None:
         """Return the capacity of a CPU for a model of models/, whose memory was measured."""
