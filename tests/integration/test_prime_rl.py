@@ -361,7 +361,8 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
 
     training = session.train(math.inf, tick)
     assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
-    assert training.training_seconds == read_steps(run_dir / "metrics.jsonl")[-1].time
+    # On a busy machine the stand-in may have made its steps before the training began.
+    assert training.training_seconds == max(read_steps(run_dir / "metrics.jsonl")[-1].time, 0.0)
 
 
 def test_a_last_step_whose_rewards_were_not_written_is_a_step(start: Open, run_dir: Path) -> None:
