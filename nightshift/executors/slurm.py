@@ -348,7 +348,7 @@ def _ask(
             capture_output=True,
             check=False,
             timeout=seconds,
-            env=environment | process.mark() | {**(variables or {})},
+            env=environment | {process.MARKER_NAME: process.new_marker("slurm"), **(variables or {})},
             process_group=0,  # a Ctrl-C is the controller's to answer
         )
     except FileNotFoundError:

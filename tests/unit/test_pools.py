@@ -15,9 +15,8 @@ from nightshift.errors import EngineError, ExitCode, Interrupted
 from nightshift.executors import base, slurm
 from nightshift.executors.base import read_result
 from nightshift.executors.local import LocalExecutor
-from nightshift.executors.process import Child, ProcessGroup, interruptible
+from nightshift.executors.process import Child, ProcessGroup, interruptible, is_alive
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
-from nightshift.executors.watchdog import is_alive
 from nightshift.experiment.worker import main
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL

@@ -20,8 +20,14 @@ import pytest
 
 from nightshift.errors import EngineError, Interrupted
 from nightshift.executors import process as processes
-from nightshift.executors.process import Child, ProcessGroup, engine_environment, interruptible
-from nightshift.executors.watchdog import ProcessTree, is_alive
+from nightshift.executors.process import (
+    Child,
+    ProcessGroup,
+    ProcessTree,
+    engine_environment,
+    interruptible,
+    is_alive,
+)
 from tests.checkouts import ROOT
 from tests.waiting import HANG_SECONDS, wait_for
 
@@ -250,7 +256,8 @@ def test_processes_of_others_survive(make_group, launch, signature):
 def test_zombie_that_nobody_reaps_does_not_hold_up_the_end():
     child = subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True)
     wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
-    tree = ProcessTree(psutil.Process(), claims=lambda process: process.pid == child.pid)
+    tree = ProcessTree()
+    tree.seen.add(psutil.Process(child.pid))
     assert tree.end(grace_seconds=1e9) == []  # which never passes
     assert child.wait() == 7
 
@@ -274,8 +281,8 @@ def test_what_cannot_be_killed_is_described(make_group, launch, monkeypatch):
     group = make_group(grace_seconds=0.0)
     child = launch(group, READY + SLEEP)
     with monkeypatch.context() as patch:
-        patch.setattr("nightshift.executors.watchdog.KILL_SECONDS", 0.1)
-        patch.setattr("nightshift.executors.watchdog._kill", lambda process: None)
+        patch.setattr("nightshift.executors.process.KILL_SECONDS", 0.1)
+        patch.setattr("nightshift.executors.process._kill", lambda process: None)
         [left] = group.stop()
     assert left.startswith(f"pid {child.pid} 'python")
     assert group.stop() == []
@@ -342,7 +349,7 @@ CHILD_IS_UP = "while not Path('child').exists(): time.sleep(0.01)\n"
 
 def watchdogs_of(harness_pid: int) -> list[psutil.Process]:
     """Its watchdogs, normally one; waits for nothing: one that has just begun is known by its name when it has time."""
-    return with_signature(f"watchdog.py {harness_pid} ")
+    return with_signature(f"nightshift.executors.process {harness_pid} ")
 
 
 def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signature):
