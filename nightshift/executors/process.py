@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -62,9 +62,6 @@ class Child(subprocess.Popen[bytes]):
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         is_out_of_memory = -code == signal.SIGKILL and num_oom_kills() > self.num_oom_kills
         return f"killed by {name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
-
-    def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-        return tail(self.log_path, num_lines, line_length, num_bytes)
 
 
 def control_groups(proc: Path = Path("/proc"), sys: Path = SYS) -> list[Path]:
@@ -206,13 +203,12 @@ class ProcessTree:
         """Return whether a direct child of the harness belongs here: its descendants do with it."""
         return False
 
-    def reap(self, process: psutil.Process) -> None:
-        """Act on a process of the tree that has ended."""
+    def reap(self, ended: Collection[psutil.Process]) -> None:
+        """Act on processes of the tree that have ended."""
 
     def sample(self) -> None:
-        """Remember the living processes of the tree, each one until it is gone; reap those that have ended."""
-        for process in self._look()[1]:
-            self.reap(process)
+        """Remember the living processes of the tree, each one until it is gone."""
+        self.reap(self._look()[1])
 
     def end(self, grace_seconds: float) -> list[str]:
         """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
@@ -237,10 +233,11 @@ class ProcessTree:
                     _kill(process)
             else:
                 for process in left - asked:  # once: a second SIGTERM makes many programs drop their clean-up
-                    _terminate(process)
+                    with suppress(psutil.Error):  # gone, or not ours to signal: then it is left, and reported
+                        process.terminate()
+                        process.resume()  # of one that was stopped the signal waits
                 asked |= left
-            for process in ended:
-                self.reap(process)
+            self.reap(ended)
             if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
                 return sorted(describe(process) for process in left)
             time.sleep(pause)
@@ -258,16 +255,17 @@ class ProcessTree:
         return self.seen, known - self.seen
 
     def _descendants(self) -> set[psutil.Process]:
-        """Return what is below the harness and below what is remembered: orphans have gone to init."""
-        harness = self.harness if self.harness is not None and is_alive(self.harness) else None
-        below = {process.pid: process for process in self.seen if process.is_running()}
-        for process in psutil.process_iter():  # parents mostly come before their children; the next look finds others
+        if self.harness is None or not is_alive(self.harness):
+            # Its orphans have gone to init: only what is remembered leads on.
+            return {child for process in self.seen for child in _children_of(process)}
+        below = dict[int, psutil.Process]()
+        for process in _children_of(self.harness):  # in one look at /proc; parents come before their children
             with suppress(psutil.NoSuchProcess):
                 parent = process.ppid()
-                is_ours = harness is not None and parent == harness.pid and self.claims(process)
-                if is_ours:
+                is_claimed = parent == self.harness.pid and self.claims(process)
+                if is_claimed:
                     self.sessions.add(session_of(process))
-                if is_ours or parent in below:
+                if is_claimed or parent in below:
                     below[process.pid] = process
         return {*below.values()}
 
@@ -286,17 +284,17 @@ def session_of(process: psutil.Process) -> int | None:
     return None
 
 
-def _terminate(process: psutil.Process) -> None:
-    with suppress(psutil.Error):  # gone meanwhile; what may not be signalled is still there at the end, and reported
-        process.terminate()
-        if process.status() == psutil.STATUS_STOPPED:  # the signal waits until it runs again
-            process.resume()
+def _children_of(process: psutil.Process) -> list[psutil.Process]:
+    """All that descend from it; none if it is gone."""
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
 
 
 def _kill(process: psutil.Process) -> None:
     """SIGKILL, to its whole process group first: only that stops a program which forks faster than we look. Also to a
     zombie: until it is reaped, its pid and its group are nobody else's."""
-    with suppress(psutil.Error, ProcessLookupError, PermissionError):  # as in _terminate
+    with suppress(psutil.Error, ProcessLookupError, PermissionError):
         group = os.getpgid(process.pid)
         if process.is_running() and group != os.getpgrp():
             os.killpg(group, signal.SIGKILL)
@@ -316,12 +314,10 @@ class ProcessGroup(ProcessTree):
     A child in another session than this process's belongs to a run: start nothing else with `start_new_session`.
     """
 
-    def __init__(self, name: str, grace_seconds: float, orphan_grace_seconds: float | None = None) -> None:
-        """`name`: a word without spaces, of the marker. `orphan_grace_seconds`: the grace that the watchdog gives when
-        the harness is dead; None: the same."""
+    def __init__(self, name: str, grace_seconds: float) -> None:
+        """`name`: a word without spaces, of the marker."""
         self.marker, self.grace_seconds = new_marker(name), grace_seconds
         super().__init__(self.marker)
-        self.orphan_grace_seconds = grace_seconds if orphan_grace_seconds is None else orphan_grace_seconds
         self.children: list[Child] = []
         if prctl := getattr(ctypes.CDLL(None), "prctl", None):  # on Linux: orphans become children of this process
             prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -370,9 +366,8 @@ class ProcessGroup(ProcessTree):
     def kill_below(self, child: Child) -> None:
         """SIGKILL to all that a child has started, so that it has nobody to wait for when it is asked to end."""
         with suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(child.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            for process in _children_of(psutil.Process(child.pid)):
+                process.kill()
 
     def stop(self) -> list[str]:
         """End every process of the group (see `end`); returns what could not be killed, normally nothing.
@@ -403,11 +398,12 @@ class ProcessGroup(ProcessTree):
             return marker.startswith(self.marker)
         return session not in {child.pid for group in _open_groups - {self} for child in group.children}
 
-    def reap(self, process: psutil.Process) -> None:
-        """Collect the zombie of an orphan. A child's exit code belongs to its Popen."""
-        if process.is_running() and process.pid not in {child.pid for child in self.children}:
-            with suppress(ChildProcessError):  # another process's child: that one reaps it
-                os.waitpid(process.pid, os.WNOHANG)
+    def reap(self, ended: Collection[psutil.Process]) -> None:
+        """Collect the zombies of orphans: a program may leave thousands. A child's exit code belongs to its Popen."""
+        for process in ended:
+            if process.is_running() and process.pid not in {child.pid for child in self.children}:
+                with suppress(ChildProcessError):  # another process's child: that one reaps it
+                    os.waitpid(process.pid, os.WNOHANG)
 
 
 _open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
@@ -476,7 +472,7 @@ def _keep_watchdog() -> None:
     assert _watchdog.stdin is not None
     for group in _open_groups:
         with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
-            _watchdog.stdin.write(f"{group.marker} {group.orphan_grace_seconds}\n".encode())
+            _watchdog.stdin.write(f"{group.marker} {group.grace_seconds}\n".encode())
 
 
 def _dismiss_watchdog() -> None:

@@ -27,6 +27,7 @@ from nightshift.executors.process import (
     engine_environment,
     interruptible,
     is_alive,
+    tail,
 )
 from tests.checkouts import ROOT
 from tests.waiting import HANG_SECONDS, wait_for
@@ -378,7 +379,7 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
 
 def test_what_is_asked_to_end_after_the_harness_has_the_grace_of_an_orphan(tmp_path, signature):
     body = """
-group = ProcessGroup(f'stubborn-{sys.argv[1]}', 60.0, 0.5)
+group = ProcessGroup(f'stubborn-{sys.argv[1]}', 0.5)
 code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print("deaf", flush=True); time.sleep(600)'
 group.start('worker', [sys.executable, '-S', '-c', code, sys.argv[1]],
     cwd=Path.cwd(), log_path=Path('stubborn.log'), env=engine_environment(os.environ, {}))
@@ -478,16 +479,16 @@ def test_tail_is_the_end_of_the_log_as_plain_short_text(tmp_path):
     with Child(["true"]) as child:
         child.log_path = tmp_path / "child.log"
     child.log_path.write_bytes(log + b"x" * 1000 + b"\nend without newline")
-    assert child.tail(9) == [
+    assert tail(child.log_path, 9) == [
         *("red bold", "kept", "100%|####|", "\ufffd\ufffd broken \ufffd", "x" * 197 + "...", "end without newline")
     ]
     with child.log_path.open("ab") as file:
         file.seek(10**10)  # sparse
         file.truncate()
         file.write(b"\nlast but one\nlast\n")
-    assert child.tail(2) == ["last but one", "last"]
+    assert tail(child.log_path, 2) == ["last but one", "last"]
     child.log_path.unlink()
-    assert child.tail(2) == []
+    assert tail(child.log_path, 2) == []
 
 
 SECRETS = """
