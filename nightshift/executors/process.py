@@ -8,6 +8,7 @@ where a process has no marker or environments cannot be read.
 import ctypes
 import hashlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -77,7 +78,7 @@ def num_oom_kills(proc: Path = Path("/proc"), sys: Path = SYS) -> int:
     """Return how many processes the kernel has killed for lack of memory, in this control group if it counts them."""
     for path in (*(group / "memory.events" for group in control_groups(proc, sys)), proc / "vmstat"):
         with suppress(OSError):
-            return sum(int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("oom_kill "))
+            return sum(map(int, re.findall(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)))
     return 0
 
 

@@ -366,8 +366,8 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
     it printed nothing."""
     runs_dir = executor.root / "runs"
     runs_dir.mkdir(exist_ok=True)
-    folder, began, job = Path(tempfile.mkdtemp(prefix=".node-", dir=runs_dir)), time.monotonic(), _NEVER
-    name, answer, log = f"nightshift-{uuid.uuid4().hex}", folder / "answer", folder / LOG_NAME
+    folder, began, job = Path(tempfile.mkdtemp(prefix=".nightshift-", dir=runs_dir)), time.monotonic(), _NEVER
+    name, answer, log = folder.name.removeprefix("."), folder / "answer", folder / LOG_NAME
     command = shlex.join(process.python_command(*_PROGRAM, *words))
     try:
         executor.sbatch(name, answer, [*executor.exports(), command], f"--error={log}")
