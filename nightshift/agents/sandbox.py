@@ -30,7 +30,7 @@ import psutil
 from nightshift.agents.clone import LOGS_NAME, Clone, make_private
 from nightshift.campaign.records import NO_SANDBOX
 from nightshift.errors import UsageError
-from nightshift.executors.watchdog import KILL_SECONDS, describe, is_alive
+from nightshift.executors.process import KILL_SECONDS, describe, is_alive
 from nightshift.files import read_file, remove_tree, write_atomically
 
 MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand

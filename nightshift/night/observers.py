@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -45,8 +44,7 @@ from nightshift.campaign.results import row as row_of
 from nightshift.campaign.waits import FILL, LONG_SECONDS
 from nightshift.config.train_toml import UNSET, changes_of
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.executors.process import mark
-from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
+from nightshift.executors.process import MARKER_NAME, ProcessTree, new_marker
 from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
@@ -195,7 +193,7 @@ class Notifier:
         fix = "Install it, give its path, or leave --notify out."
         self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
-        self._marker = f"notify-{uuid.uuid4().hex}"
+        self._tree = ProcessTree()
         self._processes = list[tuple[str, subprocess.Popen[bytes]]]()  # with their events
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
@@ -203,7 +201,9 @@ class Notifier:
         self._report()
         if not self._words:
             return
-        env = {**os.environ, MARKER_NAME: self._marker, **mark()}
+        marker = new_marker("notify")
+        self._tree.markers.add(marker)
+        env = {**os.environ, MARKER_NAME: marker}
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:  # in a process group of its own: Ctrl-C in the terminal is not for the command
             process = subprocess.Popen(self._words, stdin=pipe, stdout=null, stderr=null, env=env, process_group=0)
@@ -231,9 +231,7 @@ class Notifier:
                     for _, process in self._processes:
                         process.wait(max(ends_at - time.monotonic(), 0.0))
             finally:
-                tree = ProcessTree(None, lambda process: False)
-                tree.markers.add(self._marker)
-                if self._words and (left := tree.end(_GRACE_SECONDS)):
+                if self._words and (left := self._tree.end(_GRACE_SECONDS)):
                     self._note(f"--notify: could not be ended: {', '.join(left)}")
                 self._report()
 

@@ -200,7 +200,7 @@ def test_a_night_without_an_experiment_does_not_wait_for_wandb(tmp_path: Path, m
     started = time.monotonic()
     with wandb_runs.live_runs(tmp_path, "mine", print):
         [group] = process._open_groups
-        assert group.orphan_grace_seconds <= 5  # the watchdog gives the longest of all groups to each of them
+        assert group.grace_seconds <= 5  # the watchdog gives the longest of all groups to each of them
     assert time.monotonic() - started < 30
 
 

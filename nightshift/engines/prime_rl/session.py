@@ -276,7 +276,7 @@ class PrimeRlSession(Session):
                 raise
             if self._clock() >= self._startup_ends:
                 self._raise_if_dead(time_is_up=True)
-                words = " | ".join(self._children[name].tail(3)) or "nothing"
+                words = " | ".join(tail(self._children[name].log_path, 3)) or "nothing"
                 waits = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self._waits.items())
                 cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}): {name} says: {words}"
                 fix = "If the machine is slow, raise startup_seconds in [limits] of machine.toml (docs/gpus.md)."
