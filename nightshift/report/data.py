@@ -73,7 +73,7 @@ class Experiment:
     """One row of the page. Scores are fractions.
 
     `standing`: the estimates after this experiment, None if it was not measured or decided nothing. Without
-    `is_detailed` nothing is read from its files. `answers`: to the examples that were asked for, by (package, key).
+    `is_detailed` nothing is read from its files. `answers`: to the examples that were asked for, by their places.
     """
 
     record: Record
@@ -85,7 +85,7 @@ class Experiment:
     is_detailed: bool = False
     lost_game: Mapping[str, str] = field(default_factory=dict)
     slices: tuple[Slice, ...] = ()  # of a measured change, against the last keep before it
-    answers: Mapping[tuple[str, str], Rollout] = field(default_factory=dict)
+    answers: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -332,22 +332,24 @@ def with_details(
     ledger: Ledger,
     measured: Mapping[int, Record],
     examples: SelectionSet,
-    wanted: frozenset[tuple[str, str]],
+    wanted: Mapping[tuple[str, str], int],
 ) -> Experiment:
     """Add what the files of an experiment contain. `measured`: the records that it may be compared with, by number;
-    `wanted`: the examples whose answers are shown."""
+    `wanted`: the examples whose answers are shown, (package, key) with the place in evaluation.jsonl."""
     record, folder = e.record, ledger.run_dir(e.record.number)
     steps = read_steps(folder / METRICS_NAME) if record.result else []
     parent = measured.get(record.parent or 0) if record.number in measured else None
-    answers = read_rows(folder / ANSWERS_NAME, Rollout) if record.evaluation else []
+    is_game = bool(record.evaluation and record.evaluation.figures)
+    places = None if is_game else wanted.values()
+    answers = read_rows(folder / ANSWERS_NAME, Rollout, places) if is_game or wanted else []
     return replace(
         e,
         uses=split_experiment(record, steps),
         curves=curves(steps) if record.result else {},
         is_detailed=True,
-        lost_game=lost_game(answers) if record.evaluation and record.evaluation.figures else {},
+        lost_game=lost_game(answers),
         slices=examples.flips(record, parent) if parent else (),
-        answers={place: one for one in answers if (place := (one.environment, one.key)) in wanted},
+        answers={wanted[key]: one.completion for one in answers if (key := (one.environment, one.key)) in wanted},
     )
 
 

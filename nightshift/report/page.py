@@ -188,14 +188,14 @@ def _next_steps(morning: Morning) -> Iterator[tuple[str, str]]:
         yield "Take the weights home:", "uv run nightshift export --to model"
 
 
-def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> frozenset[tuple[str, str]]:
-    """Return the examples whose answers are shown: those with the most different scores, by (package, key)."""
+def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> dict[tuple[str, str], int]:
+    """Return the examples whose answers are shown, with their places: those with the most different scores."""
     if len(scores) < 2:
-        return frozenset()
+        return {}
     spread = np.var(scores, axis=0)
     most = min(_MAX_TEXTS // len(scores), _MAX_EXAMPLES)
     keys = list(examples.texts)
-    return frozenset(keys[place] for place in np.argsort(-spread, kind="stable")[:most] if spread[place] > 0)
+    return {keys[at]: at for at in np.argsort(-spread, kind="stable")[:most].tolist() if spread[at] > 0}
 
 
 def _data(
@@ -209,8 +209,7 @@ def _data(
         e.number: {key: spelled(configs[e.number].shown(key)) for key in paths} for e in shown if e.number in configs
     }
     first = next(iter(settings.values()), {})
-    places = {key: index for index, key in enumerate(examples.texts)}
-    told = dict.fromkeys(key for e in shown for key in e.answers)
+    problems = list(examples.texts.values())
     scores = {e.number: e.record.evaluation.example_scores for e in shown if e.record.evaluation}
     levels = sorted({value for each in scores.values() for value in set(each)})
     letters = {value: chr(_FIRST_LEVEL + i) for i, value in enumerate(levels)} if len(levels) <= _MAX_LEVELS else {}
@@ -225,8 +224,8 @@ def _data(
                 row["scores"] = "".join(map(letters.__getitem__, scores[e.number]))
                 row["set"] = e.record.evaluation.examples_sha256[:12]
                 row["answers"] = {
-                    places[key]: texts.setdefault(text.cut(answer.completion, _MAX_ANSWER), len(texts))
-                    for key, answer in e.answers.items()
+                    place: texts.setdefault(text.cut(answer, _MAX_ANSWER), len(texts))
+                    for place, answer in e.answers.items()
                     if e.record.evaluation.examples_sha256 == examples.digest
                 }
         rows.append(row)
@@ -239,7 +238,7 @@ def _data(
         "rows": rows,
         "columns": columns,
         "settings": first,
-        "problems": {places[key]: text.cut(examples.texts[key], _MAX_PROBLEM) for key in told},
+        "problems": {place: text.cut(problems[place], _MAX_PROBLEM) for e in shown for place in e.answers},
         "texts": list(texts),
         "first": [e.number for e in experiments if e.kind in ("baseline", "keep")],
         "specs": {
