@@ -225,11 +225,9 @@ def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[
         if set(records[0].environments) & set(rules.environment_names) or _model(ledger, records[0]) == rules.model:
             fates = fates_of(records)
             rows = {row.change: row for row in (row_of(record, fates) for record in records) if row.effect}
-            for row in sorted(
-                rows.values(), key=lambda row: (row.now != "kept", abs((row.now == "kept") - (row.p_helps or 0)))
-            ):
+            for row in sorted(rows.values(), key=lambda row: (not row.is_kept, abs(row.is_kept - (row.p_helps or 0)))):
                 if row.now != "replaced":
-                    verb = "kept" if row.now == "kept" else "rejected"
+                    verb = "kept" if row.is_kept else "rejected"
                     text = f"{verb} {', '.join(row.changes)}; its effect there was {row.effect}."
                     lines.append(f"{clean(branch, 60)} {text}")
     return lines[:MAX_EARLIER]

@@ -70,6 +70,7 @@ class Campaign:
         self.user_decisions: tuple[Decision, ...] = ()  # of commits that no record has yet
         self.config: Config | None = None  # the baseline's train.toml
         self.unread: str | None = None  # why the user's own commits could not be read
+        self._num_scores = 0  # of the baseline
         self._folded = list[tuple[bool, int]]()  # the events, by their experiments' numbers
 
     @classmethod
@@ -149,9 +150,10 @@ class Campaign:
 
     def _observe(self, record: Record, *, decides: bool = True) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
         """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
-        scores, num = run_scores(record), len(run_scores(self.baseline or record))
-        if len(scores) != num:
-            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
+        scores = run_scores(record)
+        self._num_scores = self._num_scores or len(run_scores(self.baseline or record))
+        if len(scores) != self._num_scores:
+            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {self._num_scores}"
             raise UsageError(cause, without(record))
         assert self.posterior is not None
         hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()

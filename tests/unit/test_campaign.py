@@ -64,7 +64,7 @@ def test_final_check_runs_that_differ_from_the_estimate_are_the_gain() -> None:
     assert standing.contradicted[0] - standing.gain > standing.gain_halfwidth
     sentence = r"The final check runs differ from the estimate \(.+ ± .+ pp\): the gain shown is their plain difference"
     assert re.search(
-        rf": -5\.0 ± \d+\.\d pp by 0003, 0005\. {sentence}$", standing_text(standing, folded(records).kept)
+        rf"^gain -5\.0 ± \d+\.\d pp over .+ by 0003, 0005\. {sentence}$", standing_text(standing, folded(records).kept)
     )
 
 
@@ -119,9 +119,9 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     assert f"measured by {', '.join(f'{number:04d}' for number in (2, *numbers(records[3:])))}\n" in step.reason
     records[-1] = replace(records[-1], commits={"adopt 0002": "abcdef0123", "revert 0002": "c0ffee"})
     campaign = folded(records)
-    assert [(row.now, row.commit) for row in campaign.rows(records)[1:3]] == [("kept", "abcdef0"), ("", None)]
+    assert [(row.now, row.commit) for row in campaign.rows(records)[1:3]] == [("kept later", "abcdef0"), ("", None)]
     assert kept_by_records(records) == campaign.kept
-    assert Counts.of(campaign.rows(records)).now == {"kept": 1}
+    assert Counts.of(campaign.rows(records)).now == {"kept later": 1}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:
     assert baseline.judgement.why.startswith("measured 52.0 %, expected of the baseline before the run ")
     assert (baseline.is_incumbent, num_since_keep(records)) == (False, 0)
     assert folded(records).incumbent_run == incumbent
-    counts = "5 experiments: 1 baseline, 1 keep, 1 discard, 2 re-run; changes: 1 kept"
+    counts = "5 experiments: 1 baseline, 1 keep, 1 discard, 2 re-run; changes now: 1 kept"
     assert str(Counts.of(folded(records).rows(records))) == counts
 
 

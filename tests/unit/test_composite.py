@@ -276,7 +276,7 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
 def test_the_headline_says_that_a_gain_is_one_in_form_only(tmp_path: Path) -> None:
     ledger = stored(tmp_path, pair(*ONLY_FORM[:2]))
     sentence = headline(gather(ledger, None)).sentence
-    assert "strict score 0.100 \N{RIGHTWARDS ARROW} 0.450, score +10.0 pp: a gain in form only." in sentence
+    assert "strict score 10.0 % \N{RIGHTWARDS ARROW} 45.0 %, score +10.0 pp: a gain in form only." in sentence
 
 
 class Parrot:
