@@ -612,7 +612,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     names: dict[str, str]  # by side: `experiment 0004`, or a commit
     num_seeds: int
     first_seed_index: int
-    environments: tuple[str, ...] = ()  # with the next two: options of `nightshift certify`
+    environment: str = ""  # with the next two: options of `nightshift certify`
     budget_seconds: float | None = None
     revisions: dict[str, str] = {}
     night: str = ""  # `started` of the night that began it; empty for `nightshift certify`

@@ -67,7 +67,7 @@ def status(as_json: bool) -> None:
 
 
 @commands.command()
-@option("--environment", "environments", multiple=True, help="Compare there; several joined by +. Repeatable.")
+@option("--environment", default="", help="Compare there; several joined by +.")
 @option("--budget-seconds", type=float, help="Train for so long: does the winner of a short run win a long one?")
 @option("--baseline", metavar="REV", help="A commit whose train.toml is the baseline. Default: the campaign's.")
 @option("--incumbent", metavar="REV", help="A commit whose train.toml is the incumbent. Default: the campaign's.")
@@ -91,14 +91,13 @@ def certify(dry_run: bool, gpus: str | None, slurm: Path | None, as_json: bool, 
     revisions = {side: revision for side, revision in sides.items() if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
-        find = partial(certificates.tasks, controller, revisions=revisions, **question)
-        # A wrong question is refused before anything is ended.
-        plan = tuple(line for task in find() for line in task.describe())
+        find = partial(certificates.open_task, controller, revisions=revisions, **question)
+        plan = tuple(find().describe())  # a wrong question is refused before anything is ended
         comparisons = tuple[Comparison, ...]()
         if not dry_run:
             with controller.ledger.lock():
                 end_leftovers(controller.bench.root, reporter.note)
-                comparisons = tuple(certificates.certify(find()))
+                comparisons = (certificates.certify(find()),)
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
     print_found(certified, plan if dry_run else [str(certified)], as_json)
 

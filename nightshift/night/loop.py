@@ -109,11 +109,11 @@ class Night:
         if self.desk.bench.in_flight:
             return "not certified: the last runs could not be judged"
         try:
-            [task] = certify.tasks(controller, self.state.request.certify, night=self.state.started)
+            task = certify.open_task(controller, self.state.request.certify, night=self.state.started)
             needed = (task.num_waves() - 0.5) * self.desk.run_seconds()  # the last run may have been slow
             if deadline is not None and controller.now() + timedelta(seconds=needed) > deadline:
                 return f"not certified: the hours left are too few for its {2 * task.plan.num_seeds} runs"
-            [comparison] = certify.certify([task])
+            comparison = certify.certify(task)
         except (UsageError, EngineError) as error:
             return f"not certified: {error}"
         except Interrupted:
