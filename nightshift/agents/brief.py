@@ -26,8 +26,7 @@ from nightshift.campaign.results import results_tsv
 from nightshift.config.allowlist import LOSS, PARAMETERS
 from nightshift.config.losses import keys_with
 from nightshift.config.scope import is_within, scope_of
-from nightshift.config.train_toml import Config, changed_keys, parse, spelled
-from nightshift.errors import UsageError
+from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.executors.process import tail
 from nightshift.experiment.health import curve, levels
 from nightshift.files import read_file, read_rows, write_atomically
@@ -36,7 +35,7 @@ from nightshift.text import clean
 MAX_CHARACTERS = 10_000  # beside the direction
 _MAX_NOTES_BYTES = 64 * 1024
 MAX_NOTES = 4_000  # characters of the notes that an agent leaves for its next call
-MAX_GRID = 4  # proposals of a 2 x 2 grid
+MAX_GRID = 4  # proposals of a 2 x 2 grid, which an agent may write also if fewer are wanted
 _MAX_LINE = 500
 _NUM_BEST = 3
 _MAX_REFUSALS = 3
@@ -302,7 +301,7 @@ def describe(record: Record) -> str:
     return f"{record.number:04d}: {' | '.join(texts)}"
 
 
-# -- the agent's notes, and grids ---------------------------------------------------------------------
+# -- the agent's notes --------------------------------------------------------------------------------
 
 
 def notes_path(context: Context) -> Path:
@@ -325,20 +324,6 @@ def _read(path: Path) -> str:
         return read_file(path, _MAX_NOTES_BYTES).decode(errors="replace")
     except OSError:
         return ""
-
-
-def most_answers(context: Context, sources: Sequence[bytes]) -> int:
-    """Return how many of an agent's train.toml are taken: as many as were asked for, or all of a 2 x 2 grid, of which
-    the incumbent may be one."""
-    base, configs = parse(context.source), list[Config]()
-    with suppress(UsageError):
-        configs += map(parse, sources)
-    keys = list(dict.fromkeys(key for config in configs for key in changed_keys(base, config)))
-    corners = [*configs, *([base] if len(configs) == MAX_GRID - 1 else [])]
-    points = {tuple(str(config.shown(key)) for key in keys) for config in corners}
-    is_grid = len(points) == MAX_GRID and [len({*axis}) for axis in zip(*points, strict=True)] == [2, 2]
-    is_whole = context.num_proposals > 1 and len(configs) == len(sources)
-    return len(sources) if is_grid and is_whole else context.num_proposals
 
 
 # -- the folder logs/ ---------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ class Campaign:
             if change in before:  # if no valid train.toml is left without the change, the next run tries again
                 self.posterior.set_kept([other for other in self.posterior.kept if other != change])
             else:
-                self.posterior.forbid(change)
+                self.posterior.decide_for_user(change, False)  # no later run keeps it or tests it again
         return decisions, falls
 
     def judge(
@@ -503,13 +503,11 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     steps, head, path = record.judgement.steps, Head(record.branch, record.commit), repo.root / CONFIG_NAME
     try:
         texts = {ledger.stored_config(record).source, repo.config_at("HEAD")}
-        # After a kill: commits of the journal were made, even if the user has reset the branch since.
-        if not (commits := ledger.made_commits(record.number)):
-            others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
-            ids = commit(repo, head, steps, others)
-            commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
-            if commits:
-                ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
+        others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
+        ids = commit(repo, head, steps, others)
+        commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
+        if commits:
+            ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
         left = [step.name for step in steps if step.keys and step.name not in commits]
         actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]

@@ -1,8 +1,8 @@
 """The overnight loop: propose, run, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk. Proposals are made by proposals.py, runs are started and
-decided by slots.py. What the night waits for is in the table of waits (state.py). The page, the notifications and the
-price are observers of the night's events. train.toml is the incumbent's all the time.
+decided by slots.py. What the night waits for is in the table of waits (state.py). The page and the notifications are
+observers of the night's events. train.toml is the incumbent's all the time.
 """
 
 import signal
@@ -26,7 +26,7 @@ from nightshift.experiment import certify
 from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
-from nightshift.night.observers import Notifications, Notifier, Page, Price, certified_line
+from nightshift.night.observers import Notifications, Notifier, Page, certified_line
 from nightshift.night.proposals import Proposals, undecided
 from nightshift.night.slots import Slots
 from nightshift.night.state import LOOK_SECONDS, STOP_NAME, Desk, Kind, NightState, Stop
@@ -55,7 +55,7 @@ class Night:
         self._executor, self._note = controller.bench.executor, controller.reporter.note
         self._proposals = Proposals(self.desk, proposer, filler)
         self._slots = Slots(self.desk, self._proposals)
-        self.desk.observers += [Price(proposer.name), Page(tell), Notifications(notifier or Notifier(None, self._note))]
+        self.desk.observers += [Page(tell), Notifications(notifier or Notifier(None, self._note))]
         self._unavailable = unavailable
         self._interrupted_by = ""  # the first Ctrl-C, so nothing new is to be begun
 

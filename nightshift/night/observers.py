@@ -1,5 +1,4 @@
-"""The observers of a night: a line an experiment, summary and page, notifications, its tag, and the price of its
-proposals.
+"""The observers of a night: a line an experiment, summary and page, notifications, and its tag.
 
 `nightshift night --notify COMMAND` runs your command with one JSON object on its stdin. A notification can neither stop
 nor delay a night. The command is not stored: a resumed night runs its own --notify.
@@ -23,7 +22,7 @@ from nightshift.agents.notebook import notebook
 from nightshift.agents.presets import program_words
 from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.commits import short_key
-from nightshift.campaign.ledger import log_proposal, runs_cost
+from nightshift.campaign.ledger import runs_cost
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import (
     BLOCK_NAME,
@@ -42,7 +41,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.campaign.results import Counts, decisions_text, last_scores, results_tsv, standing_text, verdict_of
 from nightshift.campaign.results import row as row_of
-from nightshift.campaign.waits import FILL, LONG_SECONDS
+from nightshift.campaign.waits import LONG_SECONDS
 from nightshift.config.train_toml import UNSET, changes_of
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import mark
@@ -319,24 +318,3 @@ def tag_night(desk: Desk, event: Event) -> None:
             desk.note(f"tagged as {name}: git push --tags sends the results")
     except (NightshiftError, OSError) as error:
         desk.note(f"the night is not tagged: {error}")
-
-
-class Price:
-    """An observer that logs what answers cost, and notes once that --max-cost lacks dollars."""
-
-    def __init__(self, agent: str) -> None:
-        self._agent, self._is_noted = agent, False
-
-    def __call__(self, desk: Desk, event: Event) -> None:
-        if event.answer is None or event.answer.proposal.proposer == FILL:
-            return
-        cost, state = event.answer.proposal.cost, desk.state
-        if cost is not None:
-            log_proposal(desk.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
-        is_priced = cost is not None and cost.is_whole("dollars")
-        if state.request.max_cost is None or is_priced or self._is_noted or event.answer.source is None:
-            return  # an agent that was stopped, or is unavailable, may report nothing
-        self._is_noted = True
-        num = "no" if cost is None or cost.dollars is None else "not all"
-        rule = f"--max-cost {state.request.max_cost:g}"
-        desk.note(f"{rule}: {self._agent} reported {num} dollars, so this rule cannot hold; others stop it")

@@ -16,13 +16,14 @@ from nightshift.agents.direction import read_direction
 from nightshift.agents.notebook import store_lessons
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys
+from nightshift.campaign.ledger import log_proposal
 from nightshift.campaign.records import Change, Record, Request, Run, Stage
 from nightshift.campaign.waits import FILL
 from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, UsageError
-from nightshift.night.state import Desk, Kind, NightState, Stop, decided, num_since_keep
+from nightshift.night.state import Desk, NightState, Stop, decided, num_since_keep
 from nightshift.report.slices import weakest
 
 MAX_REFUSALS = 8  # of proposals in a row that were made and rejected
@@ -63,6 +64,7 @@ class Proposals:
         self._desk, self._controller = desk, desk.controller
         self._proposer, self._filler = proposer, filler
         self._work: _Work | None = None
+        self._is_unpriced = False  # the user was told that --max-cost lacks dollars
         self._answer_seconds = _ANSWER_SECONDS  # that the agent took last
         self._logins = dict[Path, float]()  # when the files changed, when the agent was found unavailable
         self._fill_refusals = tuple[str, ...]()  # in a row
@@ -247,7 +249,8 @@ class Proposals:
         desk, proposer, is_fill = self._desk, work.proposer, work.proposer is self._filler
         name, accepted, causes = FILL if is_fill else proposer.name, list[Answer](), list[str]()
         answers = [a.with_proposal(proposer=name, sandbox=proposer.sandbox) for a in work.answers or ()]
-        desk.emit(Kind.ANSWERED, answer=answers[0])
+        if not is_fill:
+            self._log_cost(answers[0])
         store_lessons(desk.ledger, work.context.campaign, answers[0].lessons)
         if answers[0].is_stopped:
             return
@@ -275,6 +278,19 @@ class Proposals:
         refusals, pending = desk.state.refusals if is_fill else (), (*desk.state.pending, *accepted)
         self._fill_refusals = () if is_fill else self._fill_refusals
         desk.update(pending=pending, refusals=refusals, notes=())
+
+    def _log_cost(self, answer: Answer) -> None:
+        """Log what the answers cost, of which this is the first. Note once that --max-cost lacks dollars."""
+        desk, cost, most = self._desk, answer.proposal.cost, self._desk.state.request.max_cost
+        if cost is not None:
+            log_proposal(desk.ledger.runs_dir, desk.state.branch, desk.state.rules_hash, desk.state.started, cost)
+        is_priced = cost is not None and cost.is_whole("dollars")
+        # An agent that was stopped, or is unavailable, may report nothing.
+        if most is not None and answer.source is not None and not is_priced and not self._is_unpriced:
+            self._is_unpriced = True
+            num = "no" if cost is None or cost.dollars is None else "not all"
+            name = self._proposer.name
+            desk.note(f"--max-cost {most:g}: {name} reported {num} dollars, so this rule cannot hold; others stop it")
 
     def _accept(self, work: _Work, answer: Answer, queue: Sequence[Answer], campaign: Campaign) -> Answer:
         """Return a proposal as a change of the incumbent, with its rider. UsageError if it cannot be run."""

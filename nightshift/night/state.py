@@ -180,7 +180,6 @@ def num_incidents(crashes: Sequence[Record]) -> int:
 class Kind(StrEnum):
     """The kinds of events."""
 
-    ANSWERED = "answered"  # `answer`: the first of an agent's answers, which has the cost of all
     CLOSED = "closed"  # `record`: an experiment that has its verdict
     WAITING = "waiting"  # a wait began, was in vain again, or ended
     IDLE = "idle"  # nothing is left to do at this moment
@@ -194,7 +193,6 @@ class Event(NamedTuple):
     kind: Kind
     why: str = ""
     record: Record | None = None
-    answer: Answer | None = None
 
 
 class Desk:
