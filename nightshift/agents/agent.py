@@ -89,7 +89,6 @@ def open_agent(
         clone,
         chosen,
         settings=tuple(filter(None, (model, effort))),
-        login_files=tuple(login.files(environ).values()),
     )
 
 
@@ -137,7 +136,6 @@ class Agent:
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
     settings: tuple[str, ...] = ()  # model and effort
-    login_files: tuple[Path, ...] = ()  # the user's: a change of them may end a wait
 
     @property
     def title(self) -> str:

@@ -73,15 +73,14 @@ class SearchProposer:
         return (self.answer(context),)
 
     def answer(self, context: Context) -> Answer:
-        """Return one change; the same ledger and seed give the same change. A new direction is a random draw."""
+        """Return one change; the same ledger and seed give the same change."""
         space = space_of(context)
         # A seed of its own for every proposal, also for one that follows a refusal; a resumed night repeats none.
         seed = f"{self.seed} {len(context.campaign.decided)} {len(context.refusals)}"
         if context.in_flight or context.waiting:
             seed += f" {context.number + len(context.waiting)}"
         rng = random.Random(seed)
-        is_random = context.new_direction or len(context.campaign.decided) < NUM_STARTUP
-        name = "random" if is_random else self.name
+        name = "random" if len(context.campaign.decided) < NUM_STARTUP else self.name
         tried = {config.hash for config in (*context.configs.values(), *_configs_ahead(context))}
         cause = "no change by one step is left to try"
         for _ in range(_MAX_DRAWS):

@@ -127,7 +127,7 @@ def history(as_json: bool) -> None:
 @option("--only", metavar="KEYS", help="Change only these keys and tables: trainer.scheduler,trainer.optim.lr.")
 @option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @option("--experiments", type=IntRange(min=1), help="Stop after so many, the baseline and the last runs included.")
-@option("--plateau", type=IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
+@option("--plateau", type=IntRange(min=1), help="Stop when nothing was kept in so many.")
 @option("--riders", type=IntRange(0, 1), default=1, show_default=True, help="Discarded changes that each run re-tests.")
 @option("--certify", type=IntRange(1, 100), metavar="N", help="End with a certificate: N fresh runs of each side.")
 @option("--fill/--no-fill", default=None, help="While the agent is unavailable, tpe proposes. Not with a --direction.")

@@ -166,7 +166,7 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
             num_last = 4 if request.pairs == 1 else 2 * request.pairs
             parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
     if request.plateau is not None:
-        parts.append(f"after {max(request.plateau + 1 - num_since_keep(own), 0)} more without a keep")
+        parts.append(f"after {max(request.plateau - num_since_keep(own), 0)} more without a keep")
     if request.until is not None:
         parts.append(f"when the score is at least {request.until:g} (lower bound of its 95 % interval)")
     if request.max_cost is not None:

@@ -332,8 +332,8 @@ class Desk:
             certificate = " and the certificate" if request.certify else ""
             hours = f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s"
             return Stop(f"{hours}{certificate}")
-        if request.plateau is not None and num_without > request.plateau:
-            return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
+        if request.plateau is not None and num_without >= request.plateau:
+            return Stop(f"plateau: nothing kept in {num_without} experiments")
         judgements = (record.judgement for record in reversed(decided(own)))
         standing = next((each.standing for each in judgements if each and each.standing), None)
         if request.until is not None and standing is not None:

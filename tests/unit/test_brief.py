@@ -183,8 +183,7 @@ def test_what_runs_and_what_waits_is_named(tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6"])
     running = replace(context.campaign.decided[-1], number=3, judgement=None, status="started", lesson=None)
     waiting = Answer(context.source, Proposal(description="larger groups"))
-    brief = compose(replace(context, in_flight=(running,), waiting=(waiting,), new_direction=True))
-    assert "Leave the approach of the last ones" in brief
+    brief = compose(replace(context, in_flight=(running,), waiting=(waiting,)))
     assert "| 0003: trainer.optim.lr 6e-7 -> 3e-6 | idea 2\n| waits: larger groups\n" in brief
 
 
