@@ -420,7 +420,6 @@ class Request:
     baseline: bool = False  # run the campaign's baseline again, whatever train.toml holds
     run: Run | None = None  # None: what train.toml says
     only: tuple[str, ...] = ()  # the scope of the direction: the keys and tables that may change; empty for all
-    keep_all: bool = False
     detach: bool = False
     dry_run: bool = False
     verbose: bool = False  # of a dry run
@@ -588,7 +587,6 @@ class Job:
     name: str = ""  # of the job in SLURM; empty on this machine
     hardware: str | None = None  # the campaign's; None for its baseline
     gpus: str | None = None  # --gpus
-    keep_all: bool = False
     # Settings whose start tells whether a failed start is the config's fault. None for a baseline, whose training does
     # not end when no gradient is left.
     incumbent: dict[str, Any] | None = None
