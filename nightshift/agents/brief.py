@@ -21,7 +21,7 @@ from nightshift.agents.direction import PROGRAM_NAME, section
 from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, earlier_campaigns
 from nightshift.agents.notebook import notebook, unexplained
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
-from nightshift.campaign.records import NOTEBOOK_NAME, Change, Record, Verdict
+from nightshift.campaign.records import NOTEBOOK_NAME, Record, Verdict, settings_of
 from nightshift.campaign.results import results_tsv
 from nightshift.config.allowlist import LOSS, PARAMETERS
 from nightshift.config.losses import keys_with
@@ -241,7 +241,9 @@ def _incumbent(context: Context, config: Config) -> list[str]:
     lines = [f"{change.name} set {change.settings}." for change in campaign.kept] or ["Nothing is kept yet."]
     for name, changes in {"incumbent": campaign.kept, "baseline": ()}.items() if campaign.kept else [("baseline", ())]:
         runs = (
-            r for r in campaign.decided if r.status != Verdict.CRASH and _settings(r.run.changes) == _settings(changes)
+            r
+            for r in campaign.decided
+            if r.status != Verdict.CRASH and settings_of(r.run.changes) == settings_of(changes)
         )
         scores = [run.score for run in runs if run.score is not None]
         mean = (
@@ -251,10 +253,6 @@ def _incumbent(context: Context, config: Config) -> list[str]:
     items = tuple(f"{key} {spelled(value)} x " for key, value in config.values.items())
     known = dict.fromkeys(line for record in reversed(campaign.decided) for line in record.scaled)
     return [*lines, *(f"The rules multiply a value: {line}." for line in known if line.startswith(items))]
-
-
-def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
-    return {key: value for change in changes for key, value in change.keys.items()}
 
 
 def _rewards(context: Context, records: dict[int, Record]) -> Iterable[str]:

@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import optuna
@@ -288,14 +288,8 @@ def _applies(dimension: Dimension, config: Config) -> bool:
 # -- the steps of a run ------------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
-    """The steps that a run is expected to make in its budget, and the sd of their logarithm."""
-
-    num_steps: float
-    log_sd: float
-
-
-Planner = Callable[[Mapping[str, Value]], Plan]
+# The steps that a run is expected to make in its budget, and the sd of their logarithm.
+Planner = Callable[[Mapping[str, Value]], tuple[float, float]]
 
 
 def planner(runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Planner:
@@ -316,10 +310,10 @@ def planner(runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Pla
     covariance = np.linalg.inv(precision)
     mean = covariance @ pull
 
-    def plan(resolved: Mapping[str, Value]) -> Plan:
+    def plan(resolved: Mapping[str, Value]) -> tuple[float, float]:
         drivers = _drivers(resolved)
         log_sd = math.sqrt(float(drivers @ covariance @ drivers) + NOISE_SD**2)
-        return Plan(max(budget_seconds * math.exp(-float(drivers @ mean)), LEAST_STEPS), log_sd)
+        return max(budget_seconds * math.exp(-float(drivers @ mean)), LEAST_STEPS), log_sd
 
     return plan
 

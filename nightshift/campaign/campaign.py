@@ -40,6 +40,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
     percent,
+    settings_of,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.config.train_toml import Config
@@ -278,8 +279,8 @@ class Campaign:
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config; None if none did."""
-        settings, runs = _settings(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
-        return next((record for record in runs if _settings(record.run.changes) == settings), None)
+        settings, runs = settings_of(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
+        return next((record for record in runs if settings_of(record.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
@@ -385,10 +386,6 @@ def _first_guards(baseline: Record) -> dict[str, Posterior]:
 
 def _began(record: Record) -> datetime:
     return datetime.fromisoformat((record.result and record.result.started) or record.started)
-
-
-def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
-    return {key: value for change in changes for key, value in change.keys.items()}
 
 
 def run_scores(record: Record) -> Array:

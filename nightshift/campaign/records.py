@@ -353,6 +353,11 @@ class Change(Struct, frozen=True, kw_only=True):
         return f"{self.name}: {self.settings}"
 
 
+def settings_of(changes: Iterable[Change]) -> dict[str, str | None]:
+    """Return the keys and values that changes set together."""
+    return {key: value for change in changes for key, value in change.keys.items()}
+
+
 def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
     """Return each change with the settings that remain of it in a config: a later change wins on a shared key."""
     taken = set[str]()

@@ -149,7 +149,6 @@ def history(as_json: bool) -> None:
 @option("--wandb", metavar="PROJECT", help="Log each experiment in this W&B project while it runs.")
 @option("--no-tag", is_flag=True, help="Do not tag the branch at the end with results.tsv and certificate.")
 @shell.BRANCH
-@option("--allow-sleep", is_flag=True, help="Let this machine fall asleep during the night.")
 @option("--detach", is_flag=True, help="Return when the first run trains; nightshift wait --night follows it.")
 @option("--stop", is_flag=True, help="Alone: cancel the SLURM jobs of a night whose controller was killed.")
 def night(
@@ -158,7 +157,6 @@ def night(
     notify: str | None,
     wandb: str | None,
     no_tag: bool,
-    allow_sleep: bool,
     detach: bool,
     **flags: Any,
 ) -> None:
@@ -190,7 +188,7 @@ def night(
             has_begun = partial(views.is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
-        exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch, wandb, not no_tag)
+        exit_code = night(root, request, reporter, print_text, notify, branch, wandb, not no_tag)
     sys.exit(exit_code)
 
 

@@ -50,7 +50,6 @@ def night(
     reporter: Reporter,
     tell: Callable[[str], None],
     notify: str | None = None,
-    allow_sleep: bool = False,
     branch: str | None = None,
     wandb: str | None = None,
     has_tag: bool = True,
@@ -84,7 +83,7 @@ def night(
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         reporter.note(f"the night stops {next_stop(state, state.own(ledger.records()), controller.now())}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
-        with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
+        with inhibit_sleep(reporter.note):
             night = Night(state, controller, proposer, tell, notifier, filler, unavailable)
             night.desk.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
             stop = night.run()
