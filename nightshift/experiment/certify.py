@@ -298,6 +298,10 @@ def certify(task: Task) -> Comparison:
     result, access, parts = _estimate(task, sides), _access(controller.ledger, task.plan), enumerate(sides[0][0].parts)
     baseline, incumbent = ([e.strict_score for e in side if e.strict_score is not None] for side in sides)
     level = level_of_access(access)
+    guards = {
+        guard.environment: [[e.guards[i].score for e in side] for side in sides]
+        for i, guard in enumerate(sides[0][0].guards)
+    }
     comparison = Comparison(
         plan=task.plan,
         created=controller.now().isoformat(timespec="milliseconds"),
@@ -312,7 +316,7 @@ def certify(task: Task) -> Comparison:
         num_examples=len(sides[0][0].example_scores),
         strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
         by_environment={part.environment: _estimate(task, sides, i) for i, part in parts},
-        guards=_guard_scores(sides),
+        guards={name: (fmean(old), fmean(new)) for name, (old, new) in guards.items()},
         notes=tuple(_notes(task, result)),
     )
     write_json(path, comparison)
@@ -423,13 +427,6 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
 
     baseline, incumbent = ([*map(scores, side)] for side in sides)
     return estimate(baseline, incumbent, task.bench.rules.decision)
-
-
-def _guard_scores(sides: Sequence[Sequence[Evaluation]]) -> dict[str, tuple[float, float]]:
-    """Return the mean scores of baseline and incumbent on each environment that is never trained."""
-    names = [guard.environment for guard in sides[0][0].guards]
-    means = [[fmean(e.guards[i].score for e in side) for side in sides] for i in range(len(names))]
-    return {name: (baseline, incumbent) for name, (baseline, incumbent) in zip(names, means, strict=True)}
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:

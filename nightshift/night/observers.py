@@ -105,7 +105,7 @@ def summary(
 ) -> str:
     """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
     own = state.own(records)
-    began, headline = datetime.fromisoformat(state.started), state.headline(now)
+    began = datetime.fromisoformat(state.started)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
@@ -115,14 +115,14 @@ def summary(
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
         ("last runs", last_scores(own)),
         *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
-        *(("note", line) for line in state.morning(records, now) if line != headline),
+        *(("note", line) for line in state.morning(records, now)),
         ("certificate", state.certificate),
         ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, own, now)),
     ]
     lines = [f"{name + ':':14}{text}" for name, text in rows if text]
     if state.cause is not None:
         lines += [f"{'page:':14}runs/{PAGE_NAME}", f"{'next:':14}{next_command(state, campaign)}"]
-    return "\n".join([*([headline] if headline else []), *lines])
+    return "\n".join(lines)
 
 
 def next_command(state: NightState, campaign: Campaign) -> str:
@@ -179,10 +179,9 @@ def certified_line(comparison: Comparison) -> str:
     result = comparison.estimate
     low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
     runs = f"{min(len(comparison.scores(side)) for side in SIDES)} fresh runs each"
-    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp"
+    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp, p = {p_value(result):.2g}"
     difference = f"{100 * result.difference:+.1f} pp"
     crashes = f"; {comparison.crashes}" if comparison.crashes else ""
-    where = f"{where}, p = {p_value(result):.2g}"
     return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}){crashes}"
 
 

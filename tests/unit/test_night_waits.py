@@ -247,7 +247,6 @@ def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(controller, clock, a
     notified = [why for event, why in sent.events if event == "agent unavailable"]
     assert len(notified) == is_long, "an hour without an answer"
     lines = gather(controller.ledger, CAMPAIGN).night
-    assert lines[0].startswith("This was TPE's night: the agent gave no answer for 2 h") == is_long
     assert any(line.startswith("Agent unavailable: 2026-11-25 01:") and away.text[:40] in line for line in lines)
     if num_fills:
         assert f"{num_fills} by TPE (agent unavailable)" in "\n".join(lines)
