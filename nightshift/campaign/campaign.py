@@ -40,6 +40,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
     percent,
+    settings_of,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.config.train_toml import Config
@@ -174,7 +175,7 @@ class Campaign:
             if change in before:  # if no valid train.toml is left without the change, the next run tries again
                 self.posterior.set_kept([other for other in self.posterior.kept if other != change])
             else:
-                self.posterior.forbid(change)
+                self.posterior.decide_for_user(change, False)  # no later run keeps it or tests it again
         return decisions, falls
 
     def judge(
@@ -280,8 +281,8 @@ class Campaign:
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config; None if none did."""
-        settings, runs = _settings(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
-        return next((record for record in runs if _settings(record.run.changes) == settings), None)
+        settings, runs = settings_of(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
+        return next((record for record in runs if settings_of(record.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
@@ -387,10 +388,6 @@ def _first_guards(baseline: Record) -> dict[str, Posterior]:
 
 def _began(record: Record) -> datetime:
     return datetime.fromisoformat((record.result and record.result.started) or record.started)
-
-
-def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
-    return {key: value for change in changes for key, value in change.keys.items()}
 
 
 def run_scores(record: Record) -> Array:
@@ -505,13 +502,11 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     steps, head, path = record.judgement.steps, Head(record.branch, record.commit), repo.root / CONFIG_NAME
     try:
         texts = {ledger.stored_config(record).source, repo.config_at("HEAD")}
-        # After a kill: commits of the journal were made, even if the user has reset the branch since.
-        if not (commits := ledger.made_commits(record.number)):
-            others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
-            ids = commit(repo, head, steps, others)
-            commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
-            if commits:
-                ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
+        others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
+        ids = commit(repo, head, steps, others)
+        commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
+        if commits:
+            ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
         left = [step.name for step in steps if step.keys and step.name not in commits]
         actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]

@@ -79,7 +79,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     answers: Path | None = None
     try:
         # A cluster's node adds what a login there brings, with its tokens.
-        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
+        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus)
         here = engine.hardware() + job.layout  # before this process is pinned to its part of it
         pairs = {"rules": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or here, here)}
         for what, (wanted, actual) in pairs.items():

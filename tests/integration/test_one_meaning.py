@@ -36,7 +36,7 @@ from nightshift.cli.run import plan
 from nightshift.cli.status import Status, all_lines, experiment_lines, shown
 from nightshift.config.train_toml import parse
 from nightshift.errors import Failure, UsageError
-from nightshift.experiment.certify import tasks
+from nightshift.experiment.certify import open_task
 from nightshift.experiment.experiment import Controller
 from nightshift.night.observers import experiment_line
 from nightshift.report import diff as compare
@@ -303,11 +303,11 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
     assert all(f"\n| {change.name} set {change.settings}.\n" in prompt for change in campaign.kept)
     assert told.history.kept == tuple(kept_changes(campaign))
     if names:
-        [task] = tasks(controller, 1)
+        task = open_task(controller, 1)
         assert task.plan.configs["incumbent"] == parse(source).hash
     else:
         with pytest.raises(UsageError, match="nothing was kept"):
-            tasks(controller, 1)
+            open_task(controller, 1)
     write(controller, "1e-7")
     against = "against:  the baseline" + (f" with {', '.join(names)}" if names else "")
     assert against in plan(Request(), controller)

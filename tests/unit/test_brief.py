@@ -18,7 +18,6 @@ from nightshift.agents.brief import (
     compose,
     describe,
     logs,
-    most_answers,
     notes_path,
     save_notes,
 )
@@ -33,7 +32,7 @@ from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step
 from nightshift.campaign.records import Proposal, Run
 from nightshift.config.allowlist import shorten
 from nightshift.config.scope import scope_of
-from nightshift.config.train_toml import parse, set_values
+from nightshift.config.train_toml import parse
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, a_change, a_record, a_result, context_after, context_of, replace, tell
 from tests.rules import ARITHMETIC_TRL
@@ -180,30 +179,11 @@ def test_lessons_are_stored_with_the_experiments_that_were_asked_about(tmp_path:
         assert ledger.record(1).proposal.lesson is lesson
 
 
-def test_a_grid_of_two_keys_is_taken_whole(tmp_path: Path) -> None:
-    context = replace(context_of(tmp_path, ["3e-6"]), num_proposals=2)
-
-    def answers(*values: tuple[float, int]) -> int:
-        sources = [set_values(context.source, {LR: rate, "orchestrator.batch_size": batch}) for rate, batch in values]
-        return most_answers(context, sources)
-
-    grid = [(1e-6, 128), (1e-6, 512), (6e-6, 128), (6e-6, 512)]
-    assert answers(*grid) == 4
-    assert answers((6e-6, 256), (3e-6, 128), (6e-6, 128)) == 3, "the incumbent is the fourth"
-    assert answers((6e-6, 128), (1e-6, 128), (6e-6, 512)) == 2
-    assert answers(*grid[:3], (7e-6, 512)) == 2
-    assert answers(*grid[:2]) == 2
-    broken = [context.source, b"lr = = 1", b"x"]
-    assert most_answers(context, broken) == 2
-    assert most_answers(replace(context, num_proposals=1), [context.source] * 4) == 1
-
-
 def test_what_runs_and_what_waits_is_named(tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6"])
     running = replace(context.campaign.decided[-1], number=3, judgement=None, status="started", lesson=None)
     waiting = Answer(context.source, Proposal(description="larger groups"))
-    brief = compose(replace(context, in_flight=(running,), waiting=(waiting,), new_direction=True))
-    assert "Leave the approach of the last ones" in brief
+    brief = compose(replace(context, in_flight=(running,), waiting=(waiting,)))
     assert "| 0003: trainer.optim.lr 6e-7 -> 3e-6 | idea 2\n| waits: larger groups\n" in brief
 
 

@@ -207,13 +207,13 @@ def test_a_commit_of_an_earlier_decision_is_not_taken_for_this_one(branch: Branc
     assert branch.config().get(LR) == 5e-6
 
 
-def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
+def test_a_subject_names_the_keys_and_is_cut(branch: Branch) -> None:
     many = {"orchestrator.train.sampling.max_completion_tokens": "1024", "seq_len": "4096", KL: "0.01"}
     branch.decide(keep(Change(experiment=7, keys={LR: "5e-6", **many})))
     branch.decide(keep(change(8, **{"trainer.model.lora": "on", "trainer.optim.betas2": "0.95"})))
     branch.decide(keep(Change(experiment=9, keys={"trainer.loss.ipo_threshold": None})))
     assert branch.subjects() == [
-        "keep 0007: seq_len 2048 → 4096 and 3 more keys",
+        "keep 0007: seq_len 2048 → 4096, max_completion_tokens 512 → 1024, lr...",
         "keep 0008: betas2 0.999 → 0.95, lora unset → on",
         "keep 0009: ipo_threshold 0.1 → unset",
     ]

@@ -53,8 +53,8 @@ def crash(record: Record, failure: Failure) -> Record:
         ({}, None),
         ({"experiments": 6}, None),
         ({"experiments": 5}, "5 experiments are done"),
-        ({"plateau": 3}, None),  # the one in a new direction is still to come
-        ({"plateau": 2}, "plateau: nothing kept in 3 experiments"),
+        ({"plateau": 4}, None),
+        ({"plateau": 3}, "plateau: nothing kept in 3 experiments"),
         ({"hours": 1.0}, None),
         ({"hours": 0.02}, "0.02 hours are over, or too short for another run of 75 s"),
     ],

@@ -19,7 +19,7 @@ import torch
 
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import compose
-from nightshift.agents.search import Plan, SearchProposer, SearchSpace
+from nightshift.agents.search import SearchProposer, SearchSpace
 from nightshift.campaign.records import Proposal, Result
 from nightshift.config.allowlist import LOSS, describe_keys
 from nightshift.config.import_config import import_config
@@ -97,6 +97,7 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
     assert trained(own(clip=0.5)) == wanted | {"kwargs": {"clip": 0.5}}
     assert trained(own("plain")) == wanted | {"import_path": "clipped_loss.plain"}
     assert trained(SHIPPED) == {"type": "ipo", "ipo_threshold": 0.1, "adv_tau": 1.0, "kl_tau": 0.001}
+    assert trained(set_values(SHIPPED, {"trainer.optim.max_norm": None})) == trained(SHIPPED)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_a_loss_that_is_not_offered_is_left_out_with_its_parameters() -> None:
 
 def space(base: bytes) -> SearchSpace:
     config = parse(base)
-    return SearchSpace.of(keys_with(rules().losses, config.get(LOSS)), config, lambda resolved: Plan(60.0, 0.1))
+    return SearchSpace.of(keys_with(rules().losses, config.get(LOSS)), config, lambda resolved: (60.0, 0.1))
 
 
 def test_tpe_draws_the_loss_and_the_parameters_of_the_one_that_is_selected() -> None:
