@@ -1,6 +1,5 @@
 """Which of two files was served, told from log-probabilities; and what the server and a worker's folder may hold."""
 
-import json
 import os
 import random
 import re
@@ -330,26 +329,6 @@ def test_what_is_not_what_the_worker_left_is_refused(run, spoil, cause):
     with pytest.raises(EngineError) as error:
         run(spoil=spoil)
     assert cause in str(error.value)
-
-
-def test_numbers_out_of_bounds_are_refused_though_they_are_signed() -> None:
-    good = msgspec.to_builtins(answers(START))
-    assert msgspec.convert(good, Answers)
-    for spoil in (
-        lambda a: a["tokens"].pop(),
-        lambda a: a["tokens"][0].pop(),
-        lambda a: a["tokens"][0].__setitem__(0, -1),
-        lambda a: a["tokens"][0].__setitem__(0, 1 << 30),
-        lambda a: a["logprobs"][0].__setitem__(0, -1e9),
-        lambda a: a["logprobs"][0].__setitem__(0, 5.0),
-        lambda a: a["logprobs"].__setitem__(0, [-1.0] * 600),
-        lambda a: a.update(tokens=[[]] * 8, logprobs=[[]] * 8),
-        lambda a: a.update(tokens=[[1]] * 8, logprobs=[[]] * 8),
-    ):
-        bad = json.loads(json.dumps(good))
-        spoil(bad)
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(bad, Answers)
 
 
 def test_a_run_without_a_witness_tells_nothing(run: Callable[..., str], tmp_path: Path) -> None:
