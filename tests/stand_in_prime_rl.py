@@ -371,12 +371,7 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
         return 0 if fault == "serves_the_start" else step_of(folder)
 
     server = StandInServer(
-        config["vllm"]["model"],
-        config["server"]["port"],
-        fault,
-        answer,
-        max_model_len=8192,
-        step=served,
+        config["vllm"]["model"], config["server"]["port"], fault, answer, max_model_len=8192, step=served
     )
     if fault in ENDS:
         threading.Thread(target=die_after, args=(server, orders["step"], ENDS[fault]), daemon=True).start()

@@ -247,11 +247,7 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
     assert torch.allclose(gradients[0] * token_counts[0], gradients[1] * token_counts[1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("group_size", "temperature", "num_mixed"),
-    [(16, 0.7, 0), (2, 1.3, 5)],
-    ids=["large", "told"],
-)
+@pytest.mark.parametrize(("group_size", "temperature", "num_mixed"), [(16, 0.7, 0), (2, 1.3, 5)], ids=["large", "told"])
 def test_log_probs_entropies_and_gradients_are_trls(make_trainer, group_size, temperature, num_mixed):
     """On a sampled batch; `told`: the last five tokens of some completions are not the policy's own."""
     import torch

@@ -9,15 +9,7 @@ import pytest
 
 from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.campaign import Campaign, already_tried
-from nightshift.campaign.records import (
-    Action,
-    Change,
-    Decision,
-    Record,
-    Run,
-    Stage,
-    prediction_in,
-)
+from nightshift.campaign.records import Action, Change, Decision, Record, Run, Stage, prediction_in
 from nightshift.campaign.results import Counts, decisions_text, kept_by_records, num_since_keep, standing_text
 from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, parse

@@ -326,11 +326,6 @@ def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kep
     assert certified(kept, 1).access == 1, "what was compared elsewhere is no access"
 
 
-def test_an_environment_that_is_unknown_is_refused(kept):
-    with pytest.raises(UsageError, match="nowhere"):
-        tasks(kept, environments=["nowhere"])
-
-
 def test_each_of_several_environments_has_its_number_and_all_are_resumed_by_one(kept: Controller) -> None:
     planned = tasks(kept, 1, environments=["countdown", "arithmetic+countdown"])
     assert [(task.plan.number, task.controller.bench.rules.environment_names) for task in planned] == [

@@ -297,11 +297,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("reader_fails", "exit code 1: ValueError: "),
-        ("reader_hangs", "no answer within 0.5 s"),
-    ],
+    ("fault", "cause"), [("reader_fails", "exit code 1: ValueError: "), ("reader_hangs", "no answer within 0.5 s")]
 )
 def test_a_child_that_fails_leaves_it_open_and_leaves_nothing(run, monkeypatch, fault, cause):
     if fault == "reader_hangs":
