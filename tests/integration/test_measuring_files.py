@@ -43,12 +43,24 @@ def hide_it(root: Path) -> None:
     edit(root)
 
 
+def link_its_folder(root: Path) -> None:
+    (root / "nightshift").rename(root.parent / "moved")
+    (root / "nightshift").symlink_to(root.parent / "moved")
+    (root / MEASURING).write_text("MEASURES = 'better'\n")
+
+
 def add_one(root: Path) -> None:
     (root / ADDED).parent.mkdir(parents=True)
     (root / ADDED).write_text("MEASURES = 'more'\n")
 
 
-@pytest.mark.parametrize("change", [edit, commit_it, hide_it, add_one])
+def replace_the_commit(root: Path) -> None:
+    first = git(root, "rev-parse", "HEAD").strip()
+    commit_it(root)
+    git(root, "replace", first, "HEAD")
+
+
+@pytest.mark.parametrize("change", [edit, commit_it, hide_it, link_its_folder, replace_the_commit, add_one])
 def test_a_changed_file_is_named_with_the_command_that_shows_it(checkout, change):
     repo = Repo(checkout)
     commit, agreed = repo.head().commit, ARITHMETIC_TRL.hash(checkout)
