@@ -62,7 +62,7 @@ def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]
             ]
             fix = f"Delete it; [{PARAMETERS}] may have {', '.join(lines) or 'nothing'}"
             problems.append(Problem(place, value, f"{spelled} is no parameter of the loss {name}", fix))
-        elif key is not None and not allowlist.is_accepted(key, value):
+        elif key is not None and path in (LOSS, *parameters) and not allowlist.is_accepted(key, value):
             fix = f"Write {key.leaf} = {allowlist.value_text(allowlist.instead(key, value))}"
             problems.append(Problem(place, value, f"{spelled} is not allowed ({key.allowed()})", fix))
     if problems:

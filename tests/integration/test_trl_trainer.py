@@ -16,13 +16,12 @@ from nightshift_arithmetic import data
 
 from nightshift.evaluation import environment as environments
 from tests.conftest import ON_GPU, slow
-from tests.rules import ARITHMETIC_TRL
+from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.waiting import Clock
 
 # Libraries warn about each other; here only results count.
 pytestmark = pytest.mark.filterwarnings("default")
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "arithmetic-base"
 MakeTrainer = Callable[..., tuple[Any, list[dict[str, Any]]]]  # the trainer, and the rows that it sends
 ADAMW = {"type": "adamw", "lr": 1e-3, "weight_decay": 0.01, "betas1": 0.9, "betas2": 0.999, "max_norm": None}

@@ -24,7 +24,6 @@ from nightshift.report.export.table import as_csv, cell
 from tests.campaigns import replace
 from tests.stand_in_campaign import BRANCH, build
 
-ROOT = Path(__file__).parents[2]
 HOSTILE = '=HYPERLINK("http://x","y")\n\x1b[31m,"quoted", \u202e'
 
 

@@ -18,7 +18,7 @@ from nightshift.engines.prime_rl.config import effective, fixed
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, free_ports
 from nightshift.errors import ConfigError, EngineError
 from nightshift.executors.process import engine_environment
-from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
+from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, samples, variant
 from tests.rules import GSM8K_PRIME_RL as RULES
 from tests.rules import ROOT
 
@@ -104,6 +104,11 @@ def disagreements(tree: Any, name: str = "") -> dict[str, str]:
 def test_every_value_of_every_plan_is_a_key_of_prime_rl_with_a_value_that_it_takes() -> None:
     for name, each in {**{name: variant(name) for name in VARIANTS}, **open_configs()}.items():
         assert disagreements(launch_of(each, RUN_DIR).tree) == {}, name
+    refused = {key.path for key in KEYS for value in samples(key) if f"{key.path} = {value}" not in open_configs()}
+    # These need two environments, a game, or a longer context.
+    assert {path.removeprefix("orchestrator.train.") for path in refused} == {
+        *("ratio.*", "opponent.type", "opponent.temperature", "opponent.interval", "sampling.max_completion_tokens")
+    }
 
 
 def test_what_the_agent_writes_arrives_as_it_stands() -> None:
