@@ -171,7 +171,6 @@ def test_weights_without_their_marker_do_not_count(start: Open, train: Train, ru
         slow("trainer_hang", "no step and no rollout for", Failure.INFRASTRUCTURE),
         slow("nan", "not a number at step 2", Failure.CONFIG),
         slow("server_dies", "inference ended: killed by SIGKILL", Failure.INFRASTRUCTURE),
-        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.UNKNOWN),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import re
 from pathlib import Path
 
@@ -433,16 +432,10 @@ def test_a_file_is_read_again_and_a_text_stands_for_itself(tmp_path: Path) -> No
 
 def test_what_cannot_be_a_direction_is_refused(tmp_path: Path) -> None:
     (tmp_path / "long.md").write_text("x" * (MAX_DIRECTION + 1) + "\n")
-    (tmp_path / "huge.md").write_text("x" * 2_000_000)
     (tmp_path / "latin").write_bytes(b"caf\xe9")
-    (tmp_path / "gone").symlink_to("nowhere")
-    os.mkfifo(tmp_path / "pipe")
     for given, cause in {
         "long.md": r"the direction of long\.md has 1,501 characters, more than 1,500\. Shorten it\.",
-        "huge.md": r"the direction in huge\.md cannot be read: it has 2,000,000 bytes",
         "latin": "it is not UTF-8 text",
-        "gone": "No such file",
-        "pipe": "cannot be read: it is no regular file",
         "diretion.md": r"--direction diretion\.md: no such file",
     }.items():
         with pytest.raises(UsageError, match=cause):
