@@ -151,6 +151,12 @@ def test_what_cannot_be_valid_by_itself_is_refused_and_the_others_are_made() -> 
     assert "trainer.model.lora" in refused[0][1]
 
 
+def test_what_is_no_decision_about_the_kept_changes_is_refused() -> None:
+    known = change(1, lr="5e-6")
+    for kept, wrong in (((known,), keep(known)), ((), revert(known)), ((), keep(change(2, **{"model.name": "x"})))):
+        assert plan(BASELINE, kept, [wrong])[0] == []
+
+
 @pytest.mark.parametrize("num_done", [0, 1, 2, 3])
 def test_a_call_repeated_after_a_kill_commits_each_step_once(branch: Branch, num_done: int) -> None:
     old = change(1, lr="4e-6")
