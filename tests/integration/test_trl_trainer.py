@@ -120,32 +120,16 @@ def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler: ModuleType, 
         assert (logits.amax(1) - chosen).max() < 0.3
 
 
-def make_settings(**changes: Any) -> dict[str, Any]:
-    return {
-        "optimizer": ADAMW,
-        "scheduler": {"type": "constant"},
-        "algo": {"type": "grpo"},
-        "batch_size": 32,
-        "group_size": 4,
-        "temperature": 1.0,
-        "max_completion_tokens": 40,
-        "max_steps": 1,
-        "seq_len": 512,
-        "filter_zero_advantages": True,
-    } | changes
+PLAIN = {"optimizer": ADAMW, "scheduler": {"type": "constant"}, "algo": {"type": "grpo"}, "temperature": 1.0}
+PLAIN |= {"batch_size": 32, "group_size": 4, "max_completion_tokens": 40, "max_steps": 1, "seq_len": 512}
+PLAIN["filter_zero_advantages"] = True
 
 
 def make_spec(folder: Path, trained_at_once: int = 512, **changes: Any) -> dict[str, Any]:
     """What a trainer is given, but for where it runs."""
-    return {
-        "settings": make_settings(**changes),
-        "train_seed": 3,
-        "budget_clock": "cpu",
-        "trained_at_once": trained_at_once,
-        "sampled_at_once": 512,
-        "weights_dir": str(folder / "weights"),
-        "metrics_path": str(folder / "metrics.jsonl"),
-    }
+    limits = {"budget_clock": "cpu", "trained_at_once": trained_at_once, "sampled_at_once": 512}
+    places = {"weights_dir": str(folder / "weights"), "metrics_path": str(folder / "metrics.jsonl")}
+    return {"settings": PLAIN | changes, "train_seed": 3, **limits, **places}
 
 
 @pytest.fixture

@@ -104,46 +104,24 @@ def test_every_official_answer_scores_one_and_a_perturbed_one_zero() -> None:
 # Countdown: expressions are read strictly, whoever writes them
 
 GOLD = "(13-4)*6=54"
+RIGHT = ["#### (13-4)*6", "So \\boxed{(13-4)\u00d76}.", "#### (13\u22124)\u00b76", "#### **(13-4)*6**"]
+CORRECTED = "I try 13*4.\n#### 13*4\nNo.\n#### 6*13-6*4 = 54\n#### (13-4)*6\n"
+# The result alone, a number twice, one that is not given, another value, none.
+NOT_IT = ["54", "6*13-6*4", "9*6", "13-4*6", "13/(4-4)"]
+# Words, a wrong result, a power, a sign, a product without one, an octal, a separator, a digit of another script.
+NOT_IT += ["(13-4)*6 or so", "(13-4)*6 = 541", "(13-4)**6", "-(4-13)*6"]
+NOT_IT += ["(13-4)(6)", "(13-4)*06", "1_3-4*6", "(13-4)*\u0666"]
+LONG = ["(13-4)*6" + " " * MAX_CHARS + "*1", "(" * 40 + "54" + ")" * 40, "(" * (MAX_CHARS - 1) + "1", "9" * MAX_CHARS]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "#### (13-4)*6",
-        "I try 13*4.\n#### 13*4\nNo.\n#### 6*13-6*4 = 54\n#### (13-4)*6\n",
-        "So \\boxed{(13-4)\u00d76}.",
-        "#### (13\u22124)\u00b76",
-        "#### **(13-4)*6**",
-    ],
-)
+@pytest.mark.parametrize("text", [*RIGHT, CORRECTED])
 def test_any_way_to_write_a_right_expression_counts(text: str) -> None:
     assert countdown.score(text, GOLD) == 1.0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "#### 54",
-        "#### 6*13-6*4",  # a number twice
-        "#### 9*6",  # not given
-        "#### (13-4)*6 or so",
-        "#### (13-4)*6 = 541",
-        "#### 13-4*6",
-        "#### (13-4)**6",
-        "#### -(4-13)*6",
-        "#### (13-4)(6)",
-        "#### (13-4)*06",
-        "#### 1_3-4*6",
-        "#### 13/(4-4)",
-        "#### (13-4)*\u0666",  # a digit of another script
-        "#### (13-4)*6" + " " * MAX_CHARS + "*1",
-        "#### " + "(" * 40 + "54" + ")" * 40,
-        "#### " + "(" * (MAX_CHARS - 1) + "1",
-        "#### " + "9" * MAX_CHARS,
-    ],
-)
+@pytest.mark.parametrize("text", [*NOT_IT, *LONG])
 def test_nothing_else_does(text: str) -> None:
-    assert countdown.score(text, GOLD) == 0.0
+    assert countdown.score(f"#### {text}", GOLD) == 0.0
 
 
 def test_numbers_count_as_often_as_they_are_given_and_division_is_exact() -> None:
