@@ -311,9 +311,3 @@ def test_a_start_that_is_killed_between_two_steps_goes_on(controller, prepare) -
     branches = git(controller.bench.root, "branch", "--format=%(refname:short)").split()
     assert sorted(branches) == sorted({"main", name})
     assert git(controller.bench.root, "fsck", "--no-dangling") == ""
-
-
-def test_a_branch_that_another_worktree_creates_after_the_look_is_left_alone(controller, monkeypatch):
-    git(controller.bench.root, "branch", today(controller))
-    monkeypatch.setattr(Repo, "branches", lambda repo, *options: {})
-    assert f"git cannot create {today(controller)}: a branch named" in refusal(controller)

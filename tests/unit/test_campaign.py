@@ -9,20 +9,11 @@ import pytest
 
 from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.campaign import Campaign, already_tried
-from nightshift.campaign.records import (
-    Action,
-    Change,
-    Decision,
-    Record,
-    Run,
-    Stage,
-    packed,
-    prediction_in,
-)
+from nightshift.campaign.records import Action, Change, Decision, Record, Run, Stage, prediction_in
 from nightshift.campaign.results import Counts, decisions_text, kept_by_records, num_since_keep, standing_text
 from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, parse
-from nightshift.errors import ConfigError, Failure, UsageError
+from nightshift.errors import ConfigError, Failure
 from nightshift.night.observers import experiment_line
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
 
@@ -254,23 +245,6 @@ def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
     assert already_tried(campaign.decided, run, "never").number == 4
     assert already_tried(campaign.decided, Run(new=a_change(4)), "never") is None
     assert already_tried(campaign.decided, Run(new=a_change(99)), "2").number == 2
-
-
-def with_scores(record: Record, scores: tuple[float, ...] | None) -> Record:
-    if scores is None:
-        return replace(record, result=None)
-    return replace(record, result=replace(record.result, evaluation=replace(record.evaluation, scores=packed(scores))))
-
-
-@pytest.mark.parametrize("scores", [None, (), (1.0,) * 3, (1e300,) * 400, (-1.0,) * 400])
-@pytest.mark.parametrize("number", [1, 2])
-def test_damaged_scores_are_one_line(number: int, scores: tuple[float, ...] | None) -> None:
-    records = judged(STORY[:3])
-    records[number - 1] = with_scores(records[number - 1], scores)
-    with pytest.raises(UsageError) as caught:
-        folded(records)
-    damage = f"experiment {number:04d}|runs/{number:04d}/record.json is damaged|experiment 0002 has 400 scores"
-    assert re.search(damage, caught.value.cause)
 
 
 @pytest.mark.parametrize(

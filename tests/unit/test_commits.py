@@ -395,7 +395,3 @@ def test_git_revert_undoes_a_change_between_changes_of_neighbouring_keys(branch:
         assert source is not None, undone
         others = [change for change in branch.kept if change != undone]
         assert incumbent_values(parse(source)) == incumbent_values(BASELINE, others)
-
-
-def test_a_head_without_a_commit_has_no_history(branch: Branch) -> None:
-    assert branch.repo.config_history(Head(branch.start.branch, None)) == []

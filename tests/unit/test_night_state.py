@@ -159,19 +159,10 @@ def test_a_night_counts_its_own_experiments_only(records: list[Record]) -> None:
 def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     assert states.load(ledger) is None
-    state = replace(
-        state_of(hours=8.0, gpus="2,3"),
-        pending=(
-            Answer(
-                b"lr = 1\n",
-                Proposal(description="why", prediction="+1 pp", notes=("a note",)),
-                number=2,
-                change=Change(keys={"trainer.optim.lr": "1e-6"}),
-            ),
-            Answer(b"lr = 2\n", change=Change(keys={"trainer.optim.lr": "2"})),
-        ),
-        refusals=("no edit", "locked"),
-    )
+    proposal = Proposal(description="why", prediction="+1 pp", notes=("a note",))
+    change = Change(keys={"trainer.optim.lr": "1e-6"})
+    pending = (Answer(b"lr = 1\n", proposal, number=2, change=change), Answer(b"lr = 2\n", change=change))
+    state = replace(state_of(hours=8.0, gpus="2,3"), pending=pending, refusals=("no edit", "locked"))
     states.save(ledger, state)
     assert states.load(ledger) == state
     path = tmp_path / "runs" / states.NIGHT_NAME

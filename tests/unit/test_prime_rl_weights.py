@@ -274,16 +274,9 @@ def test_recorded_rollouts_are_sampled_from_the_last_steps(tmp_path: Path, monke
 
 
 def episode(content: object, **changes: object) -> bytes:
-    trace = {
-        "nodes": [
-            {"message": {"role": "user", "content": "q"}},
-            {"message": {"role": "assistant", "content": content}},
-        ],
-        "rewards": {"correct": {"score": 1.0, "weight": 1.0}},
-        "calls": [{"finish_reason": "length"}],
-        **changes,
-    }
-    return json.dumps({"traces": [trace]}).encode() + b"\n"
+    messages = {"role": "user", "content": "q"}, {"role": "assistant", "content": content}
+    told = {"rewards": {"correct": {"score": 1.0, "weight": 1.0}}, "calls": [{"finish_reason": "length"}], **changes}
+    return json.dumps({"traces": [{"nodes": [{"message": each} for each in messages], **told}]}).encode() + b"\n"
 
 
 def test_hostile_rollouts_are_small_and_printable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

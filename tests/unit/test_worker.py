@@ -10,17 +10,7 @@ import msgspec
 import pytest
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
-from nightshift.campaign.records import (
-    JOB_NAME,
-    Job,
-    Outcome,
-    Phase,
-    Progress,
-    Record,
-    Request,
-    Result,
-    Training,
-)
+from nightshift.campaign.records import JOB_NAME, Job, Outcome, Phase, Progress, Record, Request, Result, Training
 from nightshift.cli.output import summary
 from nightshift.engines.base import NoGradient
 from nightshift.engines.machine import Machine
