@@ -247,11 +247,12 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
 @commands.command()
 @click.argument("what", type=click.Choice(["environment"]))
 @click.argument("name")
-def new(what: str, name: str) -> None:
+@click.option("--turns", "has_turns", is_flag=True, help="One of two turns, for prime-rl (a verifiers environment).")
+def new(what: str, name: str, has_turns: bool) -> None:
     """Write environments/NAME: a small task that trains as it is, with its test. docs/environments.md goes on."""
     from nightshift.evaluation.template import create
 
-    print_text(*create(run.process_root(), name))
+    print_text(*create(run.process_root(), name, has_turns))
 
 
 @commands.command()

@@ -9,7 +9,8 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from operator import mul
+from itertools import groupby
+from operator import itemgetter, mul
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -18,7 +19,19 @@ from nightshift.campaign.ledger import JOURNAL_NAME, Ledger
 from nightshift.campaign.records import Completion, Evaluation, Guard, Part, ProgressCallback, packed
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import Complete, Episode, Game, Policy, Task, game_figures, load, play_out
+from nightshift.evaluation.environment import (
+    Complete,
+    Conversation,
+    Episode,
+    Game,
+    Policy,
+    Task,
+    VerifiersTaskset,
+    conversation_figures,
+    game_figures,
+    load,
+    play_out,
+)
 from nightshift.files import write_atomically
 
 
@@ -56,9 +69,17 @@ def evaluate(
     began = time.monotonic()
     weights = session.load_final_weights()
     complete: Complete = lambda chats: session.complete(chats, rules.decoding, progress)  # noqa: E731
-    played = [environment.episodes(example) for environment, example in tasks]
+    played: list[Sequence[Episode]] = []
+    for environment, own in groupby(tasks, key=itemgetter(0)):
+        examples = [example for _, example in own]
+        if isinstance(environment, VerifiersTaskset):
+            played += environment.play(examples, session, rules.decoding, progress)
+        else:
+            played += [environment.episodes(example) for example in examples]
     numbered = [(number, episode) for number, episodes in enumerate(played) for episode in episodes]
-    completions: list[list[Completion]] = [[] for _ in tasks]
+    completions = [
+        [episode.completion for episode in episodes if isinstance(episode, Conversation)] for episodes in played
+    ]
     for index, completion in play_out([episode for _, episode in numbered], complete):
         completions[numbered[index][0]].append(completion)
     all_scores, unscored = _scores(tasks, played, is_secret=path is None)
@@ -78,9 +99,10 @@ def evaluate(
             tasks, completions, played[:num], scores, formatted if has_format else [None] * len(tasks), strict=True
         )
         write_atomically(path, "".join(_line(*row) for row in rows).encode(), sync=False)
-    figures: dict[str, dict[str, float]] = {}
+    figures = conversation_figures(tasks, played[:num])
     if any(isinstance(environment, Game) for environment, _ in tasks):
-        figures, missing = game_figures(tasks, played[:num], complete, session.earlier if path is not None else None)
+        games, missing = game_figures(tasks, played[:num], complete, session.earlier if path is not None else None)
+        figures |= games
         unscored += missing
     return Evaluation(
         eval_score=_mean(parts),

@@ -14,11 +14,12 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from nightshift.campaign.metrics import read_steps
-from nightshift.campaign.records import Outcome, Progress, Training
+from nightshift.campaign.records import Outcome, Phase, Progress, Training
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
 from nightshift.engines import base
@@ -129,6 +130,11 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
     weights = session.load_final_weights()
     answers = session.complete(PROMPTS, DECODING, lambda reading: None)
     assert {a.text for a in answers} == {f"weights of step {weights.step}\n#### {weights.step}"}
+    readings: list[Progress] = []
+    endpoint = session.endpoint(readings.append)
+    assert httpx.get(f"{endpoint.base_url}/models").json()["data"][0]["id"] == endpoint.model
+    endpoint.tick(7)
+    assert (readings[0].num_done, readings[0].phase) == (7, Phase.EVALUATING)
     session.close()
     kept = {path.name for path in run_dir.iterdir()}
     assert {"weights", "metrics.jsonl", "rollouts.jsonl", "trainer.log"} <= kept

@@ -95,6 +95,15 @@ def noisy(curves: Curves, seed: int) -> Curves:
     return {name: with_noise(name, curve) for name, curve in curves.items()}
 
 
+def test_what_no_key_mends_is_named_without_one() -> None:
+    usual = healthy(0)
+    broken = changed(usual, error_share=lambda x: 0.2, server_error_share=lambda x: 0.15, branches_mean=lambda x: 2.0)
+    finding = found(broken, "20% of the rollouts failed: the server did not answer, see inference.log")
+    assert (finding.keys, finding.severity) == ((), COSTLY)
+    assert found(broken, "2.0 samples a rollout").keys == ()
+    assert found(changed(usual, error_share=lambda x: 0.2), "20% of the rollouts failed").keys
+
+
 LR, GROUP, LAG = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.max_off_policy_steps"
 TEMPERATURE = "orchestrator.train.sampling.temperature"
 LENGTH = "orchestrator.train.sampling.max_completion_tokens"

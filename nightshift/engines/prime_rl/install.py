@@ -51,7 +51,7 @@ _FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT")
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness
 from nightshift_taskset.training import training_set
 
-__all__ = ["ChatHarness", "TrainingSet"]
+__all__ = ["ChatHarness", "TrainingEnv", "TrainingSet"]
 """
 
 
@@ -121,7 +121,7 @@ class Installation:
     def copy_environments(self, root: Path, rules: Rules) -> None:
         """Copy the environments unless the copy is whole; never link to files that may change."""
         target, files = self.environments_dir(root, rules), environment_files(root, rules)
-        if environments_hash(files_of([path for path in target.glob("*") if path.is_dir()])) == target.name:
+        if environments_hash(files_of([*target.glob("*")])) == target.name:
             return
         temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
         for name, data in files.items():
@@ -170,7 +170,7 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
             packages += [path.parent for beside in one.taskset.beside(root) for path in beside.glob("*/__init__.py")]
             named = {name: getattr(one, name) for name in ("args", "num_validation", "num_train")}
             spec = asdict(one.taskset) | named
-            text = f"{_TRAINING}TrainingSet = training_set({spec!r})\n"
+            text = f"{_TRAINING}TrainingSet, TrainingEnv = training_set({spec!r})\n"
             written[f"{one.package}/__init__.py"] = text.encode()
     return files_of(packages) | written
 
@@ -188,7 +188,7 @@ def files_of(packages: Sequence[Path]) -> dict[str, bytes]:
     return {
         path.relative_to(package.parent).as_posix(): path.read_bytes()
         for package in packages
-        for path in package.rglob("*")
+        for path in (package.rglob("*") if package.is_dir() else [package])
         if path.is_file() and path.suffix != ".pyc"
     }
 

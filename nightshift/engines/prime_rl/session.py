@@ -42,7 +42,7 @@ from nightshift.engines.prime_rl.validator import explain, read_refusals
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
-from nightshift.evaluation.environment import Message
+from nightshift.evaluation.environment import Endpoint, Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment, tail
 from nightshift.files import read_file, write_atomically
@@ -101,7 +101,7 @@ class PrimeRlSession(Session):
         algo = launch.tree["orchestrator"].get("algo", {})
         is_group_relative = algo.get("type", "grpo") in ("grpo", "max_rl") and not algo.get("length_penalty")
         files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
-        self._tail = MetricsTail(*files, is_group_relative=is_group_relative)
+        self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seat=launch.seat)
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
@@ -218,6 +218,15 @@ class PrimeRlSession(Session):
         )
         self._memory.sample()
         return completions
+
+    def endpoint(self, progress: ProgressCallback) -> Endpoint:
+        """Return the run's own server."""
+
+        def tick(num_done: int) -> None:
+            self._server.raise_if_late(f"{num_done} episodes were played")
+            progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done))
+
+        return Endpoint(f"{self._server.base_url}/v1", self._launch.served_model, tick)
 
     def close(self) -> None:
         """Stop every process, then delete what is heavy. EngineError if something survives SIGKILL."""
