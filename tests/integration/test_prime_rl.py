@@ -262,7 +262,7 @@ def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        ("trainer_hang", Failure.CONFIG, r"no step was finished in \d+ s, of [1-9]\d* rollouts. Lower orch"),
+        ("trainer_hang", Failure.CONFIG, r"no step was finished in \d+ s, of [1-9]\d* rollouts. They fill a batch"),
         slow("no_rollout", Failure.INFRASTRUCTURE, r"not one rollout was finished in \d+ s. See env-server.log"),
     ],
 )

@@ -32,6 +32,7 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import validate
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import environment_files
+from nightshift.engines.prime_rl.prepare import smoke_config, smoke_rules
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import UsageError
 from nightshift.night import observers
@@ -98,6 +99,13 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
     assert trained(own("plain")) == wanted | {"import_path": "clipped_loss.plain"}
     assert trained(SHIPPED) == {"type": "ipo", "ipo_threshold": 0.1, "adv_tau": 1.0, "kl_tau": 0.001}
     assert trained(set_values(SHIPPED, {"trainer.optim.max_norm": None})) == trained(SHIPPED)
+
+
+def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
+    tiny = smoke_rules(ROOT, rules(), 60.0)
+    settings = effective(smoke_config(parse(own(clip=0.5))), tiny, 64)
+    assert settings["trainer"]["loss"] == trained(own(clip=0.5))
+    assert "clipped_loss/__init__.py" in environment_files(ROOT, tiny)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
-from nightshift.engines.prime_rl.diagnose import diagnose
+from nightshift.engines.prime_rl.diagnose import diagnose, no_step
 from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
 from nightshift.errors import Failure
 from nightshift.text import clean
@@ -233,3 +233,20 @@ def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault
     assert [refusal.type for refusal in refusals] == ["ModuleNotFoundError"]
     assert "No module named 'prime_rl'. This is not train.toml's fault" in str(explain(refusals, SOURCE))
     assert list(launch.configs_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("num_rollouts", "batch_size", "failure", "said"),
+    [
+        (0, 32, INFRASTRUCTURE, "not one rollout was finished in 120 s. See env-server.log"),
+        (31, 32, CONFIG, "of 31 rollouts. Lower orchestrator.batch_size"),
+        (83, 32, CONFIG, "of 83 rollouts. They fill a batch of 32: groups with equal rewards do not train"),
+        (83, None, CONFIG, "of 83 rollouts. Lower orchestrator.batch_size"),
+    ],
+)
+def test_a_budget_without_a_step_says_what_was_short(
+    num_rollouts: int, batch_size: int | None, failure: Failure, said: str
+) -> None:
+    error = no_step(120.0, num_rollouts, batch_size)
+    assert said in str(error)
+    assert error.failure is failure

@@ -166,7 +166,8 @@ class PrimeRlSession(Session):
         if problem is None:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
             if not self._final_step:
-                problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
+                batch_size = self._launch.tree["orchestrator"]["batch_size"]
+                problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir), batch_size)
                 outcome = Outcome.CRASHED
         last_step = None if problem else self._final_step
         folders = self._earlier_weights.folders.items()
