@@ -119,8 +119,8 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
         ),
         (
             '[trainer.loss]\ntype = "ipo"\n[trainer.loss.kwargs]\nclip = 1\n',
-            ["train.toml:6: trainer.loss.kwargs.clip = 1.0 is no parameter of the loss ipo. Delete it; "
-             "[trainer.loss.kwargs] may have nothing"],
+            ['train.toml:6: trainer.loss.kwargs.clip = 1.0 has no effect with trainer.loss.type = "ipo". Delete it, '
+             "or write the name of a loss that rules.toml offers"],
         ),
         (
             '[trainer.loss]\ntype = "clipped"\nkl_tau = 0.1\n',
