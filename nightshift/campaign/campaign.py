@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from statistics import NormalDist, fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -358,14 +358,22 @@ class Campaign:
         )
 
 
-def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Record | None:
-    """Return the last experiment with this config, or with the same changes besides its rider."""
+def already_tried(
+    decided: Sequence[Record], run: Run, config_hash: str, effective: Mapping[str, Any] | None = None
+) -> Record | None:
+    """Return the last experiment with this config, or with the same changes besides its rider.
+
+    `effective`: the engine's settings. Configs that differ in keys without effect train the same.
+    """
 
     def contents(run: Run) -> set[Settings]:
         return {change.identity for change in replace(run, rider=None).changes}
 
-    same = (r for r in reversed(decided) if r.config_hash == config_hash or contents(r.run) == contents(run))
-    return next(same, None)
+    for record in reversed(decided):
+        is_same = record.config_hash == config_hash or (effective and record.effective == effective)
+        if is_same or contents(record.run) == contents(run):
+            return record
+    return None
 
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:

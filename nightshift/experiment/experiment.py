@@ -217,7 +217,11 @@ class Controller:
         changes = tuple(change.line for change in differences)
         require_within(request.only, (change.key for change in differences), candidate)
         if not (is_baseline or request.again or (request.run and request.run.new is None)):
-            if tried := already_tried(campaign.decided, run, candidate.hash):
+            if changes and bench.engine.validate(before).settings == validated.settings:
+                text = shorten(", ".join(changes), _LONGEST)
+                cause = f"the only changes are to keys that this engine does not use: {text}"
+                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+            if tried := already_tried(campaign.decided, run, candidate.hash, effective):
                 effect = tried.decision and tried.decision.estimate
                 outcome = f"{tried.status}, effect {effect}" if effect else tried.status
                 cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
@@ -226,10 +230,6 @@ class Controller:
                 is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
                 if is_same or other.config_hash == candidate.hash:
                     raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
-            if changes and bench.engine.validate(before).settings == validated.settings:
-                text = shorten(", ".join(changes), _LONGEST)
-                cause = f"the only changes are to keys that this engine does not use: {text}"
-                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
         name = "baseline " if run.is_baseline else "incumbent " if run.changes == campaign.kept else ""
         name = f"{name}again" if campaign.baseline else "baseline"
         description = request.proposal.description or ", ".join(changes) or name

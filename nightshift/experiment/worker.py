@@ -134,7 +134,9 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         if result.evaluation is not None:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
-    disk_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+    disk_bytes = None
+    with suppress(OSError):  # a file is deleted meanwhile, by the user or by NFS
+        disk_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     seconds = time.monotonic() - began
     return structs.replace(result, training=training, total_seconds=seconds, disk_bytes=disk_bytes)
 

@@ -354,6 +354,16 @@ def test_revert_takes_out_what_git_revert_cannot_and_leaves_every_other_line(bra
     assert git(branch.repo.root, "log", "-1", "--format=%an: %s").strip() == "Ada: Revert 0001: betas2 0.99 → 0.999"
 
 
+def test_revert_of_a_loss_whose_parameter_a_later_change_set_is_refused(branch: Branch) -> None:
+    own = {"trainer.loss.type": "clipped", "trainer.loss.ipo_threshold": None, KL: None}
+    branch.decide(keep(change(1, **own)))
+    branch.decide(keep(change(2, **{"trainer.loss.kwargs.clip": "0.4"})))
+    tip = branch.repo.head().commit
+    with pytest.raises(UsageError, match=r'kwargs.clip = 0.4 has no effect with trainer.loss.type = "ipo"'):
+        commits.revert(branch.repo, BASELINE, branch.kept, branch.kept[0])
+    assert branch.repo.head().commit == tip
+
+
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_revert_overwrites_no_edit_and_waits_for_owed_commits(branch: Branch, is_staged: bool) -> None:
     first, second = change(1, lr="5e-6"), change(2, kl="0.01")

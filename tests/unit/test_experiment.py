@@ -46,7 +46,7 @@ def tried(controller: Controller, lr: str, **asked: Any) -> Record:
     return run(controller, **asked)
 
 
-DECAY = "trainer.optim.weight_decay"
+DECAY, UNUSED = "trainer.optim.weight_decay", "orchestrator.max_off_policy_steps"  # of trl
 
 
 def commit(controller: Controller, lr: str) -> bytes:
@@ -214,6 +214,10 @@ def test_a_harmful_change_is_discarded_once_and_again_takes_new_seeds(controller
     write(controller, BAD)
     with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d} \(discard"):
         run(controller)
+    (checkout / "train.toml").write_bytes(set_values((checkout / "train.toml").read_bytes(), {UNUSED: 3}))
+    with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d}"):
+        run(controller)
+    write(controller, BAD)
     again = run(controller, again=True)
     assert (discarded.result.seed, again.result.seed) == (1001, 1002)
     assert (again.status, again.run.new, again.run.kept) == ("measured", None, (discarded.run.new,))

@@ -128,8 +128,8 @@ def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
         ),
         (
             '[trainer.loss]\ntype = "ipo"\n[trainer.loss.kwargs]\nclip = 1\n',
-            ["train.toml:6: trainer.loss.kwargs.clip = 1.0 is no parameter of the loss ipo. Delete it; "
-             "[trainer.loss.kwargs] may have nothing"],
+            ['train.toml:6: trainer.loss.kwargs.clip = 1.0 has no effect with trainer.loss.type = "ipo". Delete it, '
+             "or write the name of a loss that rules.toml offers"],
         ),
         (
             '[trainer.loss]\ntype = "clipped"\nkl_tau = 0.1\n',
@@ -186,6 +186,27 @@ def test_a_syntax_error_is_reported_with_file_and_line_before_anything_starts(ch
     path.write_text("a = 1\nb = = 2\n")
     text = refused(lambda: rules(root=checkout_root))
     assert "[loss.clipped]: losses/clipped/clipped_loss/more.py:2: invalid syntax" in text
+
+
+def test_a_package_whose_copy_would_mix_with_another_one_is_refused(checkout_root: Path) -> None:
+    shutil.copytree(checkout_root / "losses/clipped", checkout_root / "losses/other")
+    both = OFFER.replace(
+        b'"losses/clipped"\nimport_path = "clipped_loss.plain"', b'"losses/other"\nimport_path = "clipped_loss.plain"'
+    )
+    text = refused(lambda: rules(both, checkout_root))
+    assert (
+        "[loss.plain]: the package clipped_loss of losses/other/clipped_loss/ has the name of another: losses/" in text
+    )
+    (checkout_root / "losses/clipped/clipped_loss").rename(checkout_root / "losses/clipped/nightshift_gsm8k")
+    hidden = OFFER.replace(b"clipped_loss", b"nightshift_gsm8k")
+    assert "the package nightshift_gsm8k of losses" in refused(lambda: rules(hidden, checkout_root))
+
+
+def test_a_project_may_have_the_name_of_its_package_and_an_editor_its_lock(checkout_root: Path) -> None:
+    shutil.copytree(checkout_root / "losses/clipped", checkout_root / "losses/clipped_loss")
+    (checkout_root / "losses/clipped_loss/clipped_loss/.#more.py").symlink_to("user@host.1")
+    named = rules(OFFER.replace(b"losses/clipped", b"losses/clipped_loss"), checkout_root)
+    assert named.losses[0].folder == "losses/clipped_loss/clipped_loss/"
 
 
 def test_trl_refuses_it_in_one_line() -> None:
@@ -256,6 +277,11 @@ def test_a_loss_that_is_not_offered_is_left_out_with_its_parameters() -> None:
     assert not [path for path in imported.values if path.startswith("trainer.loss")]
     assert 'import_path = "clipped_loss.clipped" is locked by the rules' in report
     assert "trainer.loss.kwargs.clip = 0.3 belongs to a loss that rules.toml does not offer" in report
+
+
+def test_a_train_toml_comes_in_with_the_name_of_its_loss() -> None:
+    imported = import_config(own(clip=0.3), "train.toml", {"clipped": "clipped_loss.clipped"})
+    assert (imported.values[LOSS], imported.values[CLIP], imported.left_out) == ("clipped", 0.3, [])
 
 
 # -- who chooses --------------------------------------------------------------------------------------

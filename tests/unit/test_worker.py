@@ -122,6 +122,12 @@ def test_a_run_whose_processes_cannot_be_ended_has_no_score(monkeypatch, tmp_pat
     assert ended.evaluation is None
 
 
+def test_a_file_that_vanishes_while_the_folder_is_measured_loses_no_run(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(Path, "rglob", lambda path, pattern: iter([path / ".nfs0001"]))
+    result = run(monkeypatch, tmp_path, [BAD])
+    assert (result.disk_bytes, result.evaluation.eval_score) == (None, 0.0)
+
+
 # A run that ends without a gradient
 
 ALIVE, DEAD, UNKNOWN = Step(1, grad_norm=0.3), Step(1, grad_norm=0.0), Step(1)
