@@ -153,7 +153,7 @@ class SlurmExecutor(Executor[_Work]):
     def require_ready(self) -> None:
         """Ask sbatch once whether it would accept a run. Raise EngineError with its words if it never would."""
         try:
-            self.sbatch("test", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
+            self.sbatch("answer", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
         except EngineError as error:
             if "node configuration is not available" not in error.cause:  # at this moment: nodes that are drained
                 raise
