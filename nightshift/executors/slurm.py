@@ -31,6 +31,7 @@ from nightshift.campaign.records import (
     JOB_OF,
     LATE_SECONDS,
     LOG_NAME,
+    RESULT_NAME,
     RUN_NAME,
     STARTED_NAME,
     Job,
@@ -218,11 +219,11 @@ class SlurmExecutor(Executor[_Work]):
     def _has_ended(self, folder: Path) -> bool:
         self._poll()
         work = self._flights[folder]
-        if work.gone_at is None:
-            return False
         with suppress(FileNotFoundError, EngineError):
             read_result(folder, work.job)
             return True
+        if work.gone_at is None:
+            return False
         patience = COMPLETED_SECONDS if work.seen.state == "COMPLETED" else OTHERWISE_SECONDS
         return time.monotonic() - work.gone_at > patience and not self._is_waiting(folder)
 
@@ -260,14 +261,15 @@ class SlurmExecutor(Executor[_Work]):
         return not self._is_waiting(folder)
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """Cancel jobs. Returns when they are gone from the cluster, at the latest after CANCEL_SECONDS, or when
-        slurmctld does not answer: then they are cancelled when it does."""
-        names = [self._flights.pop(folder).job.name for folder in folders if folder in self._flights]
-        self._unwanted |= {*names}
+        """Cancel jobs. Returns when those without a result are gone from the cluster, at the latest after
+        CANCEL_SECONDS, or when slurmctld does not answer: then they are cancelled when it does."""
+        names = {folder: self._flights.pop(folder).job.name for folder in folders if folder in self._flights}
+        self._unwanted |= {*names.values()}
+        unfinished = [name for folder, name in names.items() if not (folder / RESULT_NAME).exists()]
         ends_at = time.monotonic() + CANCEL_SECONDS
         with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
             cancel_jobs(self._unwanted)
-            while any(job.is_left for job in jobs_seen(names).values()) and time.monotonic() < ends_at:
+            while any(job.is_left for job in jobs_seen(unfinished).values()) and time.monotonic() < ends_at:
                 time.sleep(_LOOK_SECONDS)
 
     def _ending(self, folder: Path) -> tuple[str, Failure]:
