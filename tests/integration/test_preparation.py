@@ -10,9 +10,9 @@ from filelock import FileLock
 
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import parse
+from nightshift.engines import rehearsal as preparation
 from nightshift.engines.base import PrepareFlags
 from nightshift.engines.prime_rl import engine as prime_rl
-from nightshift.engines.prime_rl import prepare as preparation
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import Installation, Pins, cache_dir
@@ -75,7 +75,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     smoke = replace(preparation.smoke_rules(ROOT, RULES, HANG_SECONDS), environments=SMALL.environments)
     monkeypatch.setattr(prime_rl, "install", lambda *arguments, **flags: None)  # has tests of its own
     monkeypatch.setattr(prime_rl, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
-    monkeypatch.setattr(prime_rl, "smoke_rules", lambda root, rules, seconds: smoke)
+    monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules, seconds: smoke)
+    monkeypatch.setattr(preparation, "isolate", lambda rules, root: None)  # not the process of pytest
     monkeypatch.setattr(preparation, "_SMOKE_CONFIG", ENDS + preparation._SMOKE_CONFIG)
     made = Prepared(tmp_path)
     base = made.installation.state_dir / "base"  # without weights: of step 0 to the stand-ins
