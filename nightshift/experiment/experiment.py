@@ -338,7 +338,7 @@ class Controller:
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
         record = close(record, self.ledger, self.repo)
-        with suppress(EngineError, OSError):  # a full disk is reported where results are written
+        with suppress(EngineError, UsageError):  # a full disk, a damaged proof.json: the verdict stands
             MachineProof(self.bench.root, self.bench.engine).add_runs(self.ledger.records(), record.rules_hash)
         return record
 

@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -23,23 +23,22 @@ import psutil
 from msgspec import Struct
 
 from nightshift.campaign.git import CONFIG_NAME, Repo
-from nightshift.campaign.ledger import Ledger, baseline_of
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record
 from nightshift.config.rules import RULES_NAME, covered_files
 from nightshift.config.train_toml import load, set_values
 from nightshift.engines.base import ENGINES, NO_GPU, Engine, Note, PrepareFlags
-from nightshift.errors import EngineError, ExitCode, Failure, NightshiftError, UsageError
+from nightshift.errors import EngineError, ExitCode, Failure, UsageError
 from nightshift.executors.gpus import gpu_problems
 from nightshift.executors.process import Child, ProcessGroup, tail
 from nightshift.executors.watchdog import describe, is_alive
-from nightshift.experiment.checkout import continued
 from nightshift.files import Document, read_json, write_atomically, write_json
 from nightshift.waiting import look, markers, waiting
 
-PROOF_NAME, LOG_NAME = "proof.json", "prove.log"
+PROOF_NAME = "proof.json"
 # What decides whether an engine works on a machine: its bytes, and the pins.
 _CODE = ("pyproject.toml", "nightshift/engines/", "nightshift/evaluation/", "nightshift/executors/")
-_BASELINE_SECONDS = 600.0
+_BASELINE_SECONDS = 600.0  # of training at least
 _RELEASE_SECONDS = 10.0  # in which a killed run has to leave the GPUs; not measured
 _GRACE_SECONDS = 60.0  # run.py closes its record on SIGTERM
 _POLL_SECONDS = 0.5
@@ -102,11 +101,10 @@ class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
 def public(text: str) -> str:
     """Return a line without paths, addresses, names of user and machine, and what may be a secret."""
     secrets = {value for name, value in os.environ.items() if re.search("KEY|TOKEN|SECRET|PASSWORD", name)}
-    host, user = socket.gethostname(), {os.environ.get("USER"), os.environ.get("LOGNAME"), Path.home().name}
+    host, user = socket.gethostname(), {os.environ.get("USER", ""), Path.home().name}
+    names = sorted({*user, host, host.partition(".")[0]} - {"root", ""}, key=len, reverse=True)
     patterns = [(re.escape(value), "<secret>") for value in secrets if len(value) > 3]
-    names = {*user, host, host.partition(".")[0]} - {"root", "", None}
-    patterns += [*_PRIVATE, *((rf"\b{re.escape(str(name))}\b", "<name>") for name in names)]
-    for pattern, word in patterns:
+    for pattern, word in [*patterns, *_PRIVATE, *((rf"\b{re.escape(name)}\b", "<name>") for name in names)]:
         text = re.sub(pattern, word, text)
     return text
 
@@ -116,7 +114,7 @@ class MachineProof:
 
     def __init__(self, root: Path, engine: Engine) -> None:
         self.root, self.engine = root, engine
-        self._began: dict[str, float] = {}  # of rows that have not ended, in their order
+        self.began: dict[str, float] = {}  # of rows that have not ended, in their order
 
     @cached_property
     def machine(self) -> str:
@@ -141,79 +139,66 @@ class MachineProof:
     def mark(self, name: str, figure: str = "", is_shown: bool = True) -> None:
         """Begin a row, or with a figure write it: `waiting.mark`."""
         now = time.monotonic()
-        began = self._began.setdefault(name, now)
+        began = self.began.setdefault(name, now)
         if figure:
-            del self._began[name]
-            self._write({name: _row(is_shown, figure, now - began or None)})
-
-    def fail(self, error: NightshiftError) -> None:
-        """Write the line of an error into the row that began first of those that have not ended."""
-        for name in list(self._began)[:1]:
-            self.mark(name, error.cause, is_shown=False)
+            del self.began[name]
+            self._write(name, is_shown, figure, now - began or None)
 
     def add_runs(self, records: Sequence[Record], rules_hash: str) -> None:
         """Write what runs under these rules show, or the causes of their crashes, into rows that are not shown yet."""
-        records = [
-            record
-            for record in records
-            if (record.rules_hash, record.hardware) == (rules_hash, self.engine.hardware())
-            and (record.budget_seconds or 0.0) >= _BASELINE_SECONDS
-            and record.failure != Failure.INTERRUPTED
-        ]
-        baselines = [record for record in records if record.run.is_baseline]
-        others = [record for record in records if not record.run.is_baseline]
-        first = next((at + 1 for at, record in enumerate(baselines) if record.score is not None), len(baselines))
-        runs = dict(zip(list(STEPS)[-3:], (baselines[:first], baselines[first:], others), strict=True))
-        missing = self.missing() if records else []
-        best = {name: max(some, key=lambda r: r.score is not None) for name, some in runs.items() if some}
-        self._write({name: _row_of(record) for name, record in best.items() if name in missing})
+        key = rules_hash, self.engine.hardware()
+        runs = [r for r in records if (r.rules_hash, r.hardware) == key and r.failure != Failure.INTERRUPTED]
+        if not runs or self.engine.rules.budget_seconds < _BASELINE_SECONDS:
+            return
+        baselines = [record for record in runs if record.run.is_baseline]
+        num = next((n for n, record in enumerate(baselines, 1) if record.score is not None), len(baselines))
+        parts = baselines[:num], baselines[num:], [record for record in runs if not record.run.is_baseline]
+        for name, part in zip(list(STEPS)[-3:], parts, strict=True):
+            if part and name in self.missing():
+                latest = max(reversed(part), key=lambda record: record.score is not None)
+                self._write(name, latest.score is not None, _figure(latest), latest.total_seconds)
 
     def _machines(self) -> dict[str, dict[str, Row]]:
-        with suppress(UsageError):  # a file of another version, or a damaged one, begins anew
-            if (proof := read_json(self.root / PROOF_NAME, ProofFile, "")) is not None:
-                return proof.machines
-        return {}
+        proof = read_json(self.root / PROOF_NAME, ProofFile, "Delete it, then run: uv run prepare.py --prove")
+        return proof.machines if proof else {}
 
-    def _write(self, rows: Mapping[str, Row]) -> None:
-        """Write rows, and drop those of another code or driver. EngineError if the disk refuses."""
-        engine, commit = self.engine, None
-        if not rows or not engine.rules.num_gpus or engine.hardware() == NO_GPU:
+    def _write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
+        """Write a row, and drop rows of another code or driver. EngineError if the disk refuses."""
+        engine, commit, now = self.engine, None, datetime.now(UTC).isoformat(timespec="milliseconds")
+        if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
             return
-        mine, same = {**self.rows, **rows}, self.machine.partition(", driver ")[0]
-        machines = {name: rows for name, rows in self._machines().items() if name.partition(", driver ")[0] != same}
-        machines[self.machine] = {name: mine[name] for name in STEPS if name in mine}
-        versions = {"nightshift": metadata.version("nightshift"), **engine.versions()}
-        versions["machine.toml"] = public(engine.machine.text)
-        with suppress(EngineError, UsageError):
+        rows = {**self.rows, name: Row(is_shown, public(figure), seconds and round(seconds, 1), now)}
+        same = self.machine.partition(", driver ")[0]
+        machines = {key: value for key, value in self._machines().items() if key.partition(", driver ")[0] != same}
+        machines[self.machine] = {name: rows[name] for name in STEPS if name in rows}
+        settings = {"nightshift": metadata.version("nightshift"), "machine.toml": public(engine.machine.text)}
+        with suppress(EngineError, UsageError):  # no repository
             commit = Repo(self.root).head().commit
-        write_json(self.root / PROOF_NAME, ProofFile(commit=commit, versions=versions, machines=machines))
+        proof = ProofFile(commit=commit, versions=settings | engine.versions(), machines=machines)
+        write_json(self.root / PROOF_NAME, proof)
 
 
-def _row(is_shown: bool, figure: str, seconds: float | None) -> Row:
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return Row(is_shown, public(figure), seconds and round(seconds, 1), now)
-
-
-def _row_of(record: Record) -> Row:
-    figure, result = record.why, record.result
-    if record.score is not None and result is not None:
-        peak_gb, lines = result.training.peak_memory_gb, (record.health or "").splitlines()
-        parts = [f"{record.status}, score {record.score:.4f}, {result.training.num_steps} steps"]
-        parts += [] if peak_gb is None else [f"{peak_gb:.1f} GB"]
-        parts += [f"ready after {result.startup_seconds or 0.0:.0f} s"]
-        figure = ", ".join(parts + [line for line in lines if line.startswith("served = file")])
-    return _row(record.score is not None, figure, record.total_seconds)
+def _figure(record: Record) -> str:
+    """Return what a run measured, or why it crashed."""
+    if record.score is None or record.result is None:
+        return record.why
+    training, start = record.result.training, record.result.startup_seconds or 0.0
+    peak = "memory not measured" if training.peak_memory_gb is None else f"{training.peak_memory_gb:.1f} GB"
+    served = [line for line in (record.health or "").splitlines() if line.startswith("served = file")]
+    figure = f"{record.status}, score {record.score:.4f}, {training.num_steps} steps, {peak}, ready after {start:.0f} s"
+    return ", ".join([figure, *served])
 
 
 @contextmanager
 def proving(root: Path, engine: Engine) -> Iterator[MachineProof]:
-    """Write the rows that are marked inside, and the line of an error that leaves."""
+    """Write the rows that are marked inside. The line of an error that leaves is that of the first that did not end."""
     proof = MachineProof(root, engine)
     markers[:] = [proof.mark]
     try:
         yield proof
     except (EngineError, UsageError) as error:
-        proof.fail(error)
+        for name in [*proof.began][:1]:
+            proof.mark(name, error.cause, is_shown=False)
         raise
     finally:
         markers.clear()
@@ -222,21 +207,32 @@ def proving(root: Path, engine: Engine) -> Iterator[MachineProof]:
 def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
     """Measure the rows that are missing by the commands that write them. Return the exit code: of the command that
     failed, or CRASH if a row is not shown."""
-    engine, ledger = proof.engine, Ledger(proof.root)
+    engine, ledger, rules_hash = proof.engine, Ledger(proof.root), proof.engine.rules.hash(proof.root)
     if not engine.free_gpus():
         fix = f"Leave out --gpus none, or write environments = [] in {RULES_NAME}."
         raise UsageError(f"--prove needs a GPU, and {engine.rules.name} uses none here", fix)
-    proof.add_runs(ledger.records(), engine.rules.hash(proof.root))
+    proof.add_runs(ledger.records(), rules_hash)
+    branch = f"autoresearch/proof-{hashlib.sha256(f'{proof.machine} {rules_hash}'.encode()).hexdigest()[:8]}"
     ledger.runs_dir.mkdir(exist_ok=True)
-    log = ledger.runs_dir / LOG_NAME
+    log = ledger.runs_dir / "prove.log"
     log.unlink(missing_ok=True)
     for command in dict.fromkeys(step.command for step in STEPS.values()):
         if not (missing := proof.missing(command)):
             continue
         for name in missing:
             note(f"{name}: uv run {command}; takes {STEPS[name].takes}; downloads {STEPS[name].downloads}")
-        before = proof.rows
-        code = _run(proof, missing[0], _words(proof, command, flags), log)
+        before, words = proof.rows, [*command.split(), "--engine", engine.name]
+        words += [] if flags.gpus is None else ["--gpus", flags.gpus]
+        if command == _SMOKE and flags.smoke:
+            words.append(f"--smoke={flags.smoke:g}")
+        elif command == "prepare.py":
+            words += [f"--{name}={folder}" for name, folder in flags.sources.items()]
+        elif words[0] == "run.py":
+            words += ["--branch", branch]
+        config = load(proof.root / CONFIG_NAME)
+        if "--again" in words and Repo(proof.root).config_at("HEAD") == config.source:
+            write_atomically(proof.root / CONFIG_NAME, set_values(config.source, {_RATE: 2 * config.get(_RATE)}))
+        code = _run(proof, missing[0], words, log)
         if code == ExitCode.INTERRUPTED:
             return code
         if code and proof.rows == before:
@@ -252,29 +248,11 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
     return ExitCode.CRASH if left else ExitCode.MEASURED
 
 
-def _words(proof: MachineProof, command: str, flags: PrepareFlags) -> list[str | Path]:
-    """Return the words of a command for this machine. Before the experiment double the learning rate in train.toml if
-    the file has no change."""
-    program, *words = command.split()
-    words += ["--engine", proof.engine.name, *([] if flags.gpus is None else ["--gpus", flags.gpus])]
-    if command == _SMOKE and flags.smoke:
-        words.append(f"--smoke={flags.smoke:g}")
-    elif command == "prepare.py":
-        words += [f"--{name}={folder}" for name, folder in flags.sources.items()]
-    repo, records, config = Repo(proof.root), Ledger(proof.root).records(), load(proof.root / CONFIG_NAME)
-    branches = repo.head().branch, continued(repo, records, None)
-    if command == "run.py" and any(baseline_of(records, branch) for branch in branches):
-        words.append("--baseline")
-    elif "--again" in words and repo.config_at("HEAD") == config.source:
-        write_atomically(proof.root / CONFIG_NAME, set_values(config.source, {_RATE: 2 * config.get(_RATE)}))
-    return [sys.executable, proof.root / program, *words]
-
-
-def _run(proof: MachineProof, name: str, words: Sequence[str | Path], log: Path) -> int:
+def _run(proof: MachineProof, name: str, words: Sequence[str], log: Path) -> int:
     """Run a command to its end, or for the row `_KILL` until its run trains. Return its exit code."""
-    group, before = ProcessGroup("prove", _GRACE_SECONDS), proof.rows.get(_UP)
+    group, before, argv = ProcessGroup("prove", _GRACE_SECONDS), proof.rows.get(_UP), [sys.executable, *words]
     try:
-        child = group.start(name, words, log_path=log, env=os.environ, cwd=proof.root)
+        child = group.start(name, argv, log_path=log, env=os.environ, cwd=proof.root)
         with waiting(lambda: f"{name}: {' '.join(child.tail(1))}"):
             while child.poll() is None:
                 group.check()

@@ -10,7 +10,7 @@ import pytest
 
 from nightshift.campaign.records import Change, Run, Verdict
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.errors import EngineError, Failure
+from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.experiment.prove import STEPS, MachineProof, proving, public
 from nightshift.waiting import mark
 from tests.campaigns import a_record, a_result
@@ -76,7 +76,8 @@ def test_a_row_holds_for_one_code_driver_and_hardware(root: Path, nvml: StandInN
     machines = json.loads((root / "proof.json").read_bytes())["machines"]
     assert len(machines) == 2, "the rows of older code are gone"
     (root / "proof.json").write_text("{")
-    assert proof_of(root).rows == {}
+    with pytest.raises(UsageError, match=r"proof\.json is damaged: .*Delete it"):
+        proof_of(root).mark("memory peak", "2.0 GB")
 
 
 def test_an_error_fails_the_row_that_began_first(root: Path, nvml: StandInNvml) -> None:
@@ -116,7 +117,10 @@ def test_runs_fill_the_last_rows_from_their_records(root: Path, nvml: StandInNvm
     assert rows(baseline, lost, baseline, experiment) == dict.fromkeys(last, True)
     assert rows(baseline, changed(experiment, **crash)) == {last[0]: True, last[2]: False}
     assert rows(changed(lost, failure=Failure.INTERRUPTED)) == {}
-    assert rows(changed(baseline, budget_seconds=120.0), changed(baseline, hardware="cpu")) == {}
+    assert rows(changed(baseline, hardware="cpu")) == {}
+    proof.engine.rules = replace(GSM8K_TRL, budget_seconds=120.0)
+    proof.add_runs([baseline], baseline.rules_hash)
+    assert proof.rows == {}
     assert rows(baseline) == {last[0]: True}
     figure = proof_of(root).rows[last[0]].figure
     assert figure == "started, score 0.5000, 40 steps, 0.9 GB, ready after 9 s"
