@@ -29,15 +29,7 @@ from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors import network
-from nightshift.executors.gpus import (
-    SIZES_GB,
-    Gpu,
-    choose_gpus,
-    gpu_problems,
-    gpu_warnings,
-    list_gpus,
-    parse_gpus,
-)
+from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
 from nightshift.executors.local import Capacity
 from nightshift.waiting import mark
 
@@ -242,12 +234,7 @@ class Engine(ABC):
     min_driver: int
 
     def __init__(
-        self,
-        rules: Rules,
-        root: Path,
-        environ: Mapping[str, str],
-        gpus: str | None = None,
-        keep_all: bool = False,
+        self, rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None = None, keep_all: bool = False
     ) -> None:
         """`gpus` and `keep_all` are the flags of these names. UsageError for GPUs that this engine cannot use."""
         self.rules, self.root, self._environ, self._keep_all = rules, root, environ, keep_all

@@ -48,18 +48,18 @@ def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
     """Return rules for the shipped model: `seconds` of training, prompts and context as in the model's own rules."""
     tiny = rules_of(root, Chosen(environments=["arithmetic"]), "trl", 0)
     return replace(
-        tiny,
+        rules,
         name="smoke",
-        engine=rules.engine,
         model=str(root / tiny.model),
+        model_revision=None,
+        environments=tiny.environments,
+        guards=(),
+        decoding=tiny.decoding,
+        max_completion_tokens=tiny.max_completion_tokens,
+        learning_rate_scale=tiny.learning_rate_scale,
         budget_seconds=seconds,
         budget_clock="wall",
         startup_seconds=_COLD_START_SECONDS,
-        memory=rules.memory,
-        num_gpus=rules.num_gpus,
-        infer_gpus=rules.infer_gpus,
-        train_gpus=rules.train_gpus,
-        tensor_parallel=rules.tensor_parallel,
     )
 
 

@@ -233,9 +233,7 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
         if "--again" in words and Repo(proof.root).config_at("HEAD") == config.source:
             write_atomically(proof.root / CONFIG_NAME, set_values(config.source, {_RATE: 2 * config.get(_RATE)}))
         code = _run(proof, missing[0], words, log)
-        if code == ExitCode.INTERRUPTED:
-            return code
-        if code and proof.rows == before:
+        if code not in (ExitCode.MEASURED, ExitCode.INTERRUPTED) and proof.rows == before:
             proof.mark(missing[0], " | ".join(tail(log, 1)) or f"exit code {code}", is_shown=False)
         for name, row in proof.rows.items():
             if row != before.get(name) and not row.is_shown:

@@ -21,14 +21,7 @@ from nightshift.engines.base import Check, Effective, Engine, Note, Plan, Prepar
 from nightshift.engines.downloads import model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.install import (
-    ENGINE,
-    ENV_VAR,
-    Installation,
-    examine,
-    guesses,
-    install,
-)
+from nightshift.engines.prime_rl.install import ENGINE, ENV_VAR, Installation, examine, guesses, install
 from nightshift.engines.prime_rl.launch import Launch, free_ports
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
