@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from nightshift.config.rules import LossRules, Rules
-from nightshift.config.train_toml import parse, set_values
+from nightshift.config.train_toml import parse
 from nightshift.engines import rehearsal as preparation
 from nightshift.engines.base import PrepareFlags
 from nightshift.engines.prime_rl import engine as prime_rl
@@ -22,7 +22,7 @@ from nightshift.executors.gpus import Gpu
 from tests import stand_in_prime_rl
 from tests.checkouts import linked_checkout
 from tests.conftest import living_children, slow
-from tests.prime_rl_plans import GPU, PAIR, SHIPPED
+from tests.prime_rl_plans import GPU, PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 from tests.waiting import HANG_SECONDS
 
@@ -169,7 +169,7 @@ def test_the_smoke_config_is_a_valid_one_for_the_tiny_model_with_the_loss_that_t
     loss = LossRules("clipped", "losses/clipped/clipped_loss/", "clipped_loss.clipped", {})
     rules = preparation.smoke_rules(ROOT, replace(GSM8K_PRIME_RL, losses=(loss,)), 60.0)
     engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
-    config = parse(set_values(SHIPPED, {"trainer.loss.type": "clipped"}))
+    config = parse(b'[orchestrator]\ngroup_size = 4\n[trainer.loss]\ntype = "clipped"\n')
     settings = engine.validate(preparation.smoke_config(config)).settings
     assert settings["trainer"]["loss"]["import_path"] == "clipped_loss.clipped"
     settings = engine.launch(settings, 1, tmp_path).tree
