@@ -44,6 +44,6 @@ def remove_linux() -> None:
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     remove_linux()
-    from nightshift.executors import watchdog
+    from nightshift.executors.process import watch
 
-    watchdog.main()
+    watch(int(sys.argv[1]))

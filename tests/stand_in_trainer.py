@@ -2,8 +2,7 @@
 
 Its "policy" answers a share of the validation split right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
-{"fault": "exit_at_start" | "error" | "hang" | "sigkill" | "short_answers" | "no_step",
-"once": true}
+{"fault": "exit_at_start" | "error" | "sigkill" | "short_answers" | "no_step", "once": true}
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
 "collapse"} the policy learns less. With {"fault": "rewards"} rewards are the share that its policy would get right.
 With {"fault": "no_gradient"} every group has reward 0, with {"fault": "late_no_gradient"} after its third step. It ends
@@ -110,12 +109,7 @@ def main() -> None:
 
 
 def train(
-    num_steps: float,
-    outcome: str,
-    fault: str | None,
-    held_by: Path | None,
-    metrics_path: Path,
-    reward: float,
+    num_steps: float, outcome: str, fault: str | None, held_by: Path | None, metrics_path: Path, reward: float
 ) -> int:
     """So many "steps", of STEP_SECONDS by its own count: other load makes them slower and not fewer."""
     step = 0
@@ -134,8 +128,6 @@ def train(
                 break
             if fault == "sigkill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if fault == "hang":
-                time.sleep(600)
             if fault == "error":
                 emit(event="error", cause="loss is nan at step 1 with lr 1")
                 sys.exit(1)

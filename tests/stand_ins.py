@@ -110,7 +110,7 @@ def save_time(with_page: bool) -> None:
 def install(kind: str) -> None:
     """Have this process, as the controller, and its workers use the stand-in. It does not wait long for git's locks."""
     from nightshift.campaign import git
-    from nightshift.executors import base, watchdog
+    from nightshift.executors import base, process
     from nightshift.experiment import experiment
 
     git.LOCK_SECONDS = 0.3
@@ -119,15 +119,15 @@ def install(kind: str) -> None:
         base.PROGRAM = (__file__, kind)
     if kind == "mac":
         stand_in_mac.remove_linux()
-        watchdog.__file__ = stand_in_mac.__file__
+        process.WATCHDOG = (stand_in_mac.__file__,)
 
 
 if __name__ == "__main__":
-    from nightshift.executors import watchdog
+    from nightshift.executors import process
     from nightshift.experiment import worker
 
     _put_into(worker, sys.argv[1])
     if sys.argv[1] == "mac":
         stand_in_mac.remove_linux()
-        watchdog.__file__ = stand_in_mac.__file__
+        process.WATCHDOG = (stand_in_mac.__file__,)
     sys.exit(worker.main(Path(sys.argv[2]), Path(sys.argv[3])))

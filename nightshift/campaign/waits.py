@@ -12,7 +12,7 @@ from nightshift.waiting import lasted
 
 FILL = "fill: tpe"  # the proposer of experiments that run while the agent is unavailable
 CHECK_SECONDS = 10.0  # between two looks at a disk, a branch, a credential file
-LONG_SECONDS = 3600.0  # without an answer: the user is notified, and the night was TPE's
+LONG_SECONDS = 3600.0  # without an answer: the user is notified
 WaitKind = Literal["agent", "branch", "disk", "machine", "run"]  # run: one that infrastructure lost
 _MAX_LINES = 8  # of earlier waits
 _MAX_TEXT = 400
@@ -75,19 +75,11 @@ class NightStatus:
         """A sentence for each wait that has not ended; none once the night is over."""
         return tuple(wait.describe() for wait in self.waits if wait.ended is None and self.cause is None)
 
-    def headline(self, now: datetime) -> str | None:
-        """Return the line for a night whose agent gave no answer for an hour or more while TPE proposed."""
-        waits = [wait for wait in self.waits if wait.kind == "agent" and wait.meanwhile]
-        seconds = [wait.seconds(now) for wait in waits]
-        if max(seconds, default=0.0) < LONG_SECONDS:
-            return None
-        return f"This was TPE's night: the agent gave no answer for {lasted(sum(seconds))}"
-
     def morning(self, records: Sequence[Record], now: datetime) -> tuple[str, ...]:
         """Return the lines on the agent, TPE, pauses and directions of the night. `records`: of its campaign."""
         own = [record for record in records if record.number >= self.first and record.run.new is not None]
         num_fills = sum(record.proposal.proposer == FILL for record in own)
-        lines = [line for line in (self.headline(now), *self.waiting) if line]
+        lines = [*self.waiting]
         queued = [
             (parse_time(record.result.started) - parse_time(record.started)).total_seconds()
             for record in records

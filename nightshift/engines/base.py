@@ -59,18 +59,17 @@ def open_engine(
     root: Path,
     environ: Mapping[str, str],
     gpus: str | None = None,
-    keep_all: bool = False,
     prime_rl: Path | None = None,
 ) -> Engine:
     """Return the engine that the rules name, for the checkout at `root`. UsageError for a flag that is for another.
 
-    `environ` is the harness's own environment; `gpus`, `keep_all` and `prime_rl` are the flags of these names.
+    `environ` is the harness's own environment; `gpus` and `prime_rl` are the flags of these names.
     """
     if prime_rl is not None and rules.engine != "prime-rl":
         cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
         raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
     module, name = _ENGINES[rules.engine]
-    engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
+    engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus)
     engine.machine  # noqa: B018  a mistake in machine.toml is refused before anything starts
     return engine
 
@@ -239,17 +238,9 @@ class Engine(ABC):
     name: str
     min_driver: int
 
-    def __init__(
-        self,
-        rules: Rules,
-        root: Path,
-        environ: Mapping[str, str],
-        gpus: str | None = None,
-        keep_all: bool = False,
-    ) -> None:
-        """`gpus` and `keep_all` are the flags of these names. UsageError for GPUs that this engine cannot use."""
-        self.rules, self.root, self._environ, self._keep_all = rules, root, environ, keep_all
-        self._gpus = gpus
+    def __init__(self, rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None = None) -> None:
+        """`gpus` is the flag of this name. UsageError for GPUs that this engine cannot use."""
+        self.rules, self.root, self._environ, self._gpus = rules, root, environ, gpus
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
 
     @cached_property

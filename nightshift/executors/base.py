@@ -7,7 +7,7 @@ tests/contract/test_executors.py has what each one must do.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -23,7 +23,6 @@ class Slot:
     """The place of one worker on this machine. `gpus`: as --gpus names them, None for the engine's own choice; `cores`:
     of the operating system, to which the worker is pinned; none if it is free."""
 
-    number: int = 0
     gpus: str | None = None
     cores: tuple[int, ...] = ()
     name: str = ""  # empty if it is the only slot
@@ -41,10 +40,11 @@ F = TypeVar("F", bound=Flight)
 
 
 class Executor(ABC, Generic[F]):
-    """Where runs happen. `environ`: what workers inherit. `avoided`: the names of slots or nodes that get no run."""
+    """Where runs happen. `environ`: what workers inherit. `layout`: what the hardware of a run is followed by.
+    `avoided`: the names of slots or nodes that get no run."""
 
-    def __init__(self, root: Path, environ: Mapping[str, str], num_slots: int = 1) -> None:
-        self.root, self.environ, self.num_slots = root, environ, num_slots
+    def __init__(self, root: Path, environ: Mapping[str, str], num_slots: int = 1, layout: str = "") -> None:
+        self.root, self.environ, self.num_slots, self.layout = root, environ, num_slots, layout
         self.avoided: Collection[str] = ()
         self._flights, self._places = dict[Path, F](), dict[Path, str]()
 
@@ -64,7 +64,7 @@ class Executor(ABC, Generic[F]):
 
     def hardware(self, of_engine: str) -> str:
         """Return the hardware of a run, as records name it, where the engine has `of_engine`; "" if a worker tells."""
-        return of_engine
+        return of_engine + self.layout
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         """Write job.json into `folder`, call `enter`, which adds a line to the journal, and only then start the run.
@@ -83,7 +83,7 @@ class Executor(ABC, Generic[F]):
             raise
 
     def _placed(self, job: Job) -> Job:
-        return job  # with what this executor adds to it
+        return replace(job, layout=self.layout)
 
     @abstractmethod
     def _start(self, folder: Path, job: Job) -> None:
@@ -111,7 +111,7 @@ class Executor(ABC, Generic[F]):
         """Return whether a run in flight has ended."""
 
     def wait(self, timeout_seconds: float) -> None:
-        """Return when a run in flight ends, if that is noticed, at the latest after `timeout_seconds`."""
+        """Return after `timeout_seconds`, or when a run in flight ends."""
         time.sleep(timeout_seconds)
 
     def place(self, folder: Path) -> str:

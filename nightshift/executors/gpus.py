@@ -49,12 +49,10 @@ class Gpu:
 
 def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
     """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver."""
-    with nvml_session(nvml) as session:
-        try:
-            count = int(session.nvmlDeviceGetCount()) if session else 0
-        except session.NVMLError:
-            return 0
-    devices = visible_devices(environ)
+    try:
+        count, devices = len(list_gpus(nvml)), visible_devices(environ)
+    except EngineError:
+        return 0
     return count if devices is None else min(count, len(devices))
 
 
@@ -106,14 +104,10 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
     visible = visible_gpus(gpus, environ)
     if ids is None:
         if len(visible) < num:
-            needs = {1: "this needs an NVIDIA GPU", 2: "prime-rl needs two NVIDIA GPUs"}
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            fixes = {
-                1: _CHOOSE_OTHERS,
-                2: "Run it with --engine trl, with both on one GPU (--gpus 0,0), or on a machine with more.",
-            }
-            cause = f"{needs.get(num, f'these rules need {num} NVIDIA GPUs')}, this machine has {len(visible)}{hidden}"
-            raise EngineError(cause, fixes.get(num, f"Write smaller infer_gpus and train_gpus in {RULES_NAME}."))
+            cause = f"a run needs {num} NVIDIA GPU{'s' if num > 1 else ''}, this machine has {len(visible)}{hidden}"
+            fix = "Run it with --engine trl, with both sides on one GPU (--gpus 0,0), or with smaller infer_gpus and "
+            raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
         return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}
     for index in ids:

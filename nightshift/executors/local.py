@@ -6,7 +6,6 @@ the controller's watchdog ends it if it cannot.
 
 import os
 import re
-import select
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -23,71 +22,57 @@ from nightshift.executors.base import Executor, Flight, Slot
 from nightshift.executors.process import SYS, Child, ProcessGroup, control_groups
 from nightshift.waiting import waiting
 
-GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
-# The same where the controller is dead: then a worker has 10 s in all, with prime-rl 30 s.
-ORPHAN_GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
+# Of a worker that is asked to end, and first ends its engine's processes, which have a grace of their own.
+GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
 
 
 @dataclass(slots=True)
 class _Worker(Flight):
     group: ProcessGroup
     child: Child
-    slot: Slot
 
 
 class LocalExecutor(Executor[_Worker]):
     """The slots of this machine."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], slots: Sequence[Slot] = (Slot(),)) -> None:
-        super().__init__(root, environ, len(slots))
+        num_cores, layout = len(slots[0].cores), ""
+        if len(slots) > 1:  # such runs compare with such runs only
+            layout = f", {len(slots)} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
+        super().__init__(root, environ, len(slots), layout)
         self.slots = slots
 
     @property
     def free_slots(self) -> list[Slot]:
         """The slots without a run, but for those that are avoided."""
-        taken = [worker.slot for worker in self._flights.values()]
-        return [slot for slot in self.slots if slot not in taken and slot.name not in self.avoided]
+        taken = {*self.avoided, *(worker.job.slot for worker in self._flights.values())}
+        return [slot for slot in self.slots if slot.name not in taken]
 
     @property
     def num_free(self) -> int:
         """One run in each free slot."""
         return len(self.free_slots)
 
-    def hardware(self, of_engine: str) -> str:
-        """Return also how many runs are side by side: they compare with such runs only."""
-        if len(self.slots) == 1:
-            return of_engine
-        num_cores = len(self.slots[0].cores)
-        return f"{of_engine}, {len(self.slots)} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
-
     def _placed(self, job: Job) -> Job:
         if not (free := self.free_slots):
             raise EngineError(f"all {len(self.slots)} slots are taken")
         slot = free[0]
-        return replace(job, gpus=slot.gpus or job.gpus, cores=slot.cores, layout=self.hardware(""), slot=slot.name)
+        return replace(super()._placed(job), gpus=slot.gpus or job.gpus, cores=slot.cores, slot=slot.name)
 
     def _start(self, folder: Path, job: Job) -> None:
-        group = ProcessGroup(folder.name, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine])
+        group = ProcessGroup(folder.name, GRACE_SECONDS[job.rules.engine])
         try:
             command = process.python_command(*base.PROGRAM, str(self.root), str(folder))
             environ = process.python_environment(self.environ, {})
             child = group.start("worker", command, log_path=folder / LOG_NAME, env=environ, cwd=self.root, stdin=PIPE)
             ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
-            self._flights[folder] = _Worker(job, ends_at, group, child, self.free_slots[0])
+            self._flights[folder] = _Worker(job, ends_at, group, child)
         except BaseException:
             group.stop()
             raise
 
     def _has_ended(self, folder: Path) -> bool:
         return self._flights[folder].child.poll() is not None
-
-    def wait(self, timeout_seconds: float) -> None:
-        """Return when a worker ends, at the latest after `timeout_seconds`; one that had ended may wait."""
-        poll = select.poll()
-        for worker in self._flights.values():
-            if worker.child.poll() is None and worker.child.stdin:
-                poll.register(worker.child.stdin, 0)  # an error of the pipe: the worker, its only reader, has ended
-        poll.poll(1000 * timeout_seconds)
 
     def cancel(self, folders: Collection[Path]) -> None:
         """End the workers of these runs, together, and all that they started."""
@@ -97,14 +82,14 @@ class LocalExecutor(Executor[_Worker]):
         if not ours:
             return
         runs = "the run" if len(ours) == 1 else f"{len(ours)} runs"
-        with waiting(f"ending {runs} (Ctrl-\\ does not wait)", len(ours) * GRACE_SECONDS):
+        with waiting(f"ending {runs} (Ctrl-\\ does not wait)"):
             for folder in ours:
                 self._flights[folder].group.stop()
                 del self._flights[folder]
 
     def _ending(self, folder: Path) -> tuple[str, Failure]:
         child = self._flights[folder].child
-        last_words = "".join(f"; last in {LOG_NAME}: {line}" for line in child.tail(1))
+        last_words = "".join(f"; last in {LOG_NAME}: {line}" for line in process.tail(child.log_path, 1))
         return f"the worker returned no result: {child.exit_cause()}{last_words}", Failure.INFRASTRUCTURE
 
 
@@ -136,7 +121,7 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
         parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
         share = min(map(len, parts))
     gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
-    return [Slot(i, gpus[i], tuple(parts[i][:share]), f"slot {i + 1}") for i in range(num_slots)]
+    return [Slot(gpus[i], tuple(parts[i][:share]), f"slot {i + 1}") for i in range(num_slots)]
 
 
 def own_cores() -> list[int]:

@@ -7,6 +7,7 @@ submitted again under the same name. So a job may start twice, and SLURM may do 
 """
 
 import hashlib
+import math
 import os
 import shlex
 import shutil
@@ -109,6 +110,7 @@ _FIRST_ANSWER_SECONDS = 10.0  # while somebody waits for it
 COMPLETED_SECONDS = 75.0
 OTHERWISE_SECONDS = 10.0
 CANCEL_SECONDS = 90.0  # SLURM's own KillWait is 30
+_REFUSED = "refused by sbatch"
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -125,12 +127,7 @@ class _Seen(NamedTuple):
 
     @property
     def is_left(self) -> bool:
-        return self.state not in _ENDED
-
-    @property
-    def rank(self) -> tuple[bool, bool, bool]:
-        """Of two jobs with one name the higher one counts. None of these holds for one that sbatch refused."""
-        return self.is_left, self.state == "COMPLETED", bool(self.node)
+        return self.state not in (*_ENDED, _REFUSED)
 
 
 _NEVER = _Seen()
@@ -138,20 +135,17 @@ _NEVER = _Seen()
 
 @dataclass(slots=True)
 class _Work(Flight):
-    """`gone_at`: since when nothing of the job is left in SLURM. `patience`: the seconds after which a job that SLURM
-    never knew is submitted again. `refusal`: what sbatch then said."""
+    """`gone_at`: since when nothing of the job is left in SLURM."""
 
-    patience: float
     seen: _Seen = _NEVER
     gone_at: float | None = None
-    refusal: EngineError | None = None
 
 
 class SlurmExecutor(Executor[_Work]):
     """Jobs of one person on one cluster, whose checkout lies on a folder that all nodes share."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], config: SlurmConfig) -> None:
-        super().__init__(root, environ, config.pairs)
+        super().__init__(root, environ, config.pairs, config.layout)
         self.config = config
         self._unwanted = set[str]()  # names of jobs that are to be cancelled yet
         self._asked_at = -POLL_SECONDS
@@ -159,7 +153,7 @@ class SlurmExecutor(Executor[_Work]):
     def require_ready(self) -> None:
         """Ask sbatch once whether it would accept a run. Raise EngineError with its words if it never would."""
         try:
-            self.sbatch("test", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
+            self.sbatch("answer", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
         except EngineError as error:
             if "node configuration is not available" not in error.cause:  # at this moment: nodes that are drained
                 raise
@@ -169,7 +163,7 @@ class SlurmExecutor(Executor[_Work]):
         return ""
 
     def _placed(self, job: Job) -> Job:
-        return replace(job, layout=self.config.layout, name=f"nightshift-{uuid.uuid4().hex}")
+        return replace(super()._placed(job), name=f"nightshift-{uuid.uuid4().hex}")
 
     def _start(self, folder: Path, job: Job) -> None:
         self.take_over(folder, job)
@@ -179,30 +173,33 @@ class SlurmExecutor(Executor[_Work]):
     def take_over(self, folder: Path, job: Job) -> bool:
         """Wait for the result of a job that was submitted, by this controller or an earlier one."""
         seconds = job.deadline_seconds + LATE_SECONDS + 60.0 * self.config.queue_minutes
-        self._flights[folder] = _Work(job, time.monotonic() + seconds, ANSWER_SECONDS)
+        self._flights[folder] = _Work(job, time.monotonic() + seconds)
         return True
 
     def _send(self, folder: Path) -> EngineError | None:
-        """Submit the job of job.json, at the second try on any node. Return sbatch's refusal. While SLURM does not
-        answer, `_poll` tries again."""
-        work, refusal = self._flights[folder], None
-        work.gone_at, work.patience = None, ANSWER_SECONDS
+        """Submit the job of job.json; if sbatch refuses that, on any node. Return sbatch's refusal. If SLURM does not
+        answer, `_poll` submits it as soon as SLURM does."""
+        work = self._flights[folder]
+        work.gone_at = None
         worker = shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))
-        yours = [word.partition("=")[2] for word in self.config.sbatch if word.startswith("--exclude=")]
-        for nodes in (sorted(filter(None, self.avoided)), []):
-            try:
-                options = [f"--exclude={','.join([*yours, *nodes])}"] if nodes else []
-                self.sbatch(work.job.name, folder / LOG_NAME, [*self.exports(), f"exec {worker}"], *options)
+        nodes = [word.partition("=")[2] for word in self.config.sbatch if word.startswith("--exclude=")]
+        nodes += sorted(filter(None, self.avoided))
+        options = [f"--exclude={','.join(nodes)}"] if nodes else []
+        try:
+            self.sbatch(work.job.name, folder / LOG_NAME, [*self.exports(), f"exec {worker}"], *options)
+            return None
+        except EngineError as error:
+            refusal = error
+        try:
+            if jobs_seen([work.job.name]):
                 return None
-            except EngineError as error:
-                refusal = error
-            try:
-                if any(any(job.rank) for job in jobs_seen([work.job.name]).values()):
-                    return None
-            except EngineError:
-                work.patience = 0.0
-                return None
-        return refusal
+        except EngineError:
+            work.gone_at = -math.inf
+            return None
+        if not self.avoided:
+            return refusal
+        self.avoided = ()
+        return self._send(folder)
 
     def sbatch(self, name: str, output: Path, lines: Sequence[str], *more: str, **how: Any) -> None:
         """Submit a job: the one call of sbatch. `lines`: of its script; those of `setup` come before the last one.
@@ -219,11 +216,10 @@ class SlurmExecutor(Executor[_Work]):
         return [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
 
     def _has_ended(self, folder: Path) -> bool:
-        """Return True where there is a result, or slurmctld says that none will come."""
-        work = self._flights[folder]
         self._poll()
-        if work.refusal is not None or work.gone_at is None:
-            return work.refusal is not None
+        work = self._flights[folder]
+        if work.gone_at is None:
+            return False
         with suppress(FileNotFoundError, EngineError):
             read_result(folder, work.job)
             return True
@@ -235,11 +231,12 @@ class SlurmExecutor(Executor[_Work]):
         return self._flights[folder].seen.state in ("", "PENDING") and not (folder / STARTED_NAME).exists()
 
     def _poll(self) -> None:
-        """Ask for the state of all jobs, now and then. A job that is not in the answer was forgotten by slurmctld."""
+        """Ask for the state of all jobs, now and then. A job that is not in the answer was forgotten by slurmctld, or
+        never reached it: it is submitted again once an answer of sbatch could have come."""
         if time.monotonic() - self._asked_at < POLL_SECONDS:
             return
         try:
-            self._cancel_unwanted()
+            cancel_jobs(self._unwanted)
             jobs = jobs_seen([work.job.name for work in self._flights.values()])
         except EngineError:
             return  # slurmctld is away: nothing is known, so nothing is lost
@@ -249,10 +246,13 @@ class SlurmExecutor(Executor[_Work]):
             job = jobs.get(work.job.name)
             work.seen = job or work.seen
             self._places[folder] = work.seen.node
-            work.gone_at = None if job and job.is_left else work.gone_at or self._asked_at
-            is_unknown = job is None and self._is_waiting(folder)
-            if is_unknown and work.gone_at and self._asked_at - work.gone_at >= work.patience:
-                work.refusal = self._send(folder)
+            if job and job.is_left:
+                work.gone_at = None
+                continue
+            work.gone_at = work.gone_at or self._asked_at
+            is_late = self._asked_at - work.gone_at >= ANSWER_SECONDS
+            if job is None and is_late and self._is_waiting(folder) and (refusal := self._send(folder)):
+                work.seen, work.gone_at = _Seen(_REFUSED, reason=refusal.cause), self._asked_at
 
     def has_begun(self, folder: Path) -> bool:
         """Return False for a job that was last seen to wait, or was not seen yet."""
@@ -266,42 +266,37 @@ class SlurmExecutor(Executor[_Work]):
         self._unwanted |= {*names}
         ends_at = time.monotonic() + CANCEL_SECONDS
         with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
-            self._cancel_unwanted()
+            cancel_jobs(self._unwanted)
             while any(job.is_left for job in jobs_seen(names).values()) and time.monotonic() < ends_at:
                 time.sleep(_LOOK_SECONDS)
 
-    def _cancel_unwanted(self) -> None:
-        cancel_jobs(self._unwanted)
-        self._unwanted.clear()
-
     def _ending(self, folder: Path) -> tuple[str, Failure]:
         """Return what SLURM says of a job. A preempted one is interrupted: nothing is wrong with it or its node."""
-        work = self._flights[folder]
-        if work.refusal is not None:
-            return work.refusal.cause, Failure.INFRASTRUCTURE
-        state, node, reason = work.seen
+        name, (state, node, reason) = self._flights[folder].job.name, self._flights[folder].seen
         how = f"last seen {state}, reason {reason}, node {node or 'none'}" if state else "SLURM does not know it"
         memory = f", killed {process.OUT_OF_MEMORY}: mem_gb = {self.config.mem_gb}" if state == "OUT_OF_MEMORY" else ""
         failure = Failure.INTERRUPTED if state == "PREEMPTED" else Failure.INFRASTRUCTURE
-        return f"job {work.job.name} ended without a result: {how}{memory}", failure
+        return f"job {name} ended without a result: {how}{memory}", failure
 
 
 def jobs_seen(names: Collection[str]) -> dict[str, _Seen]:
-    """Return what slurmctld knows of these jobs, by name."""
+    """Return what slurmctld knows of these jobs, by name. Of two with one name a job that is left counts, then one that
+    completed; one that sbatch refused never began."""
     jobs = dict[str, _Seen]()
     command = ["squeue", "--noheader", "--states=all", f"--name={','.join(names)}", "--format=%j|%T|%N|%r"]
     for line in _ask(command).splitlines() if names else ():
         name, *fields = line.strip().split("|", 3)
-        job, other = _Seen(*fields), jobs.get(name)
-        if other is None or job.rank > other.rank:
-            jobs[name] = job
+        job = _Seen(*fields)
+        if job.node or job.state != "FAILED":
+            jobs[name] = max(jobs.get(name, job), job, key=lambda job: (job.is_left, job.state == "COMPLETED"))
     return jobs
 
 
-def cancel_jobs(names: Collection[str]) -> None:
-    """Cancel jobs by their names. EngineError where slurmctld does not answer."""
-    for name in names:
-        _ask(["scancel", f"--name={name}"])
+def cancel_jobs(names: set[str]) -> None:
+    """Cancel jobs by their names, and remove these. EngineError where slurmctld does not answer."""
+    while names:
+        _ask(["scancel", f"--name={next(iter(names))}"])
+        names.pop()
 
 
 def job_left(folder: Path) -> Job | None:
@@ -328,7 +323,7 @@ def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) 
 def end_jobs(ledger: Ledger, note: Callable[[str], None], *, of_certificates: bool = False) -> None:
     """Cancel the jobs of `jobs_left`. EngineError if slurmctld does not answer."""
     if jobs := jobs_left(ledger, of_certificates=of_certificates):
-        cancel_jobs([job.name for job in jobs.values()])
+        cancel_jobs({job.name for job in jobs.values()})
         for folder in jobs:
             if folder.parent != ledger.runs_dir:
                 (folder / JOB_NAME).unlink()  # `certify --resume` waits for a job that is named there
@@ -348,7 +343,7 @@ def _ask(
             capture_output=True,
             check=False,
             timeout=seconds,
-            env=environment | process.mark() | {**(variables or {})},
+            env=environment | {process.MARKER_NAME: process.new_marker("slurm"), **(variables or {})},
             process_group=0,  # a Ctrl-C is the controller's to answer
         )
     except FileNotFoundError:
@@ -371,23 +366,26 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
     it printed nothing."""
     runs_dir = executor.root / "runs"
     runs_dir.mkdir(exist_ok=True)
-    folder, began, job = Path(tempfile.mkdtemp(prefix=".node-", dir=runs_dir)), time.monotonic(), _NEVER
-    name, answer, log = f"nightshift-{uuid.uuid4().hex}", folder / "answer", folder / LOG_NAME
+    folder, began, job = Path(tempfile.mkdtemp(prefix=".nightshift-", dir=runs_dir)), time.monotonic(), _NEVER
+    name, answer, log = folder.name.removeprefix("."), folder / "answer", folder / LOG_NAME
     command = shlex.join(process.python_command(*_PROGRAM, *words))
     try:
         executor.sbatch(name, answer, [*executor.exports(), command], f"--error={log}")
         with waiting(lambda: f"waiting for the job: {job.state} {job.reason}"):
             while job.is_left:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
                 with suppress(EngineError):
-                    job = jobs_seen([name]).get(name, job)
+                    found = jobs_seen([name]).get(name)
+                    if found is None and (job.state or time.monotonic() - began > ANSWER_SECONDS):
+                        break  # SLURM forgot it
+                    job = found or job
         if not (answer.is_file() and (text := read_file(answer))):
             why = "".join(f": {line}" for line in process.tail(log, 1))
             raise EngineError(f"the job printed nothing: {job.state}, node {job.node}{why}", "Look at its node.")
         return f"node:     {job.node}, answered after {time.monotonic() - began:.1f} s", text
     finally:
         with suppress(EngineError):
-            cancel_jobs([name])
+            cancel_jobs({name})
         shutil.rmtree(folder, ignore_errors=True)
 
 

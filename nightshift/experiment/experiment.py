@@ -108,7 +108,6 @@ class Bench:
             token=secrets.token_hex(16),
             hardware=hardware or None,
             gpus=self.request.gpus,
-            keep_all=self.request.keep_all,
             **fields,
         )
 
@@ -218,7 +217,11 @@ class Controller:
         changes = tuple(change.line for change in differences)
         require_within(request.only, (change.key for change in differences), candidate)
         if not (is_baseline or request.again or (request.run and request.run.new is None)):
-            if tried := already_tried(campaign.decided, run, candidate.hash):
+            if changes and bench.engine.validate(before).settings == validated.settings:
+                text = shorten(", ".join(changes), _LONGEST)
+                cause = f"the only changes are to keys that this engine does not use: {text}"
+                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+            if tried := already_tried(campaign.decided, run, candidate.hash, effective):
                 effect = tried.decision and tried.decision.estimate
                 outcome = f"{tried.status}, effect {effect}" if effect else tried.status
                 cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
@@ -227,10 +230,6 @@ class Controller:
                 is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
                 if is_same or other.config_hash == candidate.hash:
                     raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
-            if changes and bench.engine.validate(before).settings == validated.settings:
-                text = shorten(", ".join(changes), _LONGEST)
-                cause = f"the only changes are to keys that this engine does not use: {text}"
-                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
         name = "baseline " if run.is_baseline else "incumbent " if run.changes == campaign.kept else ""
         name = f"{name}again" if campaign.baseline else "baseline"
         description = request.proposal.description or ", ".join(changes) or name
@@ -426,8 +425,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     if first and first.budget_seconds and request.budget_seconds is None:
         in_its_budget = rules.with_budget(first.budget_seconds)
         rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
-    flags = request.keep_all, request.prime_rl
-    engine, rules_hash = open_engine(rules, root, environ, request.gpus, *flags), rules.hash(root)
+    engine, rules_hash = open_engine(rules, root, environ, request.gpus, request.prime_rl), rules.hash(root)
     least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
     if cluster is not None and cluster.time_minutes < least:
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
@@ -455,6 +453,8 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
         executor = LocalExecutor(root, environ, divide(num_slots, indices, num_each, own_cores()))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
-    engine_of: dict[str | None, Engine] = {ids: open_engine(rules, root, environ, ids, *flags) for ids in gpus}
+    engine_of: dict[str | None, Engine] = {
+        ids: open_engine(rules, root, environ, ids, request.prime_rl) for ids in gpus
+    }
     bench = Bench(root, rules, rules_hash, engine, executor, request, engine_of)
     return Controller(bench, ledger, repo, reporter)

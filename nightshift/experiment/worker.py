@@ -79,7 +79,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     answers: Path | None = None
     try:
         # A cluster's node adds what a login there brings, with its tokens.
-        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
+        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus)
         here = engine.hardware() + job.layout  # before this process is pinned to its part of it
         pairs = {"rules": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or here, here)}
         for what, (wanted, actual) in pairs.items():
@@ -134,7 +134,9 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         if result.evaluation is not None:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
-    disk_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+    disk_bytes = None
+    with suppress(OSError):  # a file is deleted meanwhile, by the user or by NFS
+        disk_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     seconds = time.monotonic() - began
     return structs.replace(result, training=training, total_seconds=seconds, disk_bytes=disk_bytes)
 

@@ -180,7 +180,6 @@ def num_incidents(crashes: Sequence[Record]) -> int:
 class Kind(StrEnum):
     """The kinds of events."""
 
-    ANSWERED = "answered"  # `answer`: the first of an agent's answers, which has the cost of all
     CLOSED = "closed"  # `record`: an experiment that has its verdict
     WAITING = "waiting"  # a wait began, was in vain again, or ended
     IDLE = "idle"  # nothing is left to do at this moment
@@ -194,7 +193,6 @@ class Event(NamedTuple):
     kind: Kind
     why: str = ""
     record: Record | None = None
-    answer: Answer | None = None
 
 
 class Desk:
@@ -348,8 +346,8 @@ class Desk:
             certificate = " and the certificate" if request.certify else ""
             hours = f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s"
             return Stop(f"{hours}{certificate}")
-        if request.plateau is not None and num_without > request.plateau:
-            return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
+        if request.plateau is not None and num_without >= request.plateau:
+            return Stop(f"plateau: nothing kept in {num_without} experiments")
         judgements = (record.judgement for record in reversed(decided(own)))
         standing = next((each.standing for each in judgements if each and each.standing), None)
         if request.until is not None and standing is not None:

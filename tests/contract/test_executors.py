@@ -33,7 +33,7 @@ def case(request: pytest.FixtureRequest, checkout: Path, monkeypatch: pytest.Mon
         executor: Executor[Any] = StandInExecutor(checkout, num_slots=2)
     elif request.param == "local":
         stand_ins.install("trl")
-        executor = LocalExecutor(checkout, environ, [Slot(n, cores=(n % 2,), name=f"slot {n + 1}") for n in range(2)])
+        executor = LocalExecutor(checkout, environ, [Slot(cores=(n % 2,), name=f"slot {n + 1}") for n in range(2)])
     else:
         if why := slurm_cluster.missing():
             pytest.skip(why)

@@ -124,7 +124,9 @@ class Strike:
         for process in ours.parents():
             with suppress(psutil.AccessDenied):
                 head = process if process.cwd() == str(self.root) else head
-        watchdogs = [p.pid for p in head.children(recursive=True) if any("watchdog.py" in word for word in p.cmdline())]
+        watchdogs = [
+            p.pid for p in head.children(recursive=True) if any("executors.process" in word for word in p.cmdline())
+        ]
         worker = ours.pid if self.process == "worker" else ours.ppid()
         pids = {"trainer": [ours.pid], "worker": [worker], "run.py": [head.pid], "watchdog": watchdogs}
         return [pid for name in victim.split(" and ") for pid in pids[name]]

@@ -139,11 +139,11 @@ def test_without_gpus_model_and_data_are_fetched_all_the_same(prepared: Prepared
     for name in ("prepare_model", "prepare_data"):
         monkeypatch.setattr(prime_rl, name, lambda *arguments, name=name: fetched.append(name))
     engine = PrimeRlEngine(RULES, prepared.root, prepared.environ | {"CUDA_VISIBLE_DEVICES": ""}, None)
-    with pytest.raises(EngineError, match="needs two NVIDIA GPUs"):
+    with pytest.raises(EngineError, match="needs 2 NVIDIA GPUs"):
         engine.prepare(PrepareFlags(), prepared.notes.append)
     assert fetched == ["prepare_model", "prepare_data"]
     assert prepared.notes == ["model and data are here"]
-    with pytest.raises(EngineError, match="needs two NVIDIA GPUs"):
+    with pytest.raises(EngineError, match="needs 2 NVIDIA GPUs"):
         engine.prepare(PrepareFlags(smoke=60.0), prepared.notes.append)
     assert len(fetched) == 2
 

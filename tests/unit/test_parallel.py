@@ -59,7 +59,7 @@ class AnyOrder(StandInExecutor):
 
     @property
     def free_slots(self) -> list[Slot]:
-        return [Slot(number) for number in range(self.num_slots - len(self._jobs))]
+        return [Slot(name=f"slot {number}") for number in range(self.num_slots - len(self._jobs))]
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         assert len(self._jobs) < self.num_slots
@@ -75,6 +75,9 @@ class AnyOrder(StandInExecutor):
 
     def in_flight(self) -> dict[Path, Job]:
         return dict(self._jobs)
+
+    def has_begun(self, folder: Path) -> bool:
+        return folder in self._jobs
 
     def cancel(self, folders: Collection[Path]) -> None:
         for folder in folders:
@@ -296,10 +299,10 @@ def test_a_config_that_is_in_flight_is_refused(controller: Controller) -> None:
 
 def test_slots_divide_a_machine() -> None:
     assert divide(1, [], 0, [0, 1]) == [Slot()]
-    assert divide(2, [], 0, [0, 1]) == [Slot(0, None, (0,), "slot 1"), Slot(1, None, (1,), "slot 2")]
+    assert divide(2, [], 0, [0, 1]) == [Slot(None, (0,), "slot 1"), Slot(None, (1,), "slot 2")]
     assert divide(2, [0, 1, 2, 3], 2, range(9)) == [
-        Slot(0, "0,1", (0, 1, 2, 3), "slot 1"),
-        Slot(1, "2,3", (4, 5, 6, 7), "slot 2"),
+        Slot("0,1", (0, 1, 2, 3), "slot 1"),
+        Slot("2,3", (4, 5, 6, 7), "slot 2"),
     ]
     with pytest.raises(UsageError, match=r"--pairs 3 needs 6 GPUs, there are 4\. Write --pairs 2\."):
         divide(3, [0, 1, 2, 3], 2, range(9))
@@ -324,7 +327,7 @@ def test_each_slot_has_the_engine_that_holds_its_gpus(controller: Controller) ->
         def free_slots(self) -> list[Slot]:
             return [slot for slot in slots if slot.gpus not in taken]
 
-    taken, slots = set[str | None](), [Slot(0, "0,1"), Slot(1, "2,3")]
+    taken, slots = set[str | None](), [Slot("0,1"), Slot("2,3")]
     engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
     controller = with_bench(controller, executor=Executor(2, 0), engine_of=engines)
     controller.bench.require_ready()

@@ -1,5 +1,6 @@
 """What an executor does when those that it asks do not answer; without workers and without SLURM."""
 
+import math
 import os
 import re
 import signal
@@ -15,9 +16,8 @@ from nightshift.errors import EngineError, ExitCode, Interrupted
 from nightshift.executors import base, slurm
 from nightshift.executors.base import read_result
 from nightshift.executors.local import LocalExecutor
-from nightshift.executors.process import Child, ProcessGroup, interruptible
+from nightshift.executors.process import Child, ProcessGroup, interruptible, is_alive
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
-from nightshift.executors.watchdog import is_alive
 from nightshift.experiment.worker import main
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL
@@ -117,11 +117,11 @@ def test_a_job_that_slurm_never_got_is_submitted_only_after_sbatch_could_have_an
     executor.take_over(folder, replace(JOB, name="nightshift-1"))
     assert not executor.is_over(folder)
     assert controller.jobs == {}
-    executor._flights[folder].patience = 0.0
+    executor._flights[folder].gone_at = -math.inf
     assert not executor.is_over(folder)
     assert controller.jobs == {"nightshift-1": "RUNNING"}
     del controller.jobs["nightshift-1"]  # it is known that a node has begun it
-    executor._flights[folder].patience = 0.0
+    executor._flights[folder].gone_at = -math.inf
     (folder / STARTED_NAME).touch()
     monkeypatch.setattr(slurm, "OTHERWISE_SECONDS", -1.0)
     assert executor.is_over(folder)
@@ -224,3 +224,18 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path
     for process in left:
         process.kill()
     assert (left, len(started)) == ([], 1)
+
+
+def test_a_command_on_a_node_ends_though_slurm_forgets_its_job(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget(command: list[str], stdin: bytes = b"") -> str:
+        answer = controller.ask(command, stdin)
+        if command[0] == "squeue":
+            controller.jobs.clear()
+        return answer
+
+    monkeypatch.setattr(slurm, "_ask", forget)
+    executor = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5))
+    with pytest.raises(EngineError, match="the job printed nothing: RUNNING, node n1"):
+        slurm.run_on_node(executor, ("doctor",))

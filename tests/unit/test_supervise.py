@@ -20,8 +20,15 @@ import pytest
 
 from nightshift.errors import EngineError, Interrupted
 from nightshift.executors import process as processes
-from nightshift.executors.process import Child, ProcessGroup, engine_environment, interruptible
-from nightshift.executors.watchdog import ProcessTree, is_alive
+from nightshift.executors.process import (
+    Child,
+    ProcessGroup,
+    ProcessTree,
+    engine_environment,
+    interruptible,
+    is_alive,
+    tail,
+)
 from tests.checkouts import ROOT
 from tests.waiting import HANG_SECONDS, wait_for
 
@@ -250,7 +257,8 @@ def test_processes_of_others_survive(make_group, launch, signature):
 def test_zombie_that_nobody_reaps_does_not_hold_up_the_end():
     child = subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True)
     wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
-    tree = ProcessTree(psutil.Process(), claims=lambda process: process.pid == child.pid)
+    tree = ProcessTree()
+    tree.seen.add(psutil.Process(child.pid))
     assert tree.end(grace_seconds=1e9) == []  # which never passes
     assert child.wait() == 7
 
@@ -274,8 +282,8 @@ def test_what_cannot_be_killed_is_described(make_group, launch, monkeypatch):
     group = make_group(grace_seconds=0.0)
     child = launch(group, READY + SLEEP)
     with monkeypatch.context() as patch:
-        patch.setattr("nightshift.executors.watchdog.KILL_SECONDS", 0.1)
-        patch.setattr("nightshift.executors.watchdog._kill", lambda process: None)
+        patch.setattr("nightshift.executors.process.KILL_SECONDS", 0.1)
+        patch.setattr("nightshift.executors.process._kill", lambda process: None)
         [left] = group.stop()
     assert left.startswith(f"pid {child.pid} 'python")
     assert group.stop() == []
@@ -342,7 +350,7 @@ CHILD_IS_UP = "while not Path('child').exists(): time.sleep(0.01)\n"
 
 def watchdogs_of(harness_pid: int) -> list[psutil.Process]:
     """Its watchdogs, normally one; waits for nothing: one that has just begun is known by its name when it has time."""
-    return with_signature(f"watchdog.py {harness_pid} ")
+    return with_signature(f"nightshift.executors.process {harness_pid} ")
 
 
 def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signature):
@@ -371,7 +379,7 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
 
 def test_what_is_asked_to_end_after_the_harness_has_the_grace_of_an_orphan(tmp_path, signature):
     body = """
-group = ProcessGroup(f'stubborn-{sys.argv[1]}', 60.0, 0.5)
+group = ProcessGroup(f'stubborn-{sys.argv[1]}', 0.5)
 code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print("deaf", flush=True); time.sleep(600)'
 group.start('worker', [sys.executable, '-S', '-c', code, sys.argv[1]],
     cwd=Path.cwd(), log_path=Path('stubborn.log'), env=engine_environment(os.environ, {}))
@@ -471,16 +479,16 @@ def test_tail_is_the_end_of_the_log_as_plain_short_text(tmp_path):
     with Child(["true"]) as child:
         child.log_path = tmp_path / "child.log"
     child.log_path.write_bytes(log + b"x" * 1000 + b"\nend without newline")
-    assert child.tail(9) == [
+    assert tail(child.log_path, 9) == [
         *("red bold", "kept", "100%|####|", "\ufffd\ufffd broken \ufffd", "x" * 197 + "...", "end without newline")
     ]
     with child.log_path.open("ab") as file:
         file.seek(10**10)  # sparse
         file.truncate()
         file.write(b"\nlast but one\nlast\n")
-    assert child.tail(2) == ["last but one", "last"]
+    assert tail(child.log_path, 2) == ["last but one", "last"]
     child.log_path.unlink()
-    assert child.tail(2) == []
+    assert tail(child.log_path, 2) == []
 
 
 SECRETS = """

@@ -153,7 +153,7 @@ class PrimeRlEngine(Engine):
         except OSError as error:
             raise disk_error(error, self.installation.state_dir) from None
         launch = self.launch(settings, seed, run_dir)
-        session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
+        session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline)
         try:
             session.open(_submitted(run_dir))
         except BaseException:

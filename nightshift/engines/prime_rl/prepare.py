@@ -52,6 +52,7 @@ def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
         infer_gpus=rules.infer_gpus,
         train_gpus=rules.train_gpus,
         tensor_parallel=rules.tensor_parallel,
+        losses=rules.losses,
     )
 
 

@@ -63,7 +63,7 @@ class TrlEngine(Engine):
 
     def __init__(self, *arguments: Any, trainer: Sequence[str] = TRAINER, **named: Any) -> None:
         """`trainer`: the words of its command (process.py: python_command). `arguments`, `named`: of Engine; the tiny
-        model, too, trains on a GPU that is named. A run leaves nothing heavy, so `keep_all` changes nothing."""
+        model, too, trains on a GPU that is named."""
         super().__init__(*arguments, **named)
         if self._gpu_ids == ():
             raise UsageError("--gpus none is for --engine prime-rl", "Leave it out.")
