@@ -367,7 +367,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "drift-sd": lambda: percent_points(RULES.drift_sd),
     "examples-share": lambda: f"{RULES.examples_share:g}",
     "accident": lambda: f"{normal(*RULES.accidents[1][:2])} pp, with probability {100 * RULES.accidents[1][2]:g} %",
-    "in-out": lambda: f"In at P >= {RULES.keep_at:g}, out at P < {RULES.revert_below:g}",
+    "in-out": lambda: f"A change is kept at P >= {RULES.keep_at:g}, and reverted at P < {RULES.revert_below:g}",
     "confirmed": lambda: f"{RULES.confirmed_above:g}",
     "least-worth": lambda: f"{100 * RULES.least_worth:.2f}",
     "shrink": lambda: f"{RULES.shrink[0]:g}",
