@@ -104,12 +104,14 @@ def evaluate(
         games, missing = game_figures(tasks, played[:num], complete, session.earlier if path is not None else None)
         figures |= games
         unscored += missing
+    cut = [any(turn.truncated for turn in turns) for turns in completions]
     return Evaluation(
         eval_score=_mean(parts),
         eval_stderr=math.hypot(*(part.weight * part.stderr for part in parts)) / sum(part.weight for part in parts),
         scores=packed(scores),
         examples_sha256=examples_digest(tasks),
-        truncated_share=fmean(any(turn.truncated for turn in turns) for turns in completions),
+        truncated_share=fmean(cut),
+        cut_wrong_share=fmean(is_cut and not score for is_cut, score in zip(cut, scores, strict=True)),
         completion_tokens_mean=fmean(sum(turn.num_tokens for turn in turns) for turns in completions),
         weights=weights,
         seconds=time.monotonic() - began,

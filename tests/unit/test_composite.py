@@ -149,10 +149,11 @@ def test_an_example_of_several_answers_is_cut_off_if_one_of_them_was_and_failed_
     )
     both = [(twice, example) for example in first.examples("validation")[:2]]
     session = Parrot(["#### 1"] * 4)
-    session.complete = lambda *asked: [Completion("#### 1", 1, index == 1) for index in range(4)]
-    for path, line in ((None, "failed"), (tmp_path / "answers", "failed: 42")):
-        found = evaluate(session, both, ARITHMETIC_TRL, path, lambda reading: None)
-        assert (found.truncated_share, found.unscored) == (0.5, (line,))
+    for answer, wrong in (("-1", 0.5), (both[0][1].answer, 0.0)):
+        session.complete = lambda *asked, text=f"#### {answer}": [Completion(text, 1, index == 1) for index in range(4)]
+        for path, line in ((None, "failed"), (tmp_path / "answers", "failed: 42")):
+            found = evaluate(session, both, ARITHMETIC_TRL, path, lambda reading: None)
+            assert (found.truncated_share, found.cut_wrong_share, found.unscored) == (0.5, wrong, (line,))
 
 
 def test_a_certificate_has_an_estimate_for_each() -> None:

@@ -61,6 +61,9 @@ def test_a_guard_is_scored_and_never_trained() -> None:
     names = [environment.name for environment, _ in examples_of_validation_split(rules, ROOT)]
     assert set(names) == {"arithmetic", "countdown"}
     assert rules_elsewhere(ROOT, rules, ["countdown"], 0).guards == ()
+    (arithmetic,), (guard,) = rules.environments, rules.guards
+    usual = chosen("arithmetic").evaluation_seconds * (1 + guard.num_validation / arithmetic.num_validation)
+    assert rules.evaluation_seconds == usual
     settings = PrimeRlEngine(replace(rules, engine="prime-rl"), ROOT, {}).validate(parse(BASELINE)).settings
     assert [source["name"] for source in settings["orchestrator"]["train"]["source"]] == ["arithmetic"]
 
