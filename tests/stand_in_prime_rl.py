@@ -34,7 +34,7 @@ GROUPS = 4  # a step's rollouts are GROUPS groups of 2
 def install(folder: Path) -> Path:
     """A bin/ folder with the stand-ins, as a prime-rl installation would have, and `reader.py`; returns it."""
     bin_dir = folder / "bin"
-    bin_dir.mkdir(parents=True)
+    bin_dir.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, str(HERE / "stand_in_prime_rl.py"), str(folder), "reader"]
     (bin_dir / "reader.py").write_text(f"import os, sys\nos.execv({words[0]!r}, [*{words!r}, *sys.argv[1:]])\n")
     for name in PROGRAMS:

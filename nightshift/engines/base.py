@@ -29,16 +29,9 @@ from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors import network
-from nightshift.executors.gpus import (
-    SIZES_GB,
-    Gpu,
-    choose_gpus,
-    gpu_problems,
-    gpu_warnings,
-    list_gpus,
-    parse_gpus,
-)
+from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
 from nightshift.executors.local import Capacity
+from nightshift.waiting import mark
 
 Note = Callable[[str], None]  # one line of news
 Plan = tuple[Mapping[str, Sequence[str]], Mapping[str, Any]]  # the words of each process by its name, and their config
@@ -122,6 +115,7 @@ class PrepareFlags:
     gpus: str | None = None
     prime_rl: Path | None = None
     smoke: float | None = None  # seconds of training
+    prove: bool = False
     gsm8k: Path | None = None
     math: Path | None = None
 
@@ -286,6 +280,19 @@ class Engine(ABC):
         if not names:
             return "no such GPUs"  # `check` reports it before anything runs
         return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+
+    def free_gpus(self) -> Sequence[Gpu]:
+        """Return the GPUs of a run. EngineError for too few, and for one that another process uses."""
+        mark("driver and memory")
+        gpus = self.gpus()
+        for problem in gpu_problems(gpus):
+            raise problem
+        mark("driver and memory", "; ".join(map(_describe, gpus)))
+        return gpus
+
+    @abstractmethod
+    def under(self, rules: Rules) -> Engine:
+        """Return an engine for the same machine and installation under other rules."""
 
     @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:

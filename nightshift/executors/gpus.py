@@ -48,21 +48,11 @@ class Gpu:
 
 
 def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
-    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver."""
+    """Return how many NVIDIA GPUs a run could use. 0 without a driver, or if `choose_gpus` would refuse them all."""
     try:
-        count, devices = len(list_gpus(nvml)), visible_devices(environ)
+        return len(visible_gpus(list_gpus(nvml), environ))
     except EngineError:
         return 0
-    return count if devices is None else min(count, len(devices))
-
-
-def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES, as CUDA reads them up to the first -1; None when it is not set."""
-    value = environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
-    return entries[: entries.index("-1")] if "-1" in entries else entries
 
 
 def list_gpus(nvml: Any = None) -> list[Gpu]:
@@ -119,15 +109,16 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
 
 
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; all when it is not set.
-
-    Entries are NVML indices or UUIDs (`GPU-` and as much as makes them unique). EngineError for others.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, as CUDA reads it up to the first -1; all when it is not
+    set. Entries are NVML indices or UUIDs (`GPU-` and as much as makes them unique). EngineError for others.
     """
-    entries = visible_devices(environ)
-    if entries is None:
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
         return list(gpus)
     visible: list[Gpu] = []
-    for entry in entries:
+    for entry in map(str.strip, value.split(",") if value.strip() else ()):
+        if entry == "-1":
+            break
         matching = [gpu for gpu in gpus if entry == str(gpu.index) or ("GPU-" in entry and gpu.uuid.startswith(entry))]
         if len(matching) != 1 or matching[0] in visible:
             cause = f"CUDA_VISIBLE_DEVICES names {entry!r}, no whole GPU of its own"

@@ -7,7 +7,6 @@ submitted again under the same name. So a job may start twice, and SLURM may do 
 """
 
 import hashlib
-import math
 import os
 import shlex
 import shutil
@@ -31,6 +30,7 @@ from nightshift.campaign.records import (
     JOB_OF,
     LATE_SECONDS,
     LOG_NAME,
+    RESULT_NAME,
     RUN_NAME,
     STARTED_NAME,
     Job,
@@ -135,10 +135,12 @@ _NEVER = _Seen()
 
 @dataclass(slots=True)
 class _Work(Flight):
-    """`gone_at`: since when nothing of the job is left in SLURM."""
+    """`gone_at`: since when nothing of the job is left in SLURM. `patience`: the seconds after which a job that SLURM
+    does not know is submitted again: none once sbatch has returned."""
 
     seen: _Seen = _NEVER
     gone_at: float | None = None
+    patience: float = ANSWER_SECONDS
 
 
 class SlurmExecutor(Executor[_Work]):
@@ -180,7 +182,7 @@ class SlurmExecutor(Executor[_Work]):
         """Submit the job of job.json; if sbatch refuses that, on any node. Return sbatch's refusal. If SLURM does not
         answer, `_poll` submits it as soon as SLURM does."""
         work = self._flights[folder]
-        work.gone_at = None
+        work.gone_at, work.patience = None, 0.0
         worker = shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))
         nodes = [word.partition("=")[2] for word in self.config.sbatch if word.startswith("--exclude=")]
         nodes += sorted(filter(None, self.avoided))
@@ -194,7 +196,6 @@ class SlurmExecutor(Executor[_Work]):
             if jobs_seen([work.job.name]):
                 return None
         except EngineError:
-            work.gone_at = -math.inf
             return None
         if not self.avoided:
             return refusal
@@ -218,11 +219,11 @@ class SlurmExecutor(Executor[_Work]):
     def _has_ended(self, folder: Path) -> bool:
         self._poll()
         work = self._flights[folder]
-        if work.gone_at is None:
-            return False
         with suppress(FileNotFoundError, EngineError):
             read_result(folder, work.job)
             return True
+        if work.gone_at is None:
+            return False
         patience = COMPLETED_SECONDS if work.seen.state == "COMPLETED" else OTHERWISE_SECONDS
         return time.monotonic() - work.gone_at > patience and not self._is_waiting(folder)
 
@@ -232,7 +233,7 @@ class SlurmExecutor(Executor[_Work]):
 
     def _poll(self) -> None:
         """Ask for the state of all jobs, now and then. A job that is not in the answer was forgotten by slurmctld, or
-        never reached it: it is submitted again once an answer of sbatch could have come."""
+        never reached it: it is submitted again."""
         if time.monotonic() - self._asked_at < POLL_SECONDS:
             return
         try:
@@ -250,7 +251,7 @@ class SlurmExecutor(Executor[_Work]):
                 work.gone_at = None
                 continue
             work.gone_at = work.gone_at or self._asked_at
-            is_late = self._asked_at - work.gone_at >= ANSWER_SECONDS
+            is_late = self._asked_at - work.gone_at >= work.patience
             if job is None and is_late and self._is_waiting(folder) and (refusal := self._send(folder)):
                 work.seen, work.gone_at = _Seen(_REFUSED, reason=refusal.cause), self._asked_at
 
@@ -260,14 +261,17 @@ class SlurmExecutor(Executor[_Work]):
         return not self._is_waiting(folder)
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """Cancel jobs. Returns when they are gone from the cluster, at the latest after CANCEL_SECONDS, or when
-        slurmctld does not answer: then they are cancelled when it does."""
-        names = [self._flights.pop(folder).job.name for folder in folders if folder in self._flights]
-        self._unwanted |= {*names}
+        """Cancel jobs. Returns when those without a result are gone from the cluster, at the latest after
+        CANCEL_SECONDS, or when slurmctld does not answer: then they are cancelled when it does."""
+        names = {folder: self._flights.pop(folder).job.name for folder in folders if folder in self._flights}
+        self._unwanted |= {*names.values()}
+        unfinished = [name for folder, name in names.items() if not (folder / RESULT_NAME).exists()]
+        if names and not unfinished:  # their workers are at their end; `_poll` sees to it
+            return
         ends_at = time.monotonic() + CANCEL_SECONDS
         with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
             cancel_jobs(self._unwanted)
-            while any(job.is_left for job in jobs_seen(names).values()) and time.monotonic() < ends_at:
+            while any(job.is_left for job in jobs_seen(unfinished).values()) and time.monotonic() < ends_at:
                 time.sleep(_LOOK_SECONDS)
 
     def _ending(self, folder: Path) -> tuple[str, Failure]:

@@ -10,6 +10,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -39,6 +40,7 @@ from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 from nightshift.experiment.checkout import IntegrityError, continued, plan, require_unchanged
 from nightshift.experiment.health import Conditions, digest
+from nightshift.experiment.prove import MachineProof
 from nightshift.files import free_disk_gb
 from nightshift.waiting import lasted
 
@@ -356,7 +358,10 @@ class Controller:
             except UsageError as error:  # no reason to lose a verdict
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
-        return close(record, self.ledger, self.repo)
+        record = close(record, self.ledger, self.repo)
+        with suppress(EngineError, UsageError):  # a full disk, a damaged proof.json: the verdict stands
+            MachineProof(self.bench.root, self.bench.engine).add_runs(self.ledger.records(), record.rules_hash)
+        return record
 
     @property
     def in_flight(self) -> tuple[Record, ...]:

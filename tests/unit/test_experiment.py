@@ -400,7 +400,7 @@ def test_the_journal_of_an_earlier_experiment_with_the_same_number_is_not_believ
 
 
 @pytest.mark.parametrize(
-    "damage", [b"\xff\x00", slow(b"max_steps = 3\n[orchestrator]\n"), slow(b"another learning rate")]
+    "damage", [b"another learning rate", slow(b"\xff\x00"), slow(b"max_steps = 3\n[orchestrator]\n")]
 )
 def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(controller: Controller, damage: bytes) -> None:
     source = baseline(controller)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, keep_model
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
 from nightshift.campaign.results import COLUMNS, last_campaign
@@ -172,6 +172,17 @@ def test_runs_of_another_version_are_refused_in_one_line_that_names_where_to_mov
         with pytest.raises(EngineError) as refused:
             read()
         assert str(refused.value) == f"{cause}. Move the folder: mv runs runs-{version}"
+
+
+def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Ledger, tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    target.mkdir()
+    record = replace(closed(ledger, result=None), status="discard")
+    for name, place in (("weights", target), ("weights.partial", tmp_path / "nowhere")):
+        (ledger.run_dir(1) / name).symlink_to(place)
+    keep_model(ledger, record)
+    assert list(ledger.run_dir(1).glob("weights*")) == []
+    assert target.is_dir()
 
 
 def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:

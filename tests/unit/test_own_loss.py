@@ -443,6 +443,7 @@ def test_the_example_is_the_clipped_objective_of_ppo(inputs: type) -> None:
         ),
         ("a = 1\n\nb = a / 0\n", "broken_loss/__init__.py:3: ZeroDivisionError: division by zero"),
         ("from broken_loss import more\n", "broken_loss/more.py:2: SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(0)\n", "broken_loss/__init__.py:2: SystemExit: 0"),
         ("a = 1\n", "AttributeError: module 'broken_loss' has no attribute 'loss'"),
         ("def loss(inputs):\n    ...\n", "TypeError: got an unexpected keyword argument 'clip'"),
     ],

@@ -198,6 +198,15 @@ def test_the_less_is_known_of_the_steps_the_earlier_a_decay_begins(log_sd: float
     assert made.get(DECAY) >= round(0.5 * made.get(STEPS)) - 1
 
 
+def test_places_of_a_config_beyond_the_space() -> None:
+    found = space()
+    far = found.places(parse(set_values(SHIPPED, {LR: 0.5, "orchestrator.group_size": 64})))
+    assert (far[LR], far["orchestrator.group_size"], far["trainer.optim.mu"]) == (1.0, 1.0, 0.5)
+    assert found.places(incumbent("unset"))["trainer.optim.max_norm"] == 0.5
+    with pytest.raises(ValueError, match="tuple"):
+        found.places(incumbent("sgd"))
+
+
 # Seconds a step are learnt from the campaign's runs, and told with how sure that is
 
 
@@ -220,6 +229,14 @@ def test_what_made_no_step_says_nothing_and_a_plan_has_ten_at_least() -> None:
     nothing = structs.replace(run(0), training=replace(run(0).training, training_seconds=None))
     assert planner([(config(), nothing)], 60.0)(config().resolved) == planner([], 60.0)(config().resolved)
     assert planner([(config(), run(1))], 60.0)(config().resolved)[0] == 10
+
+
+def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
+    found = planner([(config(), run(150))], 60.0)
+    tokens = parse(SHIPPED.replace(b"batch_size = 256 ", b"token_batch_size = 100_000 "))
+    alone = config(orchestrator__algo__type="rae", orchestrator__group_size=1)
+    for each in (tokens, alone):
+        assert math.isfinite(found(each.resolved).num_steps)
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
