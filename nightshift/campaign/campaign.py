@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from statistics import NormalDist, fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -40,6 +40,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
     percent,
+    settings_of,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.config.train_toml import Config
@@ -70,6 +71,7 @@ class Campaign:
         self.user_decisions: tuple[Decision, ...] = ()  # of commits that no record has yet
         self.config: Config | None = None  # the baseline's train.toml
         self.unread: str | None = None  # why the user's own commits could not be read
+        self._num_scores = 0  # of the baseline
         self._folded = list[tuple[bool, int]]()  # the events, by their experiments' numbers
 
     @classmethod
@@ -149,9 +151,10 @@ class Campaign:
 
     def _observe(self, record: Record, *, decides: bool = True) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
         """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
-        scores, num = run_scores(record), len(run_scores(self.baseline or record))
-        if len(scores) != num:
-            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
+        scores = run_scores(record)
+        self._num_scores = self._num_scores or len(run_scores(self.baseline or record))
+        if len(scores) != self._num_scores:
+            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {self._num_scores}"
             raise UsageError(cause, without(record))
         assert self.posterior is not None
         hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()
@@ -172,7 +175,7 @@ class Campaign:
             if change in before:  # if no valid train.toml is left without the change, the next run tries again
                 self.posterior.set_kept([other for other in self.posterior.kept if other != change])
             else:
-                self.posterior.forbid(change)
+                self.posterior.decide_for_user(change, False)  # no later run keeps it or tests it again
         return decisions, falls
 
     def judge(
@@ -278,8 +281,8 @@ class Campaign:
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config; None if none did."""
-        settings, runs = _settings(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
-        return next((record for record in runs if _settings(record.run.changes) == settings), None)
+        settings, runs = settings_of(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
+        return next((record for record in runs if settings_of(record.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
@@ -355,14 +358,22 @@ class Campaign:
         )
 
 
-def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Record | None:
-    """Return the last experiment with this config, or with the same changes besides its rider."""
+def already_tried(
+    decided: Sequence[Record], run: Run, config_hash: str, effective: Mapping[str, Any] | None = None
+) -> Record | None:
+    """Return the last experiment with this config, or with the same changes besides its rider.
+
+    `effective`: the engine's settings. Configs that differ in keys without effect train the same.
+    """
 
     def contents(run: Run) -> set[Settings]:
         return {change.identity for change in replace(run, rider=None).changes}
 
-    same = (r for r in reversed(decided) if r.config_hash == config_hash or contents(r.run) == contents(run))
-    return next(same, None)
+    for record in reversed(decided):
+        is_same = record.config_hash == config_hash or (effective and record.effective == effective)
+        if is_same or contents(record.run) == contents(run):
+            return record
+    return None
 
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:
@@ -385,10 +396,6 @@ def _first_guards(baseline: Record) -> dict[str, Posterior]:
 
 def _began(record: Record) -> datetime:
     return datetime.fromisoformat((record.result and record.result.started) or record.started)
-
-
-def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
-    return {key: value for change in changes for key, value in change.keys.items()}
 
 
 def run_scores(record: Record) -> Array:
@@ -503,13 +510,11 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     steps, head, path = record.judgement.steps, Head(record.branch, record.commit), repo.root / CONFIG_NAME
     try:
         texts = {ledger.stored_config(record).source, repo.config_at("HEAD")}
-        # After a kill: commits of the journal were made, even if the user has reset the branch since.
-        if not (commits := ledger.made_commits(record.number)):
-            others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
-            ids = commit(repo, head, steps, others)
-            commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
-            if commits:
-                ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
+        others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
+        ids = commit(repo, head, steps, others)
+        commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
+        if commits:
+            ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
         left = [step.name for step in steps if step.keys and step.name not in commits]
         actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]

@@ -192,12 +192,6 @@ class Ledger:
         """Return the uses of the test split in order, one for each job."""
         return [line for line in self.journal() if line.event == "access"]
 
-    def made_commits(self, number: int) -> dict[str, str]:
-        """Return the ids that git gave to the commits of an experiment, by decision, from the journal."""
-        file = (self.run_dir(number) / RECORD_NAME).relative_to(self.runs_dir).as_posix()
-        lines = [line for line in self.journal() if line.event in ("begun", "committed") and line.file == file]
-        return lines[-1].commits if lines else {}  # none after `begun`: an earlier experiment had the number
-
     def close(self, record: Record) -> None:
         """Write the final record and row, when no run of it is left. EngineError if the disk refuses."""
         self.write(record)

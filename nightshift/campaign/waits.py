@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import JOB_OF, Record
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
 FILL = "fill: tpe"  # the proposer of experiments that run while the agent is unavailable
 CHECK_SECONDS = 10.0  # between two looks at a disk, a branch, a credential file
-LONG_SECONDS = 3600.0  # without an answer: the user is notified, and the night was TPE's
+LONG_SECONDS = 3600.0  # without an answer: the user is notified
 WaitKind = Literal["agent", "branch", "disk", "machine", "run"]  # run: one that infrastructure lost
 _MAX_LINES = 8  # of earlier waits
 _MAX_TEXT = 400
@@ -31,6 +31,7 @@ class Wait:
     meaning: str = ""  # why an agent is unavailable: a Meaning of agents/availability.py
     meanwhile: str = ""  # what the night does until then
     ended: str | None = None
+    place: str = ""  # the slot or node that lost a run
 
     def __post_init__(self) -> None:
         for time in filter(None, (self.since, self.checks_at, self.ended)):
@@ -74,24 +75,26 @@ class NightStatus:
         """A sentence for each wait that has not ended; none once the night is over."""
         return tuple(wait.describe() for wait in self.waits if wait.ended is None and self.cause is None)
 
-    def headline(self, now: datetime) -> str | None:
-        """Return the line for a night whose agent gave no answer for an hour or more while TPE proposed."""
-        waits = [wait for wait in self.waits if wait.kind == "agent" and wait.meanwhile]
-        seconds = [wait.seconds(now) for wait in waits]
-        if max(seconds, default=0.0) < LONG_SECONDS:
-            return None
-        return f"This was TPE's night: the agent gave no answer for {lasted(sum(seconds))}"
-
     def morning(self, records: Sequence[Record], now: datetime) -> tuple[str, ...]:
         """Return the lines on the agent, TPE, pauses and directions of the night. `records`: of its campaign."""
         own = [record for record in records if record.number >= self.first and record.run.new is not None]
         num_fills = sum(record.proposal.proposer == FILL for record in own)
-        lines = [line for line in (self.headline(now), *self.waiting) if line]
+        lines = [*self.waiting]
+        queued = [
+            (parse_time(record.result.started) - parse_time(record.started)).total_seconds()
+            for record in records
+            if record.number >= self.first and record.result and JOB_OF in record.result.hardware
+        ]
+        if queued:
+            line = f"Queue: {len(queued)} jobs waited {lasted(sum(queued))} in all, {lasted(max(queued))} at most"
+            lines.append(f"{line}; --hours includes this, the times of runs do not")
         if num_fills:
             lines.append(f"Proposals: {len(own) - num_fills} by the agent, {num_fills} by TPE (agent unavailable)")
         ended = [wait for wait in self.waits if wait.ended is not None or self.cause is not None]
         for wait in sorted(ended, key=lambda wait: -wait.seconds(now))[:_MAX_LINES]:
-            title = "Agent unavailable" if wait.kind == "agent" else "Paused"
+            title = (
+                "Agent unavailable" if wait.kind == "agent" else f"Paused on {wait.place}" if wait.place else "Paused"
+            )
             end = _clock(wait.ended) if wait.ended else "the end"
             times = f"{local(parse_time(wait.since))} to {end} ({lasted(wait.seconds(now))})"
             lines.append(f"{title}: {times}: {clean(wait.cause, _MAX_TEXT)}")

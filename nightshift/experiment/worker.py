@@ -79,19 +79,21 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     answers: Path | None = None
     try:
         # A cluster's node adds what a login there brings, with its tokens.
-        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
+        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus)
         here = engine.hardware() + job.layout  # before this process is pinned to its part of it
         pairs = {"rules": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or here, here)}
         for what, (wanted, actual) in pairs.items():
             if wanted != actual:
                 raise EngineError(f"the worker has other {what} than its job: {actual}, not {wanted}")
-        if job.cores:
+        if job.cores and hasattr(os, "sched_setaffinity"):  # not on macOS
             os.sched_setaffinity(0, job.cores)
         if job.split == "test":  # only its scores are written: runs/ is where agents read
             examples = examples_of_test_split(rules, root, job.token)
         else:  # the file appears with the result: whoever read scores earlier could end a run whose score is low
             examples, answers = examples_of_validation_split(rules, root), temporary_beside(folder / ANSWERS_NAME)
         machine = {MACHINE_NAME: engine.machine.text} if engine.machine.text else {}
+        if memory := os.environ.get("SLURM_MEM_PER_NODE", "") if job.name else "":
+            machine["memory of the job"] = f"{memory} MiB"
         result = structs.replace(result, hardware=here, versions=engine.versions() | machine)
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
@@ -132,7 +134,11 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         if result.evaluation is not None:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
-    return structs.replace(result, training=training, total_seconds=time.monotonic() - began)
+    disk_bytes = None
+    with suppress(OSError):  # a file is deleted meanwhile, by the user or by NFS
+        disk_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+    seconds = time.monotonic() - began
+    return structs.replace(result, training=training, total_seconds=seconds, disk_bytes=disk_bytes)
 
 
 def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> str:

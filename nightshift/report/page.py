@@ -24,29 +24,22 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from nightshift.agents.history import KeyHistory, history
-from nightshift.agents.notebook import compare_prediction, notebook
+from nightshift.agents.notebook import notebook
 from nightshift.campaign.commits import short_key
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
+from nightshift.campaign.records import NOT_ISOLATED, PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import cache_dir, write_atomically
 from nightshift.report import charts, text
-from nightshift.report.data import (
-    CURVES,
-    Experiment,
-    Morning,
-    counted,
-    decided_by_user,
-    detailed,
-    gather,
-    with_details,
-)
+from nightshift.report.data import CURVES, Experiment, Morning, decided_by_user, detailed, gather, with_details
+from nightshift.report.fields import OF_RUN, fields
 from nightshift.report.markdown import summary
 from nightshift.report.slices import SelectionSet, shown_examples
 from nightshift.report.text import Headline, View
 from nightshift.report.timing import Use, nights, split_experiment
+from nightshift.text import clean, counted, local
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MAX_TEXTS = 4000  # answers: with 150 experiments those to 26 examples
@@ -59,8 +52,14 @@ _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}; "
     "base-uri 'none'; form-action 'none'"
 )
-# Of a row, as the script sorts and filters by them.
-_FIELDS = ("number", "now", "eval_score", "strict_score", "effect_at_decision", "p_helps", "total_seconds")
+# The columns of figures by the names of their fields in a row. The script sorts by them.
+COLUMNS = {
+    "eval_score": "score",
+    "effect_at_decision": "effect, pp",
+    "p_helps": "P(it helps)",
+    "total_seconds": "time",
+    "strict_score": "strict score",
+}
 
 
 def write_report(
@@ -73,10 +72,10 @@ def write_report(
     ledger = Ledger(root)
     folder = output or ledger.runs_dir
     view = view_of(ledger, now, branch)
-    morning, picture = view.morning, charts.progress(view.morning.experiments, view.morning.standing, charts.LIGHT)
-    files = {PAGE_NAME: render(view, is_live).encode(), SUMMARY_NAME: summary(view, picture is not None).encode()}
+    picture = view.data["specs"]["progress"]
+    files = {PAGE_NAME: render(view, is_live).encode(), SUMMARY_NAME: summary(view).encode()}
     if picture is not None:
-        files[PICTURE_NAME] = charts.png(picture, view.headline.title, text.visible(morning.story.branch, 80))
+        files[PICTURE_NAME] = charts.png(picture, view.headline.title, text.visible(view.morning.story.branch, 80))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
@@ -132,12 +131,12 @@ def _facts(morning: Morning) -> Iterator[tuple[str, str]]:
     yield "task", " + ".join(last.environments)
     yield "model", rules.model if rules else "not recorded"
     yield "budget", f"{seconds} of training a run" if seconds else "not recorded"
-    yield "hardware", text.brief(last.hardware, 120)
+    yield "hardware", clean(last.hardware, 120)
     yield "engine", last.engine
     if morning.direction:
         yield "direction", morning.direction
-    if morning.isolation:
-        yield "isolation", morning.isolation
+    if number := sum(not e.record.proposal.is_isolated for e in morning.experiments):
+        yield "isolation", f"agent: {NOT_ISOLATED} in {counted(number)} (--sandbox none)"
 
 
 def _copied(morning: Morning) -> Iterator[tuple[str, str]]:
@@ -168,34 +167,35 @@ def _trains(repo: Repo, commit: str, config: Config) -> bool:
 
 
 def _next_steps(morning: Morning) -> Iterator[tuple[str, str]]:
-    """Yield what the user may do next: a sentence and its command."""
+    """Yield what the user may do next, in this order: a sentence and its command."""
     posterior = morning.story.campaign.posterior
     if posterior is None:
         yield "Measure the baseline:", "uv run run.py"
         return
+    least = text.share(posterior.rules.keep_at)
+    doubtful = [kept for kept in morning.kept if kept.effect.p_helps < posterior.rules.keep_at]
+    for kept in doubtful:
+        name, p = kept.change.name, text.share(kept.effect.p_helps)
+        sentence = f"Before a certificate, decide on {name}: P(it helps) is now {p}, below the {least} of a keep. "
+        command = f"uv run nightshift revert {name}" if kept.change.experiment else f"git revert {kept.commit}"
+        yield f"{sentence}To take it out:", command
     if morning.kept and (morning.certificate is None or morning.obsolete):
-        yield "Certify the gain with fresh seeds on the test split:", "uv run nightshift certify"
-    least = posterior.rules.keep_at
-    for kept in morning.kept:
-        if kept.effect.p_helps < least:
-            p, limit = text.share(kept.effect.p_helps), text.share(least)
-            sentence = f"{kept.change.name} helps with P {p} only, below the {limit} of a keep. To take it out:"
-            is_numbered = bool(kept.change.experiment)
-            command = f"uv run nightshift revert {kept.change.name}" if is_numbered else f"git revert {kept.commit}"
-            yield sentence, command
-    yield "Continue the search:", "uv run nightshift night --agent claude --hours 8"
+        sentence = "then certify" if doubtful else "certify"
+        sentence += " the gain: fresh seeds, on test problems that no run has used (of this incumbent only):"
+        yield text.sentence(sentence)[:-2] + ":", "uv run nightshift certify"
+    yield "Or continue the search:", "uv run nightshift night --agent claude --hours 8"
     if morning.kept:
         yield "Take the weights home:", "uv run nightshift export --to model"
 
 
-def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> frozenset[tuple[str, str]]:
-    """Return the examples whose answers are shown: those with the most different scores, by (package, key)."""
+def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> dict[tuple[str, str], int]:
+    """Return the examples whose answers are shown, with their places: those with the most different scores."""
     if len(scores) < 2:
-        return frozenset()
+        return {}
     spread = np.var(scores, axis=0)
     most = min(_MAX_TEXTS // len(scores), _MAX_EXAMPLES)
     keys = list(examples.texts)
-    return frozenset(keys[place] for place in np.argsort(-spread, kind="stable")[:most] if spread[place] > 0)
+    return {keys[at]: at for at in np.argsort(-spread, kind="stable")[:most].tolist() if spread[at] > 0}
 
 
 def _data(
@@ -209,8 +209,7 @@ def _data(
         e.number: {key: spelled(configs[e.number].shown(key)) for key in paths} for e in shown if e.number in configs
     }
     first = next(iter(settings.values()), {})
-    places = {key: index for index, key in enumerate(examples.texts)}
-    told = dict.fromkeys(key for e in shown for key in e.answers)
+    problems = list(examples.texts.values())
     scores = {e.number: e.record.evaluation.example_scores for e in shown if e.record.evaluation}
     levels = sorted({value for each in scores.values() for value in set(each)})
     letters = {value: chr(_FIRST_LEVEL + i) for i, value in enumerate(levels)} if len(levels) <= _MAX_LEVELS else {}
@@ -225,18 +224,21 @@ def _data(
                 row["scores"] = "".join(map(letters.__getitem__, scores[e.number]))
                 row["set"] = e.record.evaluation.examples_sha256[:12]
                 row["answers"] = {
-                    places[key]: texts.setdefault(text.cut(answer.completion, _MAX_ANSWER), len(texts))
-                    for key, answer in e.answers.items()
+                    place: texts.setdefault(text.cut(answer, _MAX_ANSWER), len(texts))
+                    for place, answer in e.answers.items()
                     if e.record.evaluation.examples_sha256 == examples.digest
                 }
         rows.append(row)
     span = charts.domain(experiments, morning.standing)
     measured = {e.number: e.row.eval_score for e in experiments}
     names = [name for name in CURVES if any(name in e.curves.get("values", {}) for e in shown)]
+    # A column without a value is left out.
+    columns = {name: head for name, head in COLUMNS.items() if any(row[name] is not None for row in rows)}
     return {
         "rows": rows,
+        "columns": columns,
         "settings": first,
-        "problems": {places[key]: text.cut(examples.texts[key], _MAX_PROBLEM) for key in told},
+        "problems": {place: text.cut(problems[place], _MAX_PROBLEM) for e in shown for place in e.answers},
         "texts": list(texts),
         "first": [e.number for e in experiments if e.kind in ("baseline", "keep")],
         "specs": {
@@ -249,31 +251,32 @@ def _data(
 
 def _row(e: Experiment, num_experiments: int) -> dict[str, Any]:
     """Return one line of the table, with what opening it shows."""
-    record, row, is_detailed = e.record, e.row, e.is_detailed
+    record, row, most = e.record, e.row, 2000 if e.is_detailed else 240
     changes = [
         [change.key, short_key(change.key), change.old or "unset", change.new or "unset"] for change in e.changes
     ]
-    note = text.brief(record.why, 160) if e.is_crash else text.besides(record)
-    most = 2000 if is_detailed else 240
     details = [(label, text.cut(words, most)) for label, words in _details(e) if words]
-    if not is_detailed:
+    if not e.is_detailed:
         words = f"left out of a page of {counted(num_experiments)}: they are in runs/{e.number:04d}/"
-        details.append(("Curves, times, answers", words))
+        details.append(("curves, times, answers", words))
     return {
-        **{name: getattr(row, name) for name in _FIELDS},
+        **{name: getattr(row, name) for name in COLUMNS},
+        "number": row.number,
+        "now": row.now,
         "verdict": e.verdict,
+        "status": row.status,
         "failure": row.failure or "",
         "kind": e.kind,
-        "title": text.brief(record.proposal.description, 120),
-        "note": note,
+        "title": clean(record.proposal.description, 120),
+        "note": text.remark(e),
         "changes": changes or [[line, line, "", ""] for line in record.diff],
-        "cells": [
-            text.score(row.eval_score, text.UNKNOWN),
-            text.score(row.strict_score, text.UNKNOWN),
-            text.plus_minus(e.effect),
-            text.share(row.p_helps),
-            text.UNKNOWN if row.total_seconds is None else text.duration(row.total_seconds),
-        ],
+        "cells": {
+            "eval_score": text.score(row.eval_score, text.UNKNOWN),
+            "effect_at_decision": text.plus_minus(row.effect),
+            "p_helps": text.share(row.p_helps),
+            "total_seconds": text.UNKNOWN if row.total_seconds is None else text.duration(row.total_seconds),
+            "strict_score": text.score(row.strict_score, text.UNKNOWN),
+        },
         "details": details,
         "curves": e.curves or None,
     }
@@ -281,56 +284,23 @@ def _row(e: Experiment, num_experiments: int) -> dict[str, Any]:
 
 def _details(e: Experiment) -> Iterator[tuple[str, str]]:
     """Yield what the records and files of an experiment say, as a label and a text; the text may be empty."""
-    record, proposal, run = e.record, e.record.proposal, e.record.result
-    yield "Hypothesis", proposal.description or "none given"
-    yield "Proposed by", proposal.proposer
-    yield "Prediction", "; ".join(filter(None, (proposal.prediction, compare_prediction(record))))
-    yield "Mechanism", proposal.mechanism or ""
-    yield "Refuted by", proposal.falsifier or ""
-    yield "Outcome, as reported", proposal.reported_outcome or ""
-    yield "Also done", "\n".join(proposal.notes)
-    yield "Lesson", proposal.lesson or ""
-    yield "Changed", "\n".join(text.cut(line, 300) for line in record.diff) or "nothing new"
-    yield "Run", f"the baseline{' with ' * bool(e.row.kept)}{', '.join(e.row.kept)}{record.run.with_rider}"
-    if e.effect:
-        yield "Effect", f"{text.effect(e.effect)} at its decision, P(it helps) {text.share(e.effect.p_helps)}"
-    yield "Your commit", "\n".join(decided_by_user(record.user_decisions))
-    failure = f" ({record.failure})" if e.is_crash and record.failure else ""
-    yield "Verdict", f"{e.row.status}{failure}: {record.why}" if record.judgement else "none yet"
-    yield "In git", record.git_action or ""
-    yield "Starts", f"{record.starts} on this branch" if record.starts else ""
-    yield "Unused keys", text.cut(", ".join(record.unused_keys), 600)
-    yield "Health", "\n".join((record.health or "").splitlines()[:8])
-    if run is None:
-        yield "Result", "no run came to an end"
-        return
-    parts = [f"seed {run.seed}", f"ended by {run.training.outcome}", f"{run.training.num_steps} steps"]
-    if evaluation := run.evaluation:
-        parts += [f"score {text.score(evaluation.eval_score)}", f"strict {text.score(evaluation.strict_score)}"]
-        parts.append(f"{100 * evaluation.truncated_share:.1f} % cut off")
-        parts.append(f"{text.short_number(evaluation.completion_tokens_mean)} tokens an answer")
-    yield "Result", ", ".join(parts) + (f"\n{text.cut(run.training.cause, 400)}" if run.training.cause else "")
+    record, evaluation = e.record, e.record.evaluation
+    yield from (field for field in fields(record, e.row, text.score) if field[0] not in OF_RUN)
+    yield "your commit", "\n".join(decided_by_user(record.user_decisions))
     if evaluation:
-        scores = (
-            f"{text.brief(part.environment, 40)} {text.score(part.score)} ± {text.score(text.half(part.stderr))} "
-            f"(weight {text.short_number(part.weight)})"
-            for part in evaluation.parts
-        )
-        yield "Environments", "\n".join(scores)
-        for name, figures in evaluation.figures.items():
-            lines = [f"{text.brief(what, 40)}: {text.short_number(value)}" for what, value in figures.items()]
-            yield f"Played in {text.brief(name, 40)}", "\n".join(lines)
-    lines = [f"{text.brief(what, 20)}: {text.brief(value, 100)}" for what, value in e.lost_game.items()]
-    yield "A game that it lost", "\n".join(lines)
+        share, length = 100 * evaluation.truncated_share, evaluation.completion_tokens_mean
+        yield "answers", f"{share:.1f} % reached the token limit; {length:.4g} tokens on average"
+    lines = [f"{clean(what, 20)}: {clean(value, 100)}" for what, value in e.lost_game.items()]
+    yield "a game that it lost", "\n".join(lines)
     whole = sum(e.uses.values())
     times = (f"{use} {text.duration(seconds)} ({100 * seconds / whole:.0f} %)" for use, seconds in e.uses.items())
-    yield "Time", ", ".join(times) if e.is_detailed else ""
+    yield "time", ", ".join(times) if e.is_detailed else ""
     lines = [
-        f"{text.brief(s.name, 80)}: {s.num_examples} examples, {s.fixed} fixed, {s.broken} broken, "
+        f"{clean(s.name, 80)}: {counted(s.num_examples, 'example')}, {s.fixed} fixed, {s.broken} broken, "
         f"net {s.fixed - s.broken:+d} ± {s.spread:.0f}"
         for s in e.slices
     ]
-    yield f"Examples against {record.parent or 0:04d}", "\n".join(lines)
+    yield f"examples against {record.parent or 0:04d}", "\n".join(lines)
 
 
 @cache  # a night writes the page after every experiment, and compiling the templates is a third of that
@@ -344,11 +314,11 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     names = (
-        *("score", "signed", "duration", "cut", "brief", "plus_minus", "share", "local"),
-        *("certificate_line", "elsewhere_lines", "sentence"),
+        *("score", "duration", "cut", "plus_minus", "share", "certificate_line", "elsewhere_lines", "sentence"),
+        *("gain_text", "clean", "counted"),
     )
     environment.filters |= {name: getattr(text, name) for name in names}
-    environment.filters |= {"counted": counted, "short_key": short_key}
+    environment.filters |= {"local": lambda moment: local(datetime.fromisoformat(str(moment))), "short_key": short_key}
     return environment
 
 
@@ -382,7 +352,6 @@ def render(view: View, is_live: bool = False) -> str:
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     data = msgspec.json.encode(text.visible(view.data, _MAX_DATA)).decode()
-    train_toml = view.morning.configs[1].source.decode(errors="replace") if view.morning.configs else ""
     picture = view.data["specs"]["progress"]
     return (
         _environment()
@@ -396,7 +365,7 @@ def render(view: View, is_live: bool = False) -> str:
             has_bars=len(view.morning.experiments) <= charts.MANY,
             policy=_POLICY.format(hashes=hashes),
             picture=Markup(charts.svg(picture)) if picture else None,
-            train_toml=escape(text.visible(train_toml, _MAX_DATA)),
+            train_toml=escape(text.visible(view.train_toml, _MAX_DATA)),
             notebook=escape(text.visible(view.notebook, _MAX_DATA)),
             style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
             scripts=[Markup(script) for script in scripts],

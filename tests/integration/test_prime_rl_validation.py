@@ -29,9 +29,8 @@ from nightshift.errors import ConfigError
 from nightshift.executors.gpus import SIZES_GB
 from nightshift.report.export.rl_toml import rl_toml
 from tests.prime_rl_plans import PORT, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
-from tests.rules import GSM8K_PRIME_RL
+from tests.rules import GSM8K_PRIME_RL, ROOT
 
-ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "prime_rl"
 INSTALLATION = Path(os.environ.get("NIGHTSHIFT_PRIME_RL", "/nowhere"))
 PYTHON = INSTALLATION / ".venv" / "bin" / "python"

@@ -61,12 +61,6 @@ def test_a_damaged_line_is_skipped(ledger: Ledger, path: Path, damage: bytes) ->
     assert [line.token for line in ledger.accesses()] == ["k"]
 
 
-def test_a_journal_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "journal.jsonl").mkdir(parents=True)
-    with pytest.raises(EngineError, match=r"cannot write .*journal\.jsonl"):
-        Ledger(tmp_path).log("begun", tmp_path / "runs" / "0001")
-
-
 # The test split is read in one place
 
 
@@ -111,13 +105,3 @@ def test_the_split_is_read_for_a_job_of_the_last_access_only(ledger: Ledger, roo
     with pytest.raises(EngineError, match="holds no access"):  # the first one is over
         examples_of_test_split(RULES, root, "k")
     assert [(access.number, access.token) for access in ledger.accesses()] == [(1, "k"), (1, "l"), (2, "m")]
-
-
-def test_nothing_is_read_without_an_access(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root / "runs").mkdir()
-    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the test split was read"))
-    for _ in range(2):
-        assert Ledger(root).journal() == []
-        with pytest.raises(EngineError, match="holds no access"):
-            examples_of_test_split(RULES, root, "k")
-        (root / "runs" / "journal.jsonl").touch()

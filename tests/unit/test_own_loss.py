@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+from nightshift.engines.prime_rl.prepare import smoke_config, smoke_rules
 
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import compose
-from nightshift.agents.search import Plan, SearchProposer, SearchSpace
+from nightshift.agents.search import SearchProposer, SearchSpace
 from nightshift.campaign.records import Proposal, Result
 from nightshift.config.allowlist import LOSS, describe_keys
 from nightshift.config.import_config import import_config
@@ -32,7 +33,6 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import validate
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import environment_files
-from nightshift.engines.prime_rl.prepare import smoke_config, smoke_rules
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import UsageError
 from nightshift.night import observers
@@ -98,6 +98,7 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
     assert trained(own(clip=0.5)) == wanted | {"kwargs": {"clip": 0.5}}
     assert trained(own("plain")) == wanted | {"import_path": "clipped_loss.plain"}
     assert trained(SHIPPED) == {"type": "ipo", "ipo_threshold": 0.1, "adv_tau": 1.0, "kl_tau": 0.001}
+    assert trained(set_values(SHIPPED, {"trainer.optim.max_norm": None})) == trained(SHIPPED)
 
 
 @pytest.mark.parametrize("source", [SHIPPED, own()])
@@ -134,8 +135,8 @@ def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
         ),
         (
             '[trainer.loss]\ntype = "ipo"\n[trainer.loss.kwargs]\nclip = 1\n',
-            ["train.toml:6: trainer.loss.kwargs.clip = 1.0 is no parameter of the loss ipo. Delete it; "
-             "[trainer.loss.kwargs] may have nothing"],
+            ['train.toml:6: trainer.loss.kwargs.clip = 1.0 has no effect with trainer.loss.type = "ipo". Delete it, '
+             "or write the name of a loss that rules.toml offers"],
         ),
         (
             '[trainer.loss]\ntype = "clipped"\nkl_tau = 0.1\n',
@@ -192,6 +193,27 @@ def test_a_syntax_error_is_reported_with_file_and_line_before_anything_starts(ch
     path.write_text("a = 1\nb = = 2\n")
     text = refused(lambda: rules(root=checkout_root))
     assert "[loss.clipped]: losses/clipped/clipped_loss/more.py:2: invalid syntax" in text
+
+
+def test_a_package_whose_copy_would_mix_with_another_one_is_refused(checkout_root: Path) -> None:
+    shutil.copytree(checkout_root / "losses/clipped", checkout_root / "losses/other")
+    both = OFFER.replace(
+        b'"losses/clipped"\nimport_path = "clipped_loss.plain"', b'"losses/other"\nimport_path = "clipped_loss.plain"'
+    )
+    text = refused(lambda: rules(both, checkout_root))
+    assert (
+        "[loss.plain]: the package clipped_loss of losses/other/clipped_loss/ has the name of another: losses/" in text
+    )
+    (checkout_root / "losses/clipped/clipped_loss").rename(checkout_root / "losses/clipped/nightshift_gsm8k")
+    hidden = OFFER.replace(b"clipped_loss", b"nightshift_gsm8k")
+    assert "the package nightshift_gsm8k of losses" in refused(lambda: rules(hidden, checkout_root))
+
+
+def test_a_project_may_have_the_name_of_its_package_and_an_editor_its_lock(checkout_root: Path) -> None:
+    shutil.copytree(checkout_root / "losses/clipped", checkout_root / "losses/clipped_loss")
+    (checkout_root / "losses/clipped_loss/clipped_loss/.#more.py").symlink_to("user@host.1")
+    named = rules(OFFER.replace(b"losses/clipped", b"losses/clipped_loss"), checkout_root)
+    assert named.losses[0].folder == "losses/clipped_loss/clipped_loss/"
 
 
 def test_trl_refuses_it_in_one_line() -> None:
@@ -264,12 +286,17 @@ def test_a_loss_that_is_not_offered_is_left_out_with_its_parameters() -> None:
     assert "trainer.loss.kwargs.clip = 0.3 belongs to a loss that rules.toml does not offer" in report
 
 
+def test_a_train_toml_comes_in_with_the_name_of_its_loss() -> None:
+    imported = import_config(own(clip=0.3), "train.toml", {"clipped": "clipped_loss.clipped"})
+    assert (imported.values[LOSS], imported.values[CLIP], imported.left_out) == ("clipped", 0.3, [])
+
+
 # -- who chooses --------------------------------------------------------------------------------------
 
 
 def space(base: bytes) -> SearchSpace:
     config = parse(base)
-    return SearchSpace.of(keys_with(rules().losses, config.get(LOSS)), config, lambda resolved: Plan(60.0, 0.1))
+    return SearchSpace.of(keys_with(rules().losses, config.get(LOSS)), config, lambda resolved: (60.0, 0.1))
 
 
 def test_tpe_draws_the_loss_and_the_parameters_of_the_one_that_is_selected() -> None:
@@ -423,6 +450,7 @@ def test_the_example_is_the_clipped_objective_of_ppo(inputs: type) -> None:
         ),
         ("a = 1\n\nb = a / 0\n", "broken_loss/__init__.py:3: ZeroDivisionError: division by zero"),
         ("from broken_loss import more\n", "broken_loss/more.py:2: SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(0)\n", "broken_loss/__init__.py:2: SystemExit: 0"),
         ("a = 1\n", "AttributeError: module 'broken_loss' has no attribute 'loss'"),
         ("def loss(inputs):\n    ...\n", "TypeError: got an unexpected keyword argument 'clip'"),
     ],

@@ -184,10 +184,7 @@ SAID = {
     "unknown key": ("trainer.optim.adamw.lrr = 1.0: prime-rl refuses it: Extra inputs are not permitted", UNKNOWN),
     "text for a number": ('trainer.optim.lr = "abc": prime-rl refuses it: Input should be a valid number', CONFIG),
     "text for a shared number": ('max_steps = "ten": prime-rl refuses it: Input should be a valid integer', UNKNOWN),
-    "out of range": (
-        "orchestrator.train.sampling.temperature = 3.0: prime-rl refuses it: Input should be",
-        CONFIG,
-    ),
+    "out of range": ("orchestrator.train.sampling.temperature = 3.0: prime-rl refuses it: Input should be", CONFIG),
     "groups that do not divide the batch": ("orchestrator: prime-rl refuses it: Batch size must be divisible", CONFIG),
     "unknown variant": ("trainer.loss: prime-rl refuses it: Input tag 'ppo'", CONFIG),
     "unknown gate": ('source.0.curriculum.gates.default.type = "luck": prime-rl refuses it: Input should', UNKNOWN),

@@ -31,7 +31,7 @@ from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors.gpus import Gpu
-from nightshift.executors.process import ProcessGroup
+from nightshift.executors.process import ProcessGroup, tail
 from nightshift.files import cache_dir, disk_error, free_disk_gb, parse_json, read_file
 from nightshift.waiting import waiting
 
@@ -256,14 +256,14 @@ def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Pa
     group = ProcessGroup("install", _GRACE_SECONDS)
     try:
         child = group.start(command, argv, log_path=log_path, env=env, cwd=log_path.parent)
-        with waiting(lambda: " ".join(child.tail(1)) or command):
+        with waiting(lambda: " ".join(tail(child.log_path, 1)) or command):
             while child.poll() is None:
                 group.check()
                 time.sleep(_POLL_SECONDS)
     finally:
         group.stop()
     if child.poll() != 0:
-        lines = " | ".join(child.tail(_NUM_QUOTED_LINES)) or "nothing"
+        lines = " | ".join(tail(child.log_path, _NUM_QUOTED_LINES)) or "nothing"
         cause = f"{command}: {child.exit_cause()}; its last lines: {lines}"
         raise EngineError(cause, f"Fix that, then repeat: what is done stays done. All of it: {log_path}")
 

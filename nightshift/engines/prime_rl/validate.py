@@ -66,7 +66,7 @@ def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
     module, _, name = import_path.rpartition(".")
     try:
         inspect.signature(getattr(import_module(module), name)).bind(None, **kwargs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         package = f"{os.sep}{module.partition('.')[0]}{os.sep}"
         frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
         frames += [(error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else []
