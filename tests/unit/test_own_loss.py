@@ -101,6 +101,13 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
     assert trained(set_values(SHIPPED, {"trainer.optim.max_norm": None})) == trained(SHIPPED)
 
 
+@pytest.mark.parametrize("source", [SHIPPED, own()])
+def test_keys_that_are_switched_off_stay_allowed_beside_a_loss(source: bytes) -> None:
+    changes = {"trainer.model.ac": None, "orchestrator.concurrency.max_inflight": None, "max_steps": None}
+    settings = effective(parse(set_values(source, changes)), rules(), 448)
+    assert settings["trainer"]["model"]["ac"] is settings["max_steps"] is None
+
+
 def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
     tiny = smoke_rules(ROOT, rules(), 60.0)
     settings = effective(smoke_config(parse(own(clip=0.5))), tiny, 64)
