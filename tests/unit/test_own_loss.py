@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from nightshift.engines.prime_rl.prepare import smoke_config, smoke_rules
 
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import compose
@@ -33,6 +32,7 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import validate
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import environment_files
+from nightshift.engines.rehearsal import smoke_config, smoke_rules
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import UsageError
 from nightshift.night import observers
@@ -99,6 +99,13 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
     assert trained(own("plain")) == wanted | {"import_path": "clipped_loss.plain"}
     assert trained(SHIPPED) == {"type": "ipo", "ipo_threshold": 0.1, "adv_tau": 1.0, "kl_tau": 0.001}
     assert trained(set_values(SHIPPED, {"trainer.optim.max_norm": None})) == trained(SHIPPED)
+
+
+@pytest.mark.parametrize("source", [SHIPPED, own()])
+def test_keys_that_are_switched_off_stay_allowed_beside_a_loss(source: bytes) -> None:
+    changes = {"trainer.model.ac": None, "orchestrator.concurrency.max_inflight": None, "max_steps": None}
+    settings = effective(parse(set_values(source, changes)), rules(), 448)
+    assert settings["trainer"]["model"]["ac"] is settings["max_steps"] is None
 
 
 def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
