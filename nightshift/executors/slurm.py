@@ -355,9 +355,9 @@ def _ask(
     except subprocess.TimeoutExpired:
         raise EngineError(f"{command[0]} did not answer in {seconds:g} s") from None
     if done.returncode:
-        lines = done.stderr.decode(errors="replace").splitlines()
-        own = [line for line in lines if line.startswith(f"{command[0]}: ")]  # also a hint may follow
-        raise EngineError([f"{command[0]}: exit code {done.returncode}", *own][-1])
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        errors = [line for line in lines if f"{command[0]}: " in line]  # a hint may follow
+        raise EngineError(errors[-1] if errors else f"{command[0]}: {lines[-1]}")
     return done.stdout.decode(errors="replace")
 
 
