@@ -100,7 +100,7 @@ class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
 
 def public(text: str) -> str:
     """Return a line without paths, addresses, names of user and machine, and what may be a secret."""
-    secrets = {value for name, value in os.environ.items() if re.search("KEY|TOKEN|SECRET|PASSWORD", name)}
+    secrets = {value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)}
     host, user = socket.gethostname(), {os.environ.get("USER", ""), Path.home().name}
     names = sorted({*user, host, host.partition(".")[0]} - {"root", ""}, key=len, reverse=True)
     patterns = [(re.escape(value), "<secret>") for value in secrets if len(value) > 3]
