@@ -137,12 +137,13 @@ class MachineProof:
         return [name for name, step in steps.items() if command in ("", step.command)]
 
     def mark(self, name: str, figure: str = "", is_shown: bool = True) -> None:
-        """Begin a row, or with a figure write it: `waiting.mark`."""
+        """Begin a row, or with a figure write it, unless another figure has shown it: `waiting.mark`."""
         now = time.monotonic()
         began = self.began.setdefault(name, now)
         if figure:
             del self.began[name]
-            self._write(name, is_shown, figure, now - began or None)
+        if figure and (is_shown or name in self.missing()):
+            self.write(name, is_shown, figure, now - began or None)
 
     def add_runs(self, records: Sequence[Record], rules_hash: str) -> None:
         """Write what runs under these rules show, or the causes of their crashes, into rows that are not shown yet."""
@@ -156,13 +157,13 @@ class MachineProof:
         for name, part in zip(list(STEPS)[-3:], parts, strict=True):
             if part and name in self.missing():
                 latest = max(reversed(part), key=lambda record: record.score is not None)
-                self._write(name, latest.score is not None, _figure(latest), latest.total_seconds)
+                self.write(name, latest.score is not None, _figure(latest), latest.total_seconds)
 
     def _machines(self) -> dict[str, dict[str, Row]]:
         proof = read_json(self.root / PROOF_NAME, ProofFile, "Delete it, then run: uv run prepare.py --prove")
         return proof.machines if proof else {}
 
-    def _write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
+    def write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
         """Write a row, and drop rows of another code or driver. EngineError if the disk refuses."""
         engine, commit, now = self.engine, None, datetime.now(UTC).isoformat(timespec="milliseconds")
         if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
@@ -198,7 +199,7 @@ def proving(root: Path, engine: Engine) -> Iterator[MachineProof]:
         yield proof
     except (EngineError, UsageError) as error:
         for name in [*proof.began][:1]:
-            proof.mark(name, error.cause, is_shown=False)
+            proof.write(name, False, error.cause, None)
         raise
     finally:
         markers.clear()
