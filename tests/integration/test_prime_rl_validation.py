@@ -30,8 +30,6 @@ from nightshift.executors.gpus import SIZES_GB
 from nightshift.report.export.rl_toml import rl_toml
 from tests.prime_rl_plans import PORT, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL
-from tests.unit.test_own_loss import own as own_loss
-from tests.unit.test_own_loss import rules as offer_of_losses
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "prime_rl"
@@ -180,7 +178,6 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
     runs += [({"rules": BOTH}, each) for each in mixed]
     runs += [({"rules": split_rules(*split)}, variant("train")) for split in SPLITS]
     runs += [({"rules": GAME}, parse(SHIPPED + OPPONENT + other)) for other in others]
-    runs += [({"rules": offer_of_losses()}, parse(own_loss("clipped", clip=0.3)))]
     runs += [({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train")), ({}, imported)]
     tried = {find_key(path) for _, config in runs for path in config.values}
     assert [key.path for key in KEYS if "prime-rl" in key.engines and key not in tried] == []
