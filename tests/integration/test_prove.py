@@ -111,7 +111,7 @@ def test_one_gpu_is_proved_with_trl_row_by_row(tmp_path: Path) -> None:
         order.write_text(json.dumps({"fault": fault, "once": False, **where}))
 
     machine.cards()
-    machine.fails("driver and memory", "this needs an NVIDIA GPU, this machine has 0", 2)
+    machine.fails("driver and memory", "NVIDIA GPU, this machine has 0", 2)
     machine.cards(CARD | {"used_gb": 40.0})
     machine.fails("driver and memory", "GPU 0 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB in use", 2)
     machine.cards(CARD)
@@ -178,7 +178,7 @@ def test_two_gpus_are_proved_with_prime_rl_row_by_row(tmp_path: Path, upstream: 
     reader.write_text(f"import os, sys\nos.execv({words[0]!r}, [*{words!r}, *sys.argv[1:]])\n")
     machine.commit()
     machine.cards(CARD)
-    machine.fails("driver and memory", "prime-rl needs two NVIDIA GPUs, this machine has 1", 2)
+    machine.fails("driver and memory", "NVIDIA GPUs, this machine has 1", 2)
     machine.cards(CARD, CARD)
     machine.fails("install", "The lockfile at `uv.lock` needs to be updated", 2)
     machine.environ["UV_STAND_IN"] = "run:server_out_of_memory"
