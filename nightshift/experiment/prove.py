@@ -55,8 +55,8 @@ class Step(Struct, frozen=True):
     """How a row is measured: `command` is program and flags, the others are for people."""
 
     command: str
-    takes: str
-    downloads: str = "nothing"
+    time: str
+    download: str = "none"
     engines: tuple[str, ...] = ENGINES
 
 
@@ -64,10 +64,10 @@ _SMOKE, _RUN = "prepare.py --smoke", "10 min of training, at most 20 min in all"
 # Cheap ones first. The names are those of `mark` in the engines.
 STEPS = {
     "driver and memory": Step("nightshift doctor", "a second"),
-    "install": Step(_SMOKE, "not measured", "what fills up to 20 GB of disk (estimated)", ("prime-rl",)),
+    "install": Step(_SMOKE, "not measured", "not measured; fills up to 20 GB of disk (estimated)", ("prime-rl",)),
     "server up": Step(_SMOKE, "at most 20 min: compile caches are cold"),
     "ten training steps": Step(_SMOKE, "2 min"),
-    "memory peak": Step(_SMOKE, "nothing more"),
+    "memory peak": Step(_SMOKE, "none"),
     "weights updated in place": Step(_SMOKE, "seconds"),
     "served = file": Step(_SMOKE, "about a minute on the CPU", engines=("prime-rl",)),
     "kill and nothing left": Step("prepare.py --smoke 600", f"a start, and {_RELEASE_SECONDS:g} s after the kill"),
@@ -221,7 +221,7 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
         if not (missing := proof.missing(command)):
             continue
         for name in missing:
-            note(f"{name}: uv run {command}; takes {STEPS[name].takes}; downloads {STEPS[name].downloads}")
+            note(f"{name}: uv run {command} (time: {STEPS[name].time}; download: {STEPS[name].download})")
         before, words = proof.rows, [*command.split(), "--engine", engine.name]
         words += [] if flags.gpus is None else ["--gpus", flags.gpus]
         if command == _SMOKE and flags.smoke:
