@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from nightshift.engines.prime_rl.prepare import smoke_config, smoke_rules
 
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import compose
@@ -33,6 +32,7 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import validate
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import environment_files
+from nightshift.engines.rehearsal import smoke_config, smoke_rules
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import UsageError
 from nightshift.night import observers
