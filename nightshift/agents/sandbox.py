@@ -440,11 +440,7 @@ class OtherUser(Sandbox):
 
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         inside = self._variables(
-            PATH=self._search,
-            HOME=f"{clone.folder}/home",
-            TMPDIR=f"{clone.folder}/tmp",
-            USER="agent",
-            LOGNAME="agent",
+            PATH=self._search, HOME=f"{clone.folder}/home", TMPDIR=f"{clone.folder}/tmp", USER="agent", LOGNAME="agent"
         )
         return [*_ENTRY, *_as_user(self.uid), *words], inside
 

@@ -42,6 +42,8 @@ class Step:
     off_policy_mean: float | None = None  # prime-rl: age of the rollouts, in policy versions
     masked_share: float | None = None  # prime-rl: tokens that the loss dropped
     error_share: float | None = None  # failed rollouts; trl: failed rewards
+    server_error_share: float | None = None  # prime-rl: rollouts whose request the server did not answer
+    branches_mean: float | None = None  # prime-rl: samples a rollout; above 1 a later turn has other tokens
     rewards: dict[str, float] | None = None  # means by environment
 
     @property

@@ -245,6 +245,7 @@ class Evaluation(Struct, frozen=True):
     format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
     guards: tuple[Guard, ...] = ()  # not in `scores`
+    cut_wrong_share: Fraction | None = None  # of examples with a truncated answer that scored 0
     unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
     figures: dict[str, dict[str, float]] = {}  # of a game, by environment; for display
 
@@ -355,6 +356,11 @@ class Change(Struct, frozen=True, kw_only=True):
         return f"{self.name}: {self.settings}"
 
 
+def settings_of(changes: Iterable[Change]) -> dict[str, str | None]:
+    """Return the keys and values that changes set together."""
+    return {key: value for change in changes for key, value in change.keys.items()}
+
+
 def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
     """Return each change with the settings that remain of it in a config: a later change wins on a shared key."""
     taken = set[str]()
@@ -422,7 +428,6 @@ class Request:
     baseline: bool = False  # run the campaign's baseline again, whatever train.toml holds
     run: Run | None = None  # None: what train.toml says
     only: tuple[str, ...] = ()  # the scope of the direction: the keys and tables that may change; empty for all
-    keep_all: bool = False
     detach: bool = False
     dry_run: bool = False
     verbose: bool = False  # of a dry run
@@ -590,7 +595,6 @@ class Job:
     name: str = ""  # of the job in SLURM; empty on this machine
     hardware: str | None = None  # the campaign's; None for its baseline
     gpus: str | None = None  # --gpus
-    keep_all: bool = False
     # Settings whose start tells whether a failed start is the config's fault. None for a baseline, whose training does
     # not end when no gradient is left.
     incumbent: dict[str, Any] | None = None
@@ -614,7 +618,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     names: dict[str, str]  # by side: `experiment 0004`, or a commit
     num_seeds: int
     first_seed_index: int
-    environments: tuple[str, ...] = ()  # with the next two: options of `nightshift certify`
+    environment: str = ""  # with the next two: options of `nightshift certify`
     budget_seconds: float | None = None
     revisions: dict[str, str] = {}
     night: str = ""  # `started` of the night that began it; empty for `nightshift certify`

@@ -67,7 +67,7 @@ def status(as_json: bool) -> None:
 
 
 @commands.command()
-@option("--environment", "environments", multiple=True, help="Compare there; several joined by +. Repeatable.")
+@option("--environment", default="", help="Compare there; several joined by +.")
 @option("--budget-seconds", type=float, help="Train for so long: does the winner of a short run win a long one?")
 @option("--baseline", metavar="REV", help="A commit whose train.toml is the baseline. Default: the campaign's.")
 @option("--incumbent", metavar="REV", help="A commit whose train.toml is the incumbent. Default: the campaign's.")
@@ -91,14 +91,13 @@ def certify(dry_run: bool, gpus: str | None, slurm: Path | None, as_json: bool, 
     revisions = {side: revision for side, revision in sides.items() if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
-        find = partial(certificates.tasks, controller, revisions=revisions, **question)
-        # A wrong question is refused before anything is ended.
-        plan = tuple(line for task in find() for line in task.describe())
+        find = partial(certificates.open_task, controller, revisions=revisions, **question)
+        plan = tuple(find().describe())  # a wrong question is refused before anything is ended
         comparisons = tuple[Comparison, ...]()
         if not dry_run:
             with controller.ledger.lock():
                 end_leftovers(controller.bench.root, reporter.note)
-                comparisons = tuple(certificates.certify(find()))
+                comparisons = (certificates.certify(find()),)
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
     print_found(certified, plan if dry_run else [str(certified)], as_json)
 
@@ -128,7 +127,7 @@ def history(as_json: bool) -> None:
 @option("--only", metavar="KEYS", help="Change only these keys and tables: trainer.scheduler,trainer.optim.lr.")
 @option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @option("--experiments", type=IntRange(min=1), help="Stop after so many, the baseline and the last runs included.")
-@option("--plateau", type=IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
+@option("--plateau", type=IntRange(min=1), help="Stop when nothing was kept in so many.")
 @option("--riders", type=IntRange(0, 1), default=1, show_default=True, help="Discarded changes that each run re-tests.")
 @option("--certify", type=IntRange(1, 100), metavar="N", help="End with a certificate: N fresh runs of each side.")
 @option("--fill/--no-fill", default=None, help="While the agent is unavailable, tpe proposes. Not with a --direction.")
@@ -150,7 +149,6 @@ def history(as_json: bool) -> None:
 @option("--wandb", metavar="PROJECT", help="Log each experiment in this W&B project while it runs.")
 @option("--no-tag", is_flag=True, help="Do not tag the branch at the end with results.tsv and certificate.")
 @shell.BRANCH
-@option("--allow-sleep", is_flag=True, help="Let this machine fall asleep during the night.")
 @option("--detach", is_flag=True, help="Return when the first run trains; nightshift wait --night follows it.")
 @option("--stop", is_flag=True, help="Alone: cancel the SLURM jobs of a night whose controller was killed.")
 @option("--controller-job", is_flag=True, help="With --slurm: run the night itself in a job, without GPUs.")
@@ -160,7 +158,6 @@ def night(
     notify: str | None,
     wandb: str | None,
     no_tag: bool,
-    allow_sleep: bool,
     detach: bool,
     controller_job: bool,
     **flags: Any,
@@ -203,7 +200,7 @@ def night(
             has_begun = partial(views.is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
-        exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch, wandb, not no_tag)
+        exit_code = night(root, request, reporter, print_text, notify, branch, wandb, not no_tag)
     sys.exit(exit_code)
 
 
@@ -259,11 +256,12 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
 @commands.command()
 @click.argument("what", type=click.Choice(["environment"]))
 @click.argument("name")
-def new(what: str, name: str) -> None:
+@click.option("--turns", "has_turns", is_flag=True, help="One of two turns, for prime-rl (a verifiers environment).")
+def new(what: str, name: str, has_turns: bool) -> None:
     """Write environments/NAME: a small task that trains as it is, with its test. docs/environments.md goes on."""
     from nightshift.evaluation.template import create
 
-    print_text(*create(run.process_root(), name))
+    print_text(*create(run.process_root(), name, has_turns))
 
 
 @commands.command()

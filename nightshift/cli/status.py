@@ -33,6 +33,7 @@ from nightshift.cli.progress import describe_run, reporting
 from nightshift.config.train_toml import UNSET
 from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, read_file
+from nightshift.report.fields import OF_RUN, fields
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
@@ -48,18 +49,11 @@ def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
 
 def experiment_lines(record: Record, row: Row, files: Path) -> Iterator[str]:
     """Yield one screen about an experiment: what the run printed, and what became of it."""
-    left_out = ("---", "scaled:", "unused_keys:", "next:")
-    yield from (line for line in summary(record).splitlines() if not line.startswith(left_out))
-    fields = {
-        "hypothesis": record.proposal.description,
-        "proposer": row.proposer or "you",
-        "now": row.now,
-        "with": ", ".join(row.kept),
-        "started": f"{local(datetime.fromisoformat(record.started))} on {record.branch}",
-        "files": files,
-        "more": f"uv run nightshift show {record.number} --all",
-    }
-    yield from (f"{name + ':':17} {value}" for name, value in fields.items() if value)
+    lines = [field for field in fields(record, row) if field[0] not in OF_RUN]
+    lines.append(("started", f"{local(datetime.fromisoformat(record.started))} on {record.branch}"))
+    lines.append(("files", str(files)))
+    lines.append(("more", f"uv run nightshift show {record.number} --all"))
+    yield from (f"{name + ':':17} {text}" for name, text in lines)
 
 
 def all_lines(value: Any, name: str, indent: str = "") -> Iterator[str]:

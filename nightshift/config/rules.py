@@ -131,27 +131,44 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class TasksetRules:
-    """A user's verifiers v1 package: `module` in a `folder` of the checkout; if `folder` is "", it is installed.
+    """A user's verifiers package: `module` in a `folder` of the checkout; if `folder` is "", it is installed. The
+    module is a package, or one file.
 
     `reward_range`: the lowest and the highest reward, scored as 0 and 1. `prompt_tokens`: room for a prompt.
+    `max_turns`: the most answers of a seat in an episode; 1: one question and one answer. `conversation_tokens`: room
+    for a whole conversation, None: see `room`. `episode_seconds`: limit of an episode. `seat`: which seat's reward is
+    the score, "": the only one. `tool_parser`: vLLM's name of how the model calls tools, "" if it cannot.
     """
 
     module: str
     folder: str
     reward_range: tuple[float, float]
     prompt_tokens: int
+    max_turns: int = 1
+    conversation_tokens: int | None = None
+    episode_seconds: float = 300.0
+    seat: str = ""
+    tool_parser: str = ""
+
+    def room(self, completion_tokens: int) -> tuple[int, str]:
+        """Return the tokens that a conversation may need, and their sum in words."""
+        if self.conversation_tokens:
+            return self.conversation_tokens, f"conversation_tokens = {self.conversation_tokens}"
+        words = f"prompt_tokens {self.prompt_tokens} + {self.max_turns} turns x {completion_tokens}"
+        return self.prompt_tokens + self.max_turns * completion_tokens, words
 
     def place(self, root: Path) -> Path:
-        """Return the folder of the package. Raises UsageError if no such package is installed."""
+        """Return the folder of the package, or its one file. Raises UsageError if no such package is installed."""
         if self.folder:
             folder = root / self.folder
             places = (folder, folder / self.module, folder / "src" / self.module)
-            return next((place for place in places if (place / "__init__.py").is_file()), folder)
+            packages = [place for place in places if (place / "__init__.py").is_file()]
+            files = [place.with_suffix(".py") for place in places[1:] if place.with_suffix(".py").is_file()]
+            return (packages + files or [folder])[0]
         spec = find_spec(self.module)
-        if spec is None or spec.origin is None or not spec.submodule_search_locations:
-            fix = "Install it: uv pip install NAME. One file is no package."
-            raise UsageError(f"{RULES_NAME}: no package {self.module} is installed", fix)
-        return Path(spec.origin).parent
+        if spec is None or spec.origin is None:
+            raise UsageError(f"{RULES_NAME}: no package {self.module} is installed", "Install it: uv pip install NAME.")
+        return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
 
     def beside(self, root: Path) -> list[Path]:
         """Return the folder with the other packages of the taskset's folder, if the taskset has its own folder."""
@@ -299,7 +316,9 @@ class Rules:
     def hash(self, root: Path) -> str:
         """Return 12 hex digits over the constants and the bytes of all measuring files."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
-        outside = [(place.parent, [f"{place.name}/"]) for place in self.elsewhere(root)]
+        outside = [
+            (place.parent, [f"{place.name}/" if place.is_dir() else place.name]) for place in self.elsewhere(root)
+        ]
         for top, paths in [(root, self.measuring), *outside]:
             for name in covered_files(top, paths):
                 with (top / name).open("rb") as file:  # in parts: a model has gigabytes

@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
@@ -39,7 +40,10 @@ from nightshift.files import parse_toml, read_file
 
 MODELS = "models/"  # its models answer a few environments only
 ANY_MODEL = "any"
+ROLLOUT_ENGINE = "prime-rl"  # plays episodes of several turns
+_TOOL_PARSERS = {"qwen": "hermes"}  # vLLM's names, by what a model's name contains
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of an environment; part of the names of its package and of the rules
+_LIBRARIES = ("prime_rl", "torch", "verifiers", "vllm")  # which a package of the same name would hide
 _TAKEN = ("agg", "eval", "incumbent", "strict")  # other scores and rewards have names that begin with these
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -66,6 +70,11 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     args: dict[str, Any] = {}
     reward_range: tuple[float, float] = (0.0, 1.0)
     prompt_tokens: Count = 1024
+    max_turns: Annotated[int, Meta(ge=1, le=1000)] = 1
+    conversation_tokens: Count | None = None
+    episode_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    seat: Name = ""
+    tool_parser: Name = ""
     models: Models = (ANY_MODEL,)
 
 
@@ -195,8 +204,9 @@ def _with_gpus(setups: list[Rules], chosen: Chosen) -> list[Rules]:
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
     """Return the rules of these environments."""
-    tables = {name: chosen_in(root).table(name) for name in names}
-    return tuple(_environment(root, name, table, _declared(root, name, table)) for name, table in tables.items())
+    chosen = chosen_in(root)
+    model, tables = chosen.model or _SETUPS[0].model, {name: chosen.table(name) for name in names}
+    return tuple(_environment(root, name, table, _declared(root, name, table), model) for name, table in tables.items())
 
 
 def is_own_model(rules: Rules) -> bool:
@@ -215,8 +225,9 @@ def _complete(
     """Return the rules of a set-up with a model, environments and guards."""
     if model != setup.model or chosen.revision:
         _check_model(root, model, chosen)
-    environments = tuple(_environment(root, name, chosen.table(name), entry) for name, entry in declared.items())
+    environments = tuple(_environment(root, name, chosen.table(name), entry, model) for name, entry in declared.items())
     losses = tuple(_loss(root, name, table) for name, table in chosen.loss.items())
+    _check_loss_packages(losses, environments)
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
@@ -225,14 +236,23 @@ def _complete(
     longest = max(entry.max_completion_tokens for entry in declared.values())
     answer = max(longest, setup.decoding.max_completion_tokens, *(e.max_completion_tokens for e in guards.values()))
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
+    asked = {n: e.num_validation * chosen.table(n).max_turns for n, e in (declared | guards).items()}
+    for name in asked:
+        if (most := chosen.table(name).max_turns) > 1 and setup.engine != ROLLOUT_ENGINE:
+            cause = f"{RULES_NAME}: [environment.{name}]: max_turns = {most}: engine {setup.engine} asks one question"
+            raise UsageError(
+                cause, f"Use --engine {ROLLOUT_ENGINE}, which plays several turns, or another environment."
+            )
+    usual = sum(entry.num_validation for entry in declared.values())  # a set-up's time is for so many answers
     return replace(
         setup,
         name=f"{'+'.join(declared)}-{setup.engine}",
         model=model,
         model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
         learning_rate_scale=chosen.learning_rate_scale or scale,
+        evaluation_seconds=setup.evaluation_seconds * sum(asked.values()) / usual,
         environments=environments,
-        guards=tuple(_environment(root, name, chosen.table(name), entry) for name, entry in guards.items()),
+        guards=tuple(_environment(root, name, chosen.table(name), entry, model) for name, entry in guards.items()),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
         losses=losses if setup.engine == PRIME_RL else (),
@@ -287,21 +307,34 @@ def _loss(root: Path, name: str, table: LossTable) -> LossRules:
             cause = f"{where}: {parameter} = {number.default:g} in {number.low:g} to {number.high:g}"
             raise UsageError(cause, "Write low below high, and the default between them.")
     top, folder = root.resolve(), (root / table.package).resolve()
-    place = folder if folder.name == module else folder / module
+    is_package = folder.name == module and (folder / "__init__.py").is_file()
+    place = folder if is_package else folder / module
     if not place.is_relative_to(top) or not (place / "__init__.py").is_file():
         cause = f"{where}: package = {json.dumps(table.package)} is no folder of this checkout with a package {module}"
         raise UsageError(cause, f"Name the folder that has {module}/__init__.py.")
-    for path in sorted(place.rglob("*.py")):
+    for path in sorted(filter(Path.is_file, place.rglob("*.py"))):  # an editor's lock is a link to nothing
         try:
-            ast.parse(read_file(path), path.name)
+            ast.parse(path.read_bytes(), path.name)
         except SyntaxError as error:
             cause = f"{where}: {path.relative_to(top)}:{error.lineno}: {error.msg}"
             raise UsageError(cause, "Correct the line, or delete the table.") from None
     return LossRules(name, f"{place.relative_to(top).as_posix()}/", table.import_path, table.parameters)
 
 
-def _environment(root: Path, name: str, table: Table, declared: _Declared) -> EnvironmentRules:
-    taskset, requires = _taskset(root, name, table) if table.package else (None, declared.requires)
+def _check_loss_packages(losses: Sequence[LossRules], environments: Sequence[EnvironmentRules]) -> None:
+    """Raise UsageError if the copy for prime-rl, one folder, would mix a loss's package with another package."""
+    folders = {one.taskset.module if one.taskset else one.package: f"environment {one.name}" for one in environments}
+    for loss in losses:
+        module = loss.import_path.partition(".")[0]
+        is_library = module.startswith("nightshift") or module in sys.stdlib_module_names or module in _LIBRARIES
+        other = "a library's name" if is_library else folders.setdefault(module, loss.folder)
+        if other != loss.folder:
+            cause = f"{RULES_NAME}: [loss.{loss.name}]: the package {module} of {loss.folder} has the name of another"
+            raise UsageError(f"{cause}: {other}", "Give the package a name of its own.")
+
+
+def _environment(root: Path, name: str, table: Table, declared: _Declared, model: str) -> EnvironmentRules:
+    taskset, requires = _taskset(root, name, table, model) if table.package else (None, declared.requires)
     versions = list(_versions(requires))
     # Our environments may leave a version open: then another version elsewhere is no fault.
     named = tuple(line for depth, line in versions if depth == 0 and (taskset is not None or line in requires))
@@ -366,18 +399,22 @@ def _declared_taskset(root: Path, name: str, table: Table, where: str) -> _Decla
     return _Declared(table.num_validation, table.models, table.num_train, args=table.args)
 
 
-def _taskset(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[str]]:
-    """Return the rules of a user's package, a folder of the checkout or an installed one, and its requirements."""
+def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRules, list[str]]:
+    """Return the rules of a user's package, a folder of the checkout or an installed one, and its requirements.
+
+    `model`: which trains; its family says how tools are called, unless the table does.
+    """
     where = f"{RULES_NAME}: [environment.{name}]: package = {json.dumps(table.package)}"
     top, folder = root.resolve(), (root / table.package).resolve()
     path = folder / "pyproject.toml"
     if folder.is_dir() and folder.is_relative_to(top) and folder != top:
         inside = [path.parent.name for pattern in ("*", "src/*") for path in folder.glob(f"{pattern}/__init__.py")]
+        inside = inside or [path.stem for pattern in ("*.py", "src/*.py") for path in folder.glob(pattern)]
         is_package = (folder / "__init__.py").is_file() or folder.name in inside
         modules = [folder.name] if is_package else inside
         if len(modules) != 1:
             cause = f"{where}: {len(modules)} packages in that folder ({', '.join(sorted(inside)) or 'none'})"
-            raise UsageError(cause, "Name the folder of the package itself, with the one __init__.py.")
+            raise UsageError(cause, "Name the folder of the package itself, with the one __init__.py, or one file.")
         module, place = modules[0], f"{folder.relative_to(top).as_posix()}/"
         try:
             project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
@@ -392,7 +429,9 @@ def _taskset(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[st
         raise UsageError(f"{where} is no folder of this checkout", "Name a folder in it, or an installed package.")
     if not any(metadata.distributions(name="verifiers")):
         raise UsageError(f"{where} needs verifiers, which is not installed", "Run: uv sync --extra verifiers")
-    rules = TasksetRules(module, place, table.reward_range, table.prompt_tokens)
+    parsers = [parser for family, parser in _TOOL_PARSERS.items() if family in model.lower()]
+    own = {field.name: getattr(table, field.name) for field in fields(TasksetRules)[2:]}
+    rules = TasksetRules(module, place, **own | {"tool_parser": table.tool_parser or "".join(parsers)})
     rules.place(root)  # is it installed?
     return rules, ["verifiers", *requires]
 

@@ -33,13 +33,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, Protocol
 
 from nightshift.campaign.records import Completion, ProgressCallback, Weights
 from nightshift.config.rules import TASKSET_FOLDERS, Decoding, EnvironmentRules
 from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.evaluation.scorer import Scorer
+from nightshift.evaluation.scorer import Played, Scorer
 from nightshift.text import clean
 
 CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
@@ -78,6 +80,16 @@ class Episode(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The OpenAI-compatible server of a trained policy. `tick`: to call each second with the number of episodes done;
+    raises EngineError when the run's time is over."""
+
+    base_url: str
+    model: str
+    tick: Callable[[int], None]
+
+
 class Policy(Protocol):
     """A trained policy, whichever engine made it."""
 
@@ -88,6 +100,10 @@ class Policy(Protocol):
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
         """Return one completion a prompt, in order. Raises EngineError if the policy cannot answer."""
         ...
+
+    def endpoint(self, progress: ProgressCallback) -> Endpoint | None:
+        """Return the server at which environments of several turns are played; None: the engine has none."""
+        return None
 
     @property
     def earlier(self) -> Mapping[int, Callable[[], None]]:
@@ -126,6 +142,23 @@ class Question:
     def is_formatted(self) -> bool | None:
         check = getattr(self._scoring, "is_formatted", None)
         return bool(check(self._text or "")) if check else None
+
+
+class Conversation(Question):
+    """The Episode that verifiers' own rollout has played: it is over."""
+
+    def __init__(self, played: Played, scorer: Scorer) -> None:
+        super().__init__((), "", None, scorer)
+        self.answer(played.text)
+        self.played, self._scored = played, scorer
+        self.completion = Completion(played.text, played.num_tokens, played.truncated)
+
+    def score(self) -> float:
+        """Return 0..1, 0 for an episode that failed. EngineError for a reward out of range, and if all failed."""
+        if self.played.refused is not None:
+            raise EngineError(clean(self.played.refused))
+        self._scored.raise_if_all_failed()
+        return self.played.score or 0.0
 
 
 class Environment:
@@ -212,6 +245,10 @@ class VerifiersTaskset(Environment):
             "reward_range": rules.taskset.reward_range,
             "num_validation": rules.num_validation,
             "num_train": rules.num_train,
+            "max_turns": rules.taskset.max_turns,
+            "episode_seconds": rules.taskset.episode_seconds,
+            "seat": rules.taskset.seat,
+            "tool_parser": rules.taskset.tool_parser,
         }
         self.scorer: Scorer = Scorer(rules.name, root / PROCESS, spec)
 
@@ -223,6 +260,22 @@ class VerifiersTaskset(Environment):
 
     def episode(self, example: Any) -> Question:
         return Question(example.messages, example.key, None, self.scorer)  # the scorer knows the answer by its key
+
+    def play(
+        self, examples: Sequence[Any], session: Policy, decoding: Decoding, progress: ProgressCallback
+    ) -> list[Sequence[Episode]]:
+        """Return the episodes that score each example, played by verifiers' own rollouts if the engine has a server."""
+        endpoint = session.endpoint(progress)
+        if endpoint is None:
+            return [self.episodes(example) for example in examples]
+        policy = {
+            "base_url": endpoint.base_url,
+            "model": endpoint.model,
+            "temperature": decoding.temperature,
+            "max_tokens": decoding.max_completion_tokens,
+        }
+        played = self.scorer.play([example.key for example in examples], policy, endpoint.tick)
+        return [(Conversation(played[example.key], self.scorer),) for example in examples]
 
     def slices(self, example: Example) -> Mapping[str, str]:
         return {}
@@ -247,6 +300,24 @@ def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[
         for (index, _), completion in zip(asked, completions, strict=True):
             episodes[index].answer(completion.text)
             yield index, completion
+
+
+def conversation_figures(tasks: Sequence[Task], played: Sequence[Sequence[Episode]]) -> dict[str, dict[str, float]]:
+    """Return means over the episodes of each environment with several turns or tools, for display."""
+    by_name: dict[str, list[Played]] = {}
+    for (environment, _), episodes in zip(tasks, played, strict=True):
+        own = [episode.played for episode in episodes if isinstance(episode, Conversation)]
+        by_name.setdefault(environment.name, []).extend(own)
+    return {
+        name: {
+            "turns_mean": fmean(episode.turns for episode in own),
+            "tool_calls_mean": fmean(episode.tool_calls for episode in own),
+            "tool_errors": sum(episode.tool_errors for episode in own),
+            "failed": sum(episode.failed is not None for episode in own),
+        }
+        for name, own in by_name.items()
+        if any(episode.turns > 1 for episode in own)
+    }
 
 
 def game_figures(

@@ -9,38 +9,38 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from operator import mul
+from itertools import groupby
+from operator import itemgetter, mul
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, Literal
 
-from nightshift.campaign.ledger import JOURNAL_NAME, Ledger
 from nightshift.campaign.records import Completion, Evaluation, Guard, Part, ProgressCallback, packed
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import Complete, Episode, Game, Policy, Task, game_figures, load, play_out
+from nightshift.evaluation.environment import (
+    Complete,
+    Conversation,
+    Episode,
+    Game,
+    Policy,
+    Task,
+    VerifiersTaskset,
+    conversation_figures,
+    game_figures,
+    load,
+    play_out,
+)
 from nightshift.files import write_atomically
 
 
-def examples_of_validation_split(rules: Rules, root: Path) -> list[Task]:
-    """Return the examples that decide, environment by environment, in a fixed order. EngineError for missing data."""
-    environments = load(root, rules.scored)
-    return [(environment, example) for environment in environments for example in environment.examples("validation")]
+def examples_of(split: Literal["validation", "test"], rules: Rules, root: Path) -> list[Task]:
+    """Return the examples of a split, environment by environment, in a fixed order. EngineError for missing data.
 
-
-def examples_of_test_split(rules: Rules, root: Path, token: str) -> list[Task]:
-    """Return the examples of the test split, for a job of the last access. EngineError for any other job.
-
-    Only this function loads them (tests/unit/test_access.py walks the sources for others). An access is a line of
-    runs/journal.jsonl with the tokens of its jobs. The controller adds it before the job's worker starts, so no access
-    is uncounted.
+    Only a job of certify names the test split: before its worker starts, the journal has the access.
     """
-    accesses = Ledger(root).accesses()
-    tokens = {access.token for access in accesses if access.number == accesses[-1].number}
-    if not token or token not in tokens:
-        raise EngineError(f"the journal ({JOURNAL_NAME}) holds no access to the test split for this job")
     environments = load(root, rules.scored)
-    return [(environment, example) for environment in environments for example in environment.examples("test")]
+    return [(environment, example) for environment in environments for example in environment.examples(split)]
 
 
 def evaluate(
@@ -56,9 +56,17 @@ def evaluate(
     began = time.monotonic()
     weights = session.load_final_weights()
     complete: Complete = lambda chats: session.complete(chats, rules.decoding, progress)  # noqa: E731
-    played = [environment.episodes(example) for environment, example in tasks]
+    played: list[Sequence[Episode]] = []
+    for environment, own in groupby(tasks, key=itemgetter(0)):
+        examples = [example for _, example in own]
+        if isinstance(environment, VerifiersTaskset):
+            played += environment.play(examples, session, rules.decoding, progress)
+        else:
+            played += [environment.episodes(example) for example in examples]
     numbered = [(number, episode) for number, episodes in enumerate(played) for episode in episodes]
-    completions: list[list[Completion]] = [[] for _ in tasks]
+    completions = [
+        [episode.completion for episode in episodes if isinstance(episode, Conversation)] for episodes in played
+    ]
     for index, completion in play_out([episode for _, episode in numbered], complete):
         completions[numbered[index][0]].append(completion)
     all_scores, unscored = _scores(tasks, played, is_secret=path is None)
@@ -78,16 +86,19 @@ def evaluate(
             tasks, completions, played[:num], scores, formatted if has_format else [None] * len(tasks), strict=True
         )
         write_atomically(path, "".join(_line(*row) for row in rows).encode(), sync=False)
-    figures: dict[str, dict[str, float]] = {}
+    figures = conversation_figures(tasks, played[:num])
     if any(isinstance(environment, Game) for environment, _ in tasks):
-        figures, missing = game_figures(tasks, played[:num], complete, session.earlier if path is not None else None)
+        games, missing = game_figures(tasks, played[:num], complete, session.earlier if path is not None else None)
+        figures |= games
         unscored += missing
+    cut = [any(turn.truncated for turn in turns) for turns in completions]
     return Evaluation(
         eval_score=_mean(parts),
         eval_stderr=math.hypot(*(part.weight * part.stderr for part in parts)) / sum(part.weight for part in parts),
         scores=packed(scores),
         examples_sha256=examples_digest(tasks),
-        truncated_share=fmean(any(turn.truncated for turn in turns) for turns in completions),
+        truncated_share=fmean(cut),
+        cut_wrong_share=fmean(is_cut and not score for is_cut, score in zip(cut, scores, strict=True)),
         completion_tokens_mean=fmean(sum(turn.num_tokens for turn in turns) for turns in completions),
         weights=weights,
         seconds=time.monotonic() - began,

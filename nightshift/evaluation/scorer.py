@@ -10,7 +10,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
@@ -31,9 +32,25 @@ LOST_SECONDS = 120.0  # in all: waiting for answers without a score, and for the
 LOAD_SECONDS = 300.0  # importing verifiers alone takes 3 to 15 s
 MEMORY_BYTES = 4 << 30  # of data; what a data set maps from files is not counted
 MIN_ALL_FAILED = 32  # as many failed answers, and no other, end the run
+CONCURRENCY = 128  # episodes at a time; verifiers takes milliseconds of CPU for a turn
+_FEWER = 8  # divides that after the process died, to find the episode that ends it
+_LATE = "scoring timed out"  # verifiers' words
+SILENCE_SECONDS = 30.0  # without a sign of life of a process that plays; it sends one each second
 _GRACE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
+_OFFLINE_ERRORS = ("Offline", "offline", "LocalEntryNotFound", "Couldn't reach", "Couldn't find cache")
 _FIX = "Look at it: uv run nightshift doctor --environment"
+
+
+def _remedy(cause: str, is_online: bool) -> str:
+    """Return what to do about a taskset that cannot be loaded."""
+    if any(word in cause for word in _OFFLINE_ERRORS):
+        return "Look at the network." if is_online else "Run uv run prepare.py, which fetches its data."
+    if cause.startswith(("ModuleNotFoundError", "ImportError")):
+        return "Install what it needs: uv pip install NAME."
+    if cause.startswith("no reply"):
+        return "Let it load less, with args in rules.toml."
+    return "Mend its package, or choose another."
 
 
 class _Failed(Exception):
@@ -49,12 +66,32 @@ class TaskExample:
     messages: list[dict[str, str]]
 
 
+class Played(msgspec.Struct):
+    """An episode of an example, as the seat that counts saw it. One of the first three is set: `failed` counts 0,
+    `refused` ends the run. `text`: the conversation. `tool_errors`: of the calls of tools."""
+
+    score: Fraction | None = None
+    failed: str | None = None
+    refused: str | None = None
+    key: str = ""
+    text: str = ""
+    num_tokens: int = 0
+    truncated: bool = False
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    is_server_fault: bool = False
+
+
 class _Reply(msgspec.Struct):
-    """A reply of process.py: one of the first five, CPU seconds so far, and after `ready` notes for the user."""
+    """A reply of process.py: one of the first seven, CPU seconds so far, and after `ready` notes for the user. While
+    episodes are played, a reply without any says that the process lives."""
 
     ready: bool | None = None
     examples: list[TaskExample] | None = None
     score: Fraction | None = None
+    episode: Played | None = None
+    finished: bool | None = None
     refused: str | None = None
     failed: str | None = None
     cpu_seconds: Seconds = 0.0
@@ -88,8 +125,7 @@ class Scorer:
                 self.close()
             examples: list[TaskExample] = self._ask({"load": split}, "examples", LOAD_SECONDS, is_online)
         except _Failed as failed:
-            fix = f"Run uv run prepare.py if it fetches data. {_FIX} {self._name}."
-            raise EngineError(f"environment {self._name}: {failed}", fix) from None
+            raise EngineError(f"environment {self._name}: {failed}", _remedy(str(failed), is_online)) from None
         return examples
 
     def score(self, text: str, key: str) -> float:
@@ -106,6 +142,75 @@ class Scorer:
             self.close()
             raise EngineError(f"{self.failures()} ({self._lost_seconds:.0f} s lost)", f"{_FIX} {self._name}.")
         return 0.0
+
+    def play(self, keys: Sequence[str], policy: Mapping[str, Any], tick: Callable[[int], None]) -> dict[str, Played]:
+        """Play an episode of each example against the server of `policy` (rollouts.py). Return them by key.
+
+        An episode that fails counts 0; one that is late, only if it is late again. `tick` gets the number done, each
+        second; what it raises ends the call.
+
+        Raises:
+            EngineError: the server fails twice in an example, or too much time is lost to a process that dies.
+        """
+        played: dict[str, Played] = {}
+        again = set[str]()  # keys whose episode met a failing server, or was late, perhaps for other load
+        width, left = CONCURRENCY, list(keys)
+        while left:
+            began = time.monotonic()
+            batch = left if width == CONCURRENCY else left[: width * _FEWER]
+            try:
+                request = {"play": batch, "policy": {**policy, "concurrency": width}}
+                with closing(self._episodes(request, lambda: tick(len(played)))) as episodes:
+                    for episode in episodes:
+                        began = time.monotonic()
+                        cause = clean(episode.failed or "", 300)
+                        is_blocked = cause.startswith("Blocked")
+                        self._lost_seconds += ANSWER_SECONDS if is_blocked else 0.0
+                        if self._lost_seconds > LOST_SECONDS:
+                            raise _Failed(cause)
+                        is_late = is_blocked or _LATE in cause
+                        if (is_late or episode.is_server_fault) and episode.key not in again:
+                            again.add(episode.key)
+                        elif episode.is_server_fault:
+                            raise EngineError(f"environment {self._name}: the server fails: {cause}")
+                        else:
+                            played[episode.key] = episode
+                width = CONCURRENCY
+            except _Failed as failed:
+                self._lost_seconds += time.monotonic() - began
+                if self._lost_seconds > LOST_SECONDS:
+                    cause = f"environment {self._name}: {failed} ({self._lost_seconds:.0f} s lost)"
+                    raise EngineError(cause, f"{_FIX} {self._name}.") from None
+                if width == 1:  # the episodes of a batch begin in its order
+                    key = next(key for key in batch if key not in played)
+                    played[key] = Played(failed=str(failed), key=key)
+                width = CONCURRENCY if width == 1 else max(1, width // _FEWER)
+            left = [key for key in left if key not in played]
+        for episode in played.values():
+            self.num_scored += 1
+            self.num_failed += episode.failed is not None
+            self.first_cause = self.first_cause or clean(episode.failed or "", 300)
+        return played
+
+    def _episodes(self, request: Mapping[str, Any], tick: Callable[[], None]) -> Generator[Played]:
+        """Yield episodes as they end. _Failed if the process dies or is silent."""
+        reply = self._receive(LOAD_SECONDS, request)
+        try:
+            while not reply.finished:
+                if reply.failed is not None:
+                    raise _Failed(clean(reply.failed, 300))
+                if reply.episode:
+                    yield reply.episode
+                tick()
+                reply = self._receive(SILENCE_SECONDS, None)
+        except BaseException:
+            self.close()  # it would go on playing
+            raise
+
+    def raise_if_all_failed(self) -> None:
+        """Raise EngineError if no episode has a score."""
+        if self.num_scored == self.num_failed:
+            raise EngineError(self.failures(), f"{_FIX} {self._name}.")
 
     def failures(self, is_secret: bool = False) -> str:
         """Return one line on the failed rewards. `is_secret`: without the exception's text, which may hold answers."""
@@ -145,11 +250,24 @@ class Scorer:
 
     def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float, is_online: bool = False) -> Any:
         """Return the field `wanted` of the reply. _Failed without one in time; EngineError for a refused taskset."""
+        reply = self._receive(seconds, request, is_online)
+        if reply.ready:
+            self.notes = [clean(note) for note in reply.notes]
+        if (value := getattr(reply, wanted)) is None:
+            if "open" in request or reply.failed is None:
+                self.close()
+            raise _Failed(clean(reply.failed or "an odd reply", 300))
+        return value
+
+    def _receive(self, seconds: float, request: Mapping[str, Any] | None, is_online: bool = False) -> _Reply:
+        """Return the reply to a request; None: the next one to the last. _Failed without a reply in time; EngineError
+        for a refused taskset."""
         if self._group is None:
             self._start(is_online)
         deadline = time.monotonic() + seconds
         try:
-            self._pipes.send(json.dumps(request).encode(), deadline)
+            if request is not None:
+                self._pipes.send(json.dumps(request).encode(), deadline)
             reply = parse_json(self._pipes.receive(deadline), _Reply)
         except TimeoutError:
             self.close()
@@ -159,16 +277,10 @@ class Scorer:
             self.close()
             raise _Failed(cause) from None
         self._cpu_now = reply.cpu_seconds
-        if reply.ready:
-            self.notes = [clean(note) for note in reply.notes]
         if reply.refused is not None:
             self.close()
             raise EngineError(clean(f"environment {self._name}: {reply.refused}"))
-        if (value := getattr(reply, wanted)) is None:
-            if "open" in request or reply.failed is None:
-                self.close()
-            raise _Failed(clean(reply.failed or "an odd reply", 300))
-        return value
+        return reply
 
     def _death(self) -> str:
         """Return why there is no reply."""

@@ -2,9 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import fmean
+from threading import Thread
 
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import NAME, environments_named
@@ -13,27 +15,38 @@ from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.text import clean
 
 NUM_EXAMPLES = 20
-_SKELETON = "docs/environment"
+_SKELETON, _SKELETON_TURNS = "docs/environment", "docs/environment_turns"
+_NUM_EPISODES = 2
+# The argument of a tool's call, by its type in JSON Schema, where it is no text.
+_ARGUMENTS = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
 
-def create(root: Path, name: str) -> list[str]:
-    """Write environments/NAME, which can be trained as it is, with its test. Return lines on what to do next."""
+def create(root: Path, name: str, has_turns: bool = False) -> list[str]:
+    """Write environments/NAME, which can be trained as it is, with its test. Return lines on what to do next.
+
+    `has_turns`: a verifiers environment of two turns, for prime-rl.
+    """
     if not NAME.fullmatch(name):
         raise UsageError(f"{json.dumps(name)} is no name of an environment", "Give up to 40 of a-z, 0-9 and _.")
-    target, skeleton = root / "environments" / name, root / _SKELETON
+    target, skeleton = root / "environments" / name, root / (_SKELETON_TURNS if has_turns else _SKELETON)
     if target.exists():
         raise UsageError(f"{target} is there already", "Give another name.")
-    package = target / f"nightshift_{name}"
+    package = target / (f"{name}_env" if has_turns else f"nightshift_{name}")
     package.mkdir(parents=True)
     elsewhere = {"pyproject.toml": target / "pyproject.toml", "test.py": target / f"test_{name}.py"}
     for path in sorted(skeleton.iterdir()):
         elsewhere.get(path.name, package / path.name).write_text(path.read_text().replace("NAME", name))
     (package / "py.typed").touch()
+    what = ": data.py asks, scoring.py pays, taskset.py is for prime-rl"
+    what = f"/{name}_env: the taskset holds the tasks, the Env plays one" if has_turns else what
+    engine = " --engine prime-rl" if has_turns else ""
+    table = [f"[environment.{name}]", f'package = "environments/{name}"', "num_validation = 200", "max_turns = 2"]
     return [
-        f"wrote environments/{name}: data.py asks, scoring.py pays, taskset.py is for prime-rl",
+        f"wrote environments/{name}{what}",
+        f'choose it in {RULES_NAME}: environments = ["{name}"]{", and below" if has_turns else ""}',
+        *(table if has_turns else ()),
         f"look at it: uv run nightshift doctor --environment {name}",
-        f'choose it in {RULES_NAME}: environments = ["{name}"]',
-        f"begin a campaign on a branch that contains it: uv run run.py --branch {name}",
+        f"begin a campaign on a branch that contains it: uv run run.py{engine} --branch {name}",
     ]
 
 
@@ -51,6 +64,9 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
             yield f"code: {rules.taskset.place(root)}, with {', '.join(rules.versions)}"
         if scorer:
             yield from (f"note: {note}" for note in scorer.notes)
+        if rules.taskset is not None and rules.taskset.max_turns > 1:
+            yield from _play(environment, examples[:_NUM_EPISODES])
+            return
         examples = examples[:NUM_EXAMPLES]
         chat = environment.episode(examples[0]).ask() or ()
         yield from (f"{message['role']}: {clean(message['content'], 300)}" for message in chat)
@@ -68,6 +84,53 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
     finally:
         if scorer:
             scorer.close()
+
+
+class _ScriptedPolicy(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server's answers: where there are tools it calls the first of them, once."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+    def do_POST(self) -> None:
+        """Answer a chat."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        message: dict[str, object] = {"role": "assistant", "content": "a scripted answer"}
+        if asked.get("tools") and not any(turn["role"] == "tool" for turn in asked["messages"]):
+            tool = asked["tools"][0]["function"]
+            fields = tool["parameters"].get("properties", {})
+            arguments = {name: _ARGUMENTS.get(field.get("type"), "a") for name, field in fields.items()}
+            called = {"name": tool["name"], "arguments": json.dumps(arguments)}
+            message |= {"tool_calls": [{"id": "call", "type": "function", "function": called}]}
+        usage = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
+        answer = {"id": "a", "object": "chat.completion", "created": 0, "model": asked["model"], "usage": usage}
+        data = json.dumps(answer | {"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _play(environment: Environment, examples: Sequence[Example]) -> Iterator[str]:
+    """Yield lines on episodes that a scripted policy plays."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _ScriptedPolicy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        policy = {"base_url": url, "model": "scripted", "temperature": 0.0, "max_tokens": 64}
+        assert environment.scorer is not None
+        played = environment.scorer.play([example.key for example in examples], policy, lambda num_done: None)
+        server.shutdown()
+    for number, episode in enumerate(played.values(), 1):
+        calls = f"{episode.tool_calls} calls of tools ({episode.tool_errors} failed)"
+        score = (
+            f"score {episode.score:.3f}"
+            if episode.score is not None
+            else f"PROBLEM: {episode.failed or episode.refused}"
+        )
+        yield f"episode {number} of a scripted policy: {episode.turns} turns, {calls}, {score}"
+        yield from (clean(line, 300) for line in episode.text.splitlines() if line.strip())
 
 
 def _score(environment: Environment, example: Example, text: str) -> float:

@@ -155,7 +155,7 @@ class SlurmExecutor(Executor[_Work]):
     def require_ready(self) -> None:
         """Ask sbatch once whether it would accept a run. Raise EngineError with its words if it never would."""
         try:
-            self.sbatch("test", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
+            self.sbatch("answer", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
         except EngineError as error:
             if "node configuration is not available" not in error.cause:  # at this moment: nodes that are drained
                 raise
@@ -378,9 +378,12 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
         executor.sbatch(name, answer, [*executor.exports(), command], f"--error={log}")
         with waiting(lambda: f"waiting for the job: {job.state} {job.reason}"):
             while job.is_left:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
                 with suppress(EngineError):
-                    job = jobs_seen([name]).get(name, job)
+                    found = jobs_seen([name]).get(name)
+                    if found is None and (job.state or time.monotonic() - began > ANSWER_SECONDS):
+                        break  # SLURM forgot it
+                    job = found or job
         if not (answer.is_file() and (text := read_file(answer))):
             why = "".join(f": {line}" for line in process.tail(log, 1))
             raise EngineError(f"the job printed nothing: {job.state}, node {job.node}{why}", "Look at its node.")

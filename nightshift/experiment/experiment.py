@@ -10,6 +10,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -39,6 +40,7 @@ from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 from nightshift.experiment.checkout import IntegrityError, continued, plan, require_unchanged
 from nightshift.experiment.health import Conditions, digest
+from nightshift.experiment.prove import MachineProof
 from nightshift.files import free_disk_gb
 from nightshift.waiting import lasted
 
@@ -108,7 +110,6 @@ class Bench:
             token=secrets.token_hex(16),
             hardware=hardware or None,
             gpus=self.request.gpus,
-            keep_all=self.request.keep_all,
             **fields,
         )
 
@@ -218,7 +219,11 @@ class Controller:
         changes = tuple(change.line for change in differences)
         require_within(request.only, (change.key for change in differences), candidate)
         if not (is_baseline or request.again or (request.run and request.run.new is None)):
-            if tried := already_tried(campaign.decided, run, candidate.hash):
+            if changes and bench.engine.validate(before).settings == validated.settings:
+                text = shorten(", ".join(changes), _LONGEST)
+                cause = f"the only changes are to keys that this engine does not use: {text}"
+                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+            if tried := already_tried(campaign.decided, run, candidate.hash, effective):
                 effect = tried.decision and tried.decision.estimate
                 outcome = f"{tried.status}, effect {effect}" if effect else tried.status
                 cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
@@ -227,10 +232,6 @@ class Controller:
                 is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
                 if is_same or other.config_hash == candidate.hash:
                     raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
-            if changes and bench.engine.validate(before).settings == validated.settings:
-                text = shorten(", ".join(changes), _LONGEST)
-                cause = f"the only changes are to keys that this engine does not use: {text}"
-                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
         name = "baseline " if run.is_baseline else "incumbent " if run.changes == campaign.kept else ""
         name = f"{name}again" if campaign.baseline else "baseline"
         description = request.proposal.description or ", ".join(changes) or name
@@ -357,7 +358,10 @@ class Controller:
             except UsageError as error:  # no reason to lose a verdict
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
-        return close(record, self.ledger, self.repo)
+        record = close(record, self.ledger, self.repo)
+        with suppress(EngineError, UsageError):  # a full disk, a damaged proof.json: the verdict stands
+            MachineProof(self.bench.root, self.bench.engine).add_runs(self.ledger.records(), record.rules_hash)
+        return record
 
     @property
     def in_flight(self) -> tuple[Record, ...]:
@@ -426,8 +430,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     if first and first.budget_seconds and request.budget_seconds is None:
         in_its_budget = rules.with_budget(first.budget_seconds)
         rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
-    flags = request.keep_all, request.prime_rl
-    engine, rules_hash = open_engine(rules, root, environ, request.gpus, *flags), rules.hash(root)
+    engine, rules_hash = open_engine(rules, root, environ, request.gpus, request.prime_rl), rules.hash(root)
     least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
     if cluster is not None and cluster.time_minutes < least:
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
@@ -455,6 +458,8 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
         executor = LocalExecutor(root, environ, divide(num_slots, indices, num_each, own_cores()))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
-    engine_of: dict[str | None, Engine] = {ids: open_engine(rules, root, environ, ids, *flags) for ids in gpus}
+    engine_of: dict[str | None, Engine] = {
+        ids: open_engine(rules, root, environ, ids, request.prime_rl) for ids in gpus
+    }
     bench = Bench(root, rules, rules_hash, engine, executor, request, engine_of)
     return Controller(bench, ledger, repo, reporter)

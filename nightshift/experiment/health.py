@@ -170,14 +170,28 @@ def above(limit: float, text: str, keys: tuple[str, ...], values: Values, *_: An
     return Finding(f"{text.format(mean)} in the last half", keys, COSTLY) if mean >= limit else None
 
 
+def errors(values: Values, steps: Steps, _: Conditions) -> Finding | None:
+    """Find failed rollouts; those that the server did not answer have no key of train.toml."""
+    text = "{:.0%} of the rollouts failed"
+    if sum(curve(steps, "server_error_share")) / len(steps) > fmean(values) / 2:  # no error, no value
+        return above(0.02, f"{text}: the server did not answer, see inference.log", (), values)
+    return above(0.02, text, (INFLIGHT, MAX_TOKENS), values)
+
+
+def branches(values: Values, *_: Any) -> Finding | None:
+    """Find rollouts that train as several samples, because the chat template writes an earlier turn anew."""
+    text = "{:.1f} samples a rollout: a later turn has other tokens than the server saw, so its prompt is paid again"
+    return above(1.1, text, (), values)
+
+
 def cut(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
     """Both engines' healthy recorded runs cut below 0.01."""
     evaluation, shares = conditions.run.evaluation, dict[str, float]()
     if training := curve(steps, "truncated_share"):
         limit = min(conditions.values.get(MAX_TOKENS) or math.inf, conditions.rules.max_completion_tokens)
         shares[f"of the training completions at {limit} tokens in the last half"] = fmean(late(training))
-    if evaluation is not None:
-        shares["at evaluation"] = evaluation.truncated_share
+    if evaluation is not None and evaluation.cut_wrong_share is not None:
+        shares["of the answers cut at evaluation, and so scored 0"] = evaluation.cut_wrong_share
     text = ", ".join(f"{share:.0%} {where}" for where, share in shares.items())
     keys = (MAX_TOKENS, "orchestrator.algo.length_penalty", "seq_len")
     return Finding(f"cut: {text}", keys, COSTLY) if max(shares.values(), default=0.0) >= 0.05 else None
@@ -213,7 +227,8 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
     ("masked_share", partial(above, 0.05, "{:.0%} of the tokens are masked out of the loss", MASKS)),
     # prime-rl aims at an age of 1 and drops rollouts beyond 8 by default; recorded: 1.1.
     ("off_policy_mean", partial(above, 4, "rollouts are {:.1f} policy versions old", (AGE, INFLIGHT))),
-    ("error_share", partial(above, 0.02, "{:.0%} of the rollouts failed", (INFLIGHT, MAX_TOKENS))),
+    ("error_share", errors),
+    ("branches_mean", branches),
     ("step", cut),
     ("all_right_share", groups),
     ("step", unused),

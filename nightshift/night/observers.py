@@ -1,5 +1,4 @@
-"""The observers of a night: a line an experiment, summary and page, notifications, its tag, and the price of its
-proposals.
+"""The observers of a night: a line an experiment, summary and page, notifications, and its tag.
 
 `nightshift night --notify COMMAND` runs your command with one JSON object on its stdin. A notification can neither stop
 nor delay a night. The command is not stored: a resumed night runs its own --notify.
@@ -22,7 +21,7 @@ from nightshift.agents.notebook import notebook
 from nightshift.agents.presets import program_words
 from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.commits import short_key
-from nightshift.campaign.ledger import log_proposal, runs_cost
+from nightshift.campaign.ledger import runs_cost
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import (
     BLOCK_NAME,
@@ -41,7 +40,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.campaign.results import Counts, decisions_text, last_scores, results_tsv, standing_text, verdict_of
 from nightshift.campaign.results import row as row_of
-from nightshift.campaign.waits import FILL, LONG_SECONDS
+from nightshift.campaign.waits import LONG_SECONDS
 from nightshift.config.train_toml import UNSET, changes_of
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import MARKER_NAME, ProcessTree, new_marker
@@ -56,6 +55,9 @@ KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unav
 MESSAGE_VERSION = 2  # of what the command gets
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _MAX_CHANGE = 160
+_LEGEND = (
+    "a line an experiment: number, change, measured score, effect of the change ± half of its 95 % interval, verdict"
+)
 
 
 def write_summary(state: NightState, controller: Controller) -> str:
@@ -81,14 +83,15 @@ def write_summary(state: NightState, controller: Controller) -> str:
 class Page:
     """An observer that prints a line after each experiment, writes summary and page, and prints the last summary."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._news = tell, set[Kind]()
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell, self._news, self._has_lines = tell, set[Kind](), False
 
     def __call__(self, desk: Desk, event: Event) -> None:
         """Write when nothing else is left to do: a page takes a second."""
         self._news.add(event.kind)
         if event.record is not None:
-            self._tell(experiment_line(event.record))
+            self._tell(*[_LEGEND] * (not self._has_lines), experiment_line(event.record))
+            self._has_lines = True
         if event.kind is Kind.STOPPED or (event.kind is Kind.IDLE and self._news & {Kind.CLOSED, Kind.WAITING}):
             try:
                 text = write_summary(desk.state, desk.controller)
@@ -104,7 +107,7 @@ def summary(
 ) -> str:
     """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
     own = state.own(records)
-    began, headline = datetime.fromisoformat(state.started), state.headline(now)
+    began = datetime.fromisoformat(state.started)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
@@ -114,14 +117,14 @@ def summary(
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
         ("last runs", last_scores(own)),
         *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
-        *(("note", line) for line in state.morning(records, now) if line != headline),
+        *(("note", line) for line in state.morning(records, now)),
         ("certificate", state.certificate),
         ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, own, now)),
     ]
     lines = [f"{name + ':':14}{text}" for name, text in rows if text]
     if state.cause is not None:
         lines += [f"{'page:':14}runs/{PAGE_NAME}", f"{'next:':14}{next_command(state, campaign)}"]
-    return "\n".join([*([headline] if headline else []), *lines])
+    return "\n".join(lines)
 
 
 def next_command(state: NightState, campaign: Campaign) -> str:
@@ -137,7 +140,9 @@ def next_command(state: NightState, campaign: Campaign) -> str:
 def experiment_line(record: Record) -> str:
     """Return number, change, measured score, effect at the decision, verdict and its reason of an experiment."""
     row = row_of(record, {})
-    changes = [f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes)]
+    changes = [
+        f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes) if c.old != c.new
+    ]
     change = clean(", ".join(changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", _MAX_CHANGE)
     figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]
     figures += [f"effect {row.effect}"] if row.effect else []
@@ -165,7 +170,7 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
             num_last = 4 if request.pairs == 1 else 2 * request.pairs
             parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
     if request.plateau is not None:
-        parts.append(f"after {max(request.plateau + 1 - num_since_keep(own), 0)} more without a keep")
+        parts.append(f"after {max(request.plateau - num_since_keep(own), 0)} more without a keep")
     if request.until is not None:
         parts.append(f"when the score is at least {request.until:g} (lower bound of its 95 % interval)")
     if request.max_cost is not None:
@@ -178,10 +183,9 @@ def certified_line(comparison: Comparison) -> str:
     result = comparison.estimate
     low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
     runs = f"{min(len(comparison.scores(side)) for side in SIDES)} fresh runs each"
-    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp"
+    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp, p = {p_value(result):.2g}"
     difference = f"{100 * result.difference:+.1f} pp"
     crashes = f"; {comparison.crashes}" if comparison.crashes else ""
-    where = f"{where}, p = {p_value(result):.2g}"
     return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}){crashes}"
 
 
@@ -317,24 +321,3 @@ def tag_night(desk: Desk, event: Event) -> None:
             desk.note(f"tagged as {name}: git push --tags sends the results")
     except (NightshiftError, OSError) as error:
         desk.note(f"the night is not tagged: {error}")
-
-
-class Price:
-    """An observer that logs what answers cost, and notes once that --max-cost lacks dollars."""
-
-    def __init__(self, agent: str) -> None:
-        self._agent, self._is_noted = agent, False
-
-    def __call__(self, desk: Desk, event: Event) -> None:
-        if event.answer is None or event.answer.proposal.proposer == FILL:
-            return
-        cost, state = event.answer.proposal.cost, desk.state
-        if cost is not None:
-            log_proposal(desk.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
-        is_priced = cost is not None and cost.is_whole("dollars")
-        if state.request.max_cost is None or is_priced or self._is_noted or event.answer.source is None:
-            return  # an agent that was stopped, or is unavailable, may report nothing
-        self._is_noted = True
-        num = "no" if cost is None or cost.dollars is None else "not all"
-        rule = f"--max-cost {state.request.max_cost:g}"
-        desk.note(f"{rule}: {self._agent} reported {num} dollars, so this rule cannot hold; others stop it")

@@ -89,12 +89,6 @@ class Slots:
             rider = None  # it must not set a key of the incumbent
         if attempts(answer, self._desk.own()):  # only the first experiment of a proposal has the proposal's cost
             proposal = structs.replace(proposal, cost=None)
-        before, now = ({k: v for c in changes for k, v in c.keys.items()} for changes in (answer.kept, kept))
-        keys = [key for key in answer.change.keys if before.get(key) != now.get(key)]
-        if keys and proposal.prediction is not None:
-            cause = f"the incumbent's {', '.join(keys)} changed meanwhile"
-            note = f"prediction not scored, because {cause}: {proposal.prediction}"
-            proposal = structs.replace(proposal, prediction=None, notes=(*proposal.notes, note))
         try:
             run = Run(kept=kept, rider=rider, new=campaign.known(answer.change.keys))
             try:

@@ -36,18 +36,6 @@ def test_a_killed_run_py_leaves_no_process_and_the_same_command_resumes(root: Pa
     assert problems(root) == []
 
 
-@pytest.mark.slow
-def test_what_cannot_end_by_itself_is_ended(root: Path) -> None:
-    """A worker and a trainer that are suspended when their controller is killed."""
-    fault(root, "hold", once=False)
-    controller = start_experiment(root, "--budget-seconds", "1")
-    until_training(root, controller)
-    for process in leftovers(root):
-        if process.pid != controller.pid:
-            process.suspend()
-    kill(controller, root)
-
-
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks into /proc")
 def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog_and_nothing_else(root: Path) -> None:
     """Controller, its watchdog and the worker's watchdog are killed at once: a suspended trainer is left."""

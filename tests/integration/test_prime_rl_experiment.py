@@ -136,11 +136,7 @@ def test_the_next_run_starts_while_the_reader_works(controller: Controller) -> N
     [
         ("config_refused", Failure.CONFIG, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.INFRASTRUCTURE, "500"),
-        (
-            "swapped_after_scoring",
-            Failure.INFRASTRUCTURE,
-            "the server had other weights after the scoring",
-        ),
+        ("swapped_after_scoring", Failure.INFRASTRUCTURE, "the server had other weights after the scoring"),
         ("validator_dies", Failure.INFRASTRUCTURE, "validator ended"),
     ],
 )

@@ -53,6 +53,7 @@ EXACT = HEAD.replace(
     "SequenceMatcher(None, trace.last_reply, self.data.answer).ratio()", "float(trace.last_reply == self.data.answer)"
 )
 RULES = 'environments = ["mine"]\n[environment.mine]\npackage = "their_env"\nnum_validation = 5\n'
+SPEC = {"args": {}, "num_validation": 5, "num_train": None, "max_turns": 1, "seat": "", "tool_parser": "hermes"}
 Open = Callable[..., Any]
 _names = (f"their_env_{number}" for number in itertools.count())
 
@@ -73,13 +74,13 @@ def open_(tmp_path: Path) -> Open:
         place.mkdir()
         assert change[0] in HEAD
         (place / "__init__.py").write_text(HEAD.replace(*change, 1) + more)
-        return tasks.open_taskset(tasks.import_package(place), arguments)
+        return tasks.open_taskset(tasks.import_package(place), SPEC | {"args": arguments})
 
     return opened
 
 
 def keys(taskset: Any, num_validation: int = 5, num_train: int | None = None) -> dict[str, list[str]]:
-    found = tasks.split(taskset, num_validation, num_train)
+    found = tasks.split(taskset, SPEC | {"num_validation": num_validation, "num_train": num_train})
     return {name: [task.data.prompt for task in each] for name, each in found.items()}
 
 
@@ -95,7 +96,7 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
     endless = keys(open_(above("    def load(self)", "INFINITE = True"), rows=10**12), num_train=7)
     assert {name: len(each) for name, each in endless.items()} == {"validation": 5, "test": 5, "train": 7}
     with pytest.raises(tasks.Refused, match="num_train = 11, and 10 tasks are left"):
-        tasks.split(open_(), 5, 11)
+        tasks.split(open_(), SPEC | {"num_train": 11})
 
 
 @pytest.mark.slow
@@ -130,12 +131,12 @@ class TestReverse(EnvironmentContract):
 def test_those_that_ask_the_same_are_one(open_: Open) -> None:
     change = ('f"word{number}"', 'f"word{number // 2}"')
     notes: list[str] = []
-    found = tasks.split(open_(change, rows=40), 5, None, notes.append)
+    found = tasks.split(open_(change, rows=40), SPEC, notes.append)
     assert notes == [
         "20 of 40 tasks have the same prompt as another and were left out. "
         "Give each task a `key` of its own to use them."
     ]
-    again = tasks.split(open_(change, rows=40, backwards=True), 5, None)
+    again = tasks.split(open_(change, rows=40, backwards=True), SPEC)
     for name, size in {"validation": 5, "test": 5, "train": 10}.items():
         assert len(found[name]) == size
         assert [*map(tasks.identity, found[name])] == [*map(tasks.identity, again[name])]
@@ -166,9 +167,15 @@ def above(line: str, more: str) -> tuple[str, str]:
     return line, f"    {more}\n{line}"
 
 
-TOOLS = "@classmethod\n    def toolsets(cls, config): return [vf.Toolset]"
+TOOLS = "@classmethod\n    def toolsets(cls, config): return [vf.Toolset(vf.ToolsetConfig())]"
 IMAGE = "prompt=[vf.UserMessage(content=[vf.ImageUrlContentPart(image_url=vf.ImageUrlSource(url='data:,'))])]"
 JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
+JUDGE_FIELD = "type('C', (vf.TaskConfig,), {'__annotations__': {'j': vf.JudgeConfig}, 'j': vf.JudgeConfig()})()) "
+LOOP = """
+class Own(vf.SingleAgentEnv):
+    async def run(self, task, agents):
+        [await agents.agent.run(task) for _ in range(3)]
+__all__ += ['Own']"""
 
 
 @pytest.mark.parametrize(
@@ -183,6 +190,9 @@ JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
         (above("    @vf.stop", "async def setup(self, trace, runtime): pass"), "", "reads a container in setup()"),
         (above("    @vf.stop", TOOLS), "", "Task needs tools: "),
         (("self.config.task)", JUDGE), "", "Task asks a judge: gpt"),
+        (("self.config.task)", JUDGE_FIELD), "", "Task asks a judge: openai/"),
+        (("", ""), LOOP, "Own runs the seat agent several times in an episode"),
+        (("", ""), "import verifiers.v1.tasksets.textarena", "is built on verifiers' textarena, which is not accepted"),
         (("prompt=text", IMAGE), "", "has a prompt with user content that is no text"),
         (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_validation to 2"),
         (
@@ -195,7 +205,7 @@ JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
 )
 def test_what_no_single_turn_decides_is_refused_in_one_line(open_, change, more, cause):
     with pytest.raises(tasks.Refused) as raised:
-        tasks.split(open_(change, more), 5, None)
+        tasks.split(open_(change, more), SPEC)
     assert cause in str(raised.value)
     assert "\n" not in str(raised.value)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from nightshift.agents.agent import AgentProposer
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
 from nightshift.campaign.records import Cost, Job, Outcome, Record, Request, Result, Training
-from nightshift.campaign.waits import FILL, Wait, parse_time
+from nightshift.campaign.waits import FILL, Wait
 from nightshift.cli.status import Status
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, Failure
@@ -176,7 +175,7 @@ def test_a_wait_of_a_killed_night_ended_with_it(controller: Controller, clock: C
     os.utime(ledger.runs_dir / "night.json", 2 * (killed.timestamp(),))
     clock.now += 25_000.0
     [wait] = begin(NightRequest("stand-in"), controller).waits
-    assert parse_time(wait.ended) == killed
+    assert datetime.fromisoformat(wait.ended) == killed
     assert f"going on with the night of {state.started}" in controller.reporter.notes
 
 
@@ -220,45 +219,6 @@ def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controll
     assert CAMPAIGN not in Repo(root).branches()
 
 
-class Account(Thinker, AgentProposer):
-    """A stand-in for an agent whose login is a file."""
-
-    def __init__(self, clock: Clock, seconds: float, says, login: Path) -> None:
-        super().__init__(clock, seconds, says)
-        self.agents = (SimpleNamespace(login_files=(login,)),)
-
-
-def test_a_logout_ends_with_the_login(controller: Controller, clock: Clock, tmp_path: Path) -> None:
-    login = tmp_path / "credentials.json"
-    login.touch()
-    away = Availability(Meaning.LOGIN, "Not logged in · Please run /login")
-    acts, executor = dict[float, Callable[[], object]](), None
-
-    def log_in() -> None:
-        login.unlink()
-        login.write_text("{}")
-
-    def says(now: float) -> Availability | None:
-        if now >= BEGINS and not proposer.out_at:
-            proposer.out_at = now
-            acts[now + 60] = log_in
-        return away if proposer.out_at and now < proposer.out_at + 60 else None
-
-    proposer = Account(clock, 15.0, says, login)
-    proposer.out_at = 0.0
-    executor = Watched(clock, controller, acts)
-    night, stop, sent = a_locked_night(controller, executor, proposer, experiments=10)
-    assert stop.is_planned
-    [wait] = night.state.waits
-    assert wait.seconds(controller.now()) <= 60 + 30 + 15 + 5, "the login was seen late"
-    assert idle_seconds(controller.ledger.records(), executor) <= 60
-    assert executor.page == executor.status
-    assert set(waited(controller)) >= set(executor.page)
-    words = "thinker: login: Not logged in · Please run /login; ends when thinker answers; next check at"
-    assert words in executor.page[0]
-    assert [event for event, _ in sent.events if event == "agent unavailable"] == ["agent unavailable"]
-
-
 QUESTION = Availability(Meaning.NO_EDIT, "its last words: Which file do you mean?")
 GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; its last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
 LIMIT = Availability(Meaning.LIMIT, "You've hit your session limit · resets 5:07am (UTC)")
@@ -294,7 +254,6 @@ def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(controller, clock, a
     notified = [why for event, why in sent.events if event == "agent unavailable"]
     assert len(notified) == is_long, "an hour without an answer"
     lines = gather(controller.ledger, CAMPAIGN).night
-    assert lines[0].startswith("This was TPE's night: the agent gave no answer for 2 h") == is_long
     assert any(line.startswith("Agent unavailable: 2026-11-25 01:") and away.text[:40] in line for line in lines)
     if num_fills:
         assert f"{num_fills} by TPE (agent unavailable)" in "\n".join(lines)

@@ -66,6 +66,23 @@ def test_the_skeleton_is_an_environment_and_doctor_shows_a_task_and_what_it_pays
     assert re.fullmatch(r"its answer \('.*'\): score 1\.000 over 20 tasks, 0\.0 ms each", right)
 
 
+@pytest.mark.slow
+def test_the_skeleton_of_two_turns_passes_its_test_and_doctor_plays_two_episodes(root: Path) -> None:
+    lines = template.create(root, "pens", has_turns=True)
+    table = lines[lines.index("[environment.pens]") :][:4]
+    (root / "rules.toml").write_text("\n".join(table))
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-c", "/dev/null", "-p", "no:cacheprovider"]
+    process = subprocess.run([*command, str(root / "environments" / "pens")], capture_output=True, text=True)
+    assert "4 passed" in process.stdout, process.stdout + process.stderr
+    size, _code, *episodes = template.look(root, "pens")
+    assert size.startswith("pens: 600 training examples, 200 for validation, 200 for test; loaded in ")
+    firsts = [line for line in episodes if line.startswith("episode ")]
+    assert firsts == [
+        f"episode {number} of a scripted policy: 2 turns, 0 calls of tools (0 failed), score 0.000" for number in (1, 2)
+    ]
+    assert episodes.count("a scripted answer") == 4
+
+
 @pytest.mark.parametrize(
     ("file", "code", "line"),
     [

@@ -76,6 +76,9 @@ class AnyOrder(StandInExecutor):
     def in_flight(self) -> dict[Path, Job]:
         return dict(self._jobs)
 
+    def has_begun(self, folder: Path) -> bool:
+        return folder in self._jobs
+
     def cancel(self, folders: Collection[Path]) -> None:
         for folder in folders:
             self._jobs.pop(folder, None)

@@ -223,3 +223,18 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path
     for process in left:
         process.kill()
     assert (left, len(started)) == ([], 1)
+
+
+def test_a_command_on_a_node_ends_though_slurm_forgets_its_job(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget(command: list[str], stdin: bytes = b"") -> str:
+        answer = controller.ask(command, stdin)
+        if command[0] == "squeue":
+            controller.jobs.clear()
+        return answer
+
+    monkeypatch.setattr(slurm, "_ask", forget)
+    executor = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5))
+    with pytest.raises(EngineError, match="the job printed nothing: RUNNING, node n1"):
+        slurm.run_on_node(executor, ("doctor",))

@@ -49,9 +49,8 @@ def test_a_recorded_file_read_whole(name: str) -> None:
     assert tail.not_finite_step() is None
     for step in steps:
         missing = {field.name for field in fields(Step) if getattr(step, field.name) is None}
-        assert missing == {"reward_std", "generate_seconds", "rewards", "equal_share"}, (
-            step
-        )  # prime-rl wrote none of them
+        unwritten = {"reward_std", "generate_seconds", "rewards", "equal_share", "server_error_share", "branches_mean"}
+        assert missing == unwritten, step  # the recorded files have none of them
 
 
 def test_each_raw_key_lands_in_its_field() -> None:
@@ -223,3 +222,17 @@ def test_lines_with_strange_values_are_left_out_and_the_last_line_of_a_step_wins
     twice = ['{"step": 3, "reward_mean": 0.1}', '{"step": 2}', '{"step": 3, "reward_mean": 0.9, "surprise": 1}']
     path.write_text("\n".join([*lines, *twice]))
     assert read_steps(path) == [Step(2), Step(3, reward_mean=0.9)]
+
+
+def test_samples_a_rollout_and_rollouts_that_the_server_did_not_answer(tmp_path: Path) -> None:
+    rows = rows_of("metrics-5-steps.jsonl")
+    for row in rows:
+        if "progress/rollouts" in row:
+            more = {"num_branches/mean": 2.0, "error/ProviderError": row["progress/rollouts"] / 4}
+            row.update({f"train/agg/all/agent/{name}": value for name, value in more.items()})
+    steps = read(written(tmp_path / "metrics.jsonl", rows)).steps(began=0.0)
+    assert {(step.branches_mean, step.server_error_share) for step in steps} == {(2.0, 0.25)}
+    seats = [{key.replace("/all/agent/", "/all/player0/"): value for key, value in row.items()} for row in rows]
+    tail = MetricsTail(written(tmp_path / "seats.jsonl", seats), seat="player0")
+    tail.poll()
+    assert tail.steps(began=0.0) == steps

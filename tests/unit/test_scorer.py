@@ -24,15 +24,19 @@ import os, subprocess, sys, time
 class Refused(ValueError): pass
 class Task:
     class data: answer = "forty-two"
+    config, toolsets = None, lambda self, config: []
 def import_package(place): return place.name
-def open_taskset(name, args):
+def open_taskset(name, spec):
+    args = spec["args"]
     if args.get("raises"): raise RuntimeError("no such table\\nhere")
+    if args.get("offline"): raise ConnectionError("Couldn't reach it (OfflineModeIsEnabled)")
+    if args.get("lacks"): import no_such_module
     if args.get("hangs"): time.sleep(600)
     if args.get("exits"): os._exit(7)
     while args.get("burns") and time.process_time() < 1: pass
     print("a package that prints"); sys.stdin.read()
     return args
-def split(taskset, num_validation, num_train, note):
+def split(taskset, spec, note):
     note("2 of 3 tasks have the same prompt")
     return {"train": [Task()], "validation": [], "test": []}
 def identity(task): return "key"
@@ -53,6 +57,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Scorer]]:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "tasks.py").write_text(TASKS)
+    (package / "v0.py").write_text("def adapted(name, spec): return name, spec")
     made: list[Scorer] = []
 
     def make_one(**args: bool) -> Scorer:
@@ -193,7 +198,16 @@ def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:8). Run uv run"),
+        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:10). Mend its package"),
+        (
+            {"lacks": True},
+            "ModuleNotFoundError: No module named 'no_such_module' (nightshift_taskset/tasks.py:12). Install what",
+        ),
+        (
+            {"offline": True},
+            "ConnectionError: Couldn't reach it (OfflineModeIsEnabled) (nightshift_taskset/tasks.py:11). "
+            "Run uv run prepare.py, which fetches its data",
+        ),
         ({"exits": True}, "its process ended: exit code 7"),
         ({"hangs": True}, "no reply within 0.1 s"),
         ({}, "a reward of 3 lies outside"),

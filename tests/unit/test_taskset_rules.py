@@ -13,7 +13,7 @@ from nightshift.config.rules_toml import Chosen, rules_elsewhere, rules_here, ru
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import environment_files
-from nightshift.errors import UsageError
+from nightshift.errors import ConfigError, UsageError
 from tests.rules import GSM8K_PRIME_RL, ROOT
 
 BOMB = "raise AssertionError('imported')\n"
@@ -105,7 +105,6 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
         (LINES.replace("num_validation = 5", ""), "has no num_validation. Write how many tasks decide"),
         (LINES.replace("their_env", "no such"), 'package = "no such" is no folder of this checkout'),
         (LINES.replace("their_env", "not_there_at_all"), "no package not_there_at_all is installed. Install it"),
-        (LINES.replace("their_env", "this"), "no package this is installed. Install it: uv pip"),
         (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Name the folder"),
         (LINES.replace("mine", "arithmetic"), "environments/arithmetic is there already. Name it otherwise"),
         (LINES + "args = { x = inf }", "args: Out of range float values are not JSON compliant"),
@@ -148,3 +147,60 @@ def test_a_model_is_a_folder_or_a_commit_on_the_hub(links: Path, chosen: dict[st
     except UsageError as error:
         found = str(error)
     assert expected in found
+
+
+def several(root: Path, engine: str, **table: Any) -> Rules:
+    mine = {"package": "their_env", "num_validation": 5, "max_turns": 4} | table
+    chosen = {"environments": ["mine"], "environment": {"mine": mine}}
+    return rules_of(root, msgspec.convert(chosen, Chosen), engine, 2)
+
+
+def test_trl_refuses_several_turns_and_names_the_engine_that_accepts_them(links: Path) -> None:
+    package(links / "their_env")
+    with pytest.raises(UsageError) as raised:
+        several(links, "trl")
+    line = "rules.toml: [environment.mine]: max_turns = 4: engine trl asks one question. Use --engine prime-rl"
+    assert str(raised.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("table", "seq_len", "refusal"),
+    [
+        ({"prompt_tokens": 100}, 1124, ""),
+        ({"prompt_tokens": 100}, 1123, "may have 1124 tokens: prompt_tokens 100 + 4 turns x 256. Write seq_len = 1124"),
+        ({"conversation_tokens": 900}, 899, "may have 900 tokens: conversation_tokens = 900. Write seq_len = 900"),
+    ],
+)
+def test_a_row_holds_the_whole_conversation_or_is_refused_with_the_sum(links, table, seq_len, refusal):
+    package(links / "their_env")
+    found = several(links, "prime-rl", **table)
+    source = f"seq_len = {seq_len}\n[orchestrator]\nbatch_size = 8\ngroup_size = 4\n"
+    config = parse(f"{source}[orchestrator.train.sampling]\nmax_completion_tokens = 256\n".encode())
+    if refusal:
+        with pytest.raises(ConfigError, match=re.escape(refusal)):
+            effective(config, found, 100)
+        return
+    tree = effective(config, found, 100)
+    assert tree["inference"]["vllm"]["max_model_len"] == 100 + 4 * 2048
+    assert tree["inference"]["vllm"]["tool_call_parser"] == "hermes"
+    assert tree["orchestrator"]["renderer"] == {"name": "default", "tool_parser": "qwen3"}
+    assert tree["orchestrator"]["train"]["source"][0]["env"] == {"taskset": {"id": "nightshift_mine"}}
+
+
+def test_a_model_calls_tools_in_one_way(links: Path) -> None:
+    package(links / "their_env")
+    config = parse(b"seq_len = 9000\n[orchestrator]\nbatch_size = 8\ngroup_size = 4\n")
+    with pytest.raises(ConfigError, match=r"tool_parser is pythonic\. Write one of: hermes, qwen3_coder, glm45, "):
+        effective(config, several(links, "prime-rl", tool_parser="pythonic"), 100)
+
+
+def test_a_module_of_one_file_is_found_and_copied(root: Path) -> None:
+    (root / "their_env").mkdir()
+    (root / "their_env" / "their_env.py").write_text(BOMB)
+    found = rules(root)
+    assert found.environments[0].taskset is not None
+    assert found.environments[0].taskset.place(root) == root / "their_env" / "their_env.py"
+    before = found.hash(root)
+    (root / "their_env" / "their_env.py").write_text(BOMB * 2)
+    assert found.hash(root) != before
+    assert environment_files(root, several(root, "prime-rl"))["their_env.py"] == BOMB.encode() * 2

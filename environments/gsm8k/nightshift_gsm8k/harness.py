@@ -1,21 +1,32 @@
-"""A verifiers harness that asks once, from inside the worker: no subprocess, one HTTP request a rollout.
+"""A verifiers harness that chats from inside the worker: no subprocess, one HTTP request a turn.
 
 The stock chat harness starts a Python program for every rollout, which costs seconds of CPU each.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
 import httpx
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.runtimes import ProgramResult, Runtime
 
+TOOL_SECONDS = 30.0  # of one call
+TOOL_FAILED = "error: "  # the answer of a tool that failed begins so
+
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):
-    """One chat completion through the interception server, which adds model, sampling and the trace."""
+    """Chat completions through the interception server, which adds model, sampling and the trace, until the model calls
+    no tool. A tool that fails is an answer, too."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
+    SUPPORTS_MCP = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
@@ -39,16 +50,62 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> ProgramResult:
-        """Ask once; an HTTP error is a failed program, whose cause the rollout already knows."""
+        """Chat to the end of the model's turn; an HTTP error is a failed program, whose cause the rollout knows."""
         system, prompt = self.resolve_prompt(data)
         messages = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or [])
         if system is not None:
             messages.insert(0, vf.SystemMessage(content=system))
-        response = await self._client.post(
-            f"{endpoint}/chat/completions",
-            headers={"Authorization": f"Bearer {secret}"},
-            json={"model": ctx.model, "messages": [message_to_wire(message) for message in messages]},
-        )
-        if response.is_error:
-            return ProgramResult(1, "", f"HTTP {response.status_code}: {response.text}")
-        return ProgramResult(0, "", "")
+        wire = [message_to_wire(message) for message in messages]
+        tools, places = await _list_tools(mcp_urls)
+        while True:
+            response = await self._client.post(
+                f"{endpoint}/chat/completions",
+                headers={"Authorization": f"Bearer {secret}"},
+                json={"model": ctx.model, "messages": wire, **({"tools": tools} if tools else {})},
+            )
+            if response.is_error:
+                return ProgramResult(1, "", f"HTTP {response.status_code}: {response.text}")
+            message = response.json()["choices"][0]["message"] if tools else {}
+            if not message.get("tool_calls"):
+                return ProgramResult(0, "", "")
+            wire.append({name: value for name, value in message.items() if value is not None})
+            for call in message["tool_calls"]:
+                content = await _call_tool(places, call["function"])
+                wire.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+
+
+async def _list_tools(urls: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, tuple[str, str]]]:
+    """Return the tools as a request names them, and of each its server's URL and its name there."""
+    tools, places = [], {}
+    for server, url in urls.items():
+        async with _tool_session(url) as session:
+            for tool in (await session.list_tools()).tools:
+                name = f"{server}_{tool.name}" if server else tool.name
+                places[name] = url, tool.name
+                function = {"name": name, "description": tool.description or "", "parameters": tool.inputSchema}
+                tools.append({"type": "function", "function": function})
+    return tools, places
+
+
+async def _call_tool(places: Mapping[str, tuple[str, str]], function: Mapping[str, str]) -> str:
+    """Return the answer of a tool; the error of one that fails or takes too long."""
+    try:
+        url, name = places[function["name"]]
+        async with asyncio.timeout(TOOL_SECONDS), _tool_session(url) as session:
+            result = await session.call_tool(name, json.loads(function["arguments"] or "{}"))
+    except Exception as error:
+        return f"{TOOL_FAILED}{type(error).__name__}: {error}"
+    text = "\n".join(getattr(block, "text", str(block)) for block in result.content)
+    return f"{TOOL_FAILED}{text}" if result.isError else text
+
+
+@asynccontextmanager
+async def _tool_session(url: str) -> AsyncIterator[Any]:
+    from mcp import ClientSession  # takes a second to load
+    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+    client = create_mcp_http_client(timeout=httpx.Timeout(TOOL_SECONDS, connect=5.0))
+    transport = streamable_http_client(url, http_client=client)
+    async with client, transport as (read, write, *_), ClientSession(read, write) as session:
+        await session.initialize()
+        yield session

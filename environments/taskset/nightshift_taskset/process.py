@@ -1,6 +1,7 @@
 """The process that loads a taskset, or a package's `scoring`, and scores. nightshift/evaluation/scorer.py starts it.
 
-A request is a JSON line on what was stdin, its reply one on what was stdout. That code gets neither: what it prints
+A request is a JSON line on what was stdin, its reply one on what was stdout; for episodes there are several, the last
+says that it is `finished`. That code gets neither: what it prints
 goes nowhere, what it reads is empty, and a copy of this process that it forks is ended before it could reply.
 """
 
@@ -13,28 +14,47 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+TOOL_SERVER_SECONDS = 3.0  # of CPU to start one; measured: 2.8 to 3.4
 
 
 class Loaded:
     """A taskset after `open`."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        from nightshift_taskset import tasks
+        from nightshift_taskset import tasks, v0
 
         self._tasks, self._range = tasks, spec["reward_range"]
-        name = tasks.import_package(Path(spec["place"]))
-        taskset = tasks.open_taskset(name, spec["args"])
+        place = Path(spec["place"])
+        # A tool server is another process.
+        os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], *spec["path"], str(place.parent)])
+        self._name, self._spec = v0.adapted(tasks.import_package(place), spec)
+        taskset = tasks.open_taskset(self._name, self._spec)
         self.notes: list[str] = []
-        self._sets = tasks.split(taskset, spec["num_validation"], spec["num_train"], self.notes.append)
+        self._sets = tasks.split(taskset, self._spec, self.notes.append)
+        task = self._sets["train"][0]
+        if num_servers := len(task.toolsets(task.config)):
+            minutes = 256 * num_servers * TOOL_SERVER_SECONDS / 60
+            cost = (
+                f"each rollout starts {num_servers} tool server(s): a step of 256 rollouts takes {minutes:.0f} minutes"
+            )
+            self.notes.append(f"{cost} of a core. Prefer a tool server of the taskset, which all rollouts share.")
         self._by_key = {tasks.identity(task): task for found in self._sets.values() for task in found}
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The examples of a set, or what a text scores."""
+    def answer(self, request: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Return the examples of a set, or what a text scores; or play the episodes of examples (rollouts.py)."""
         if name := request.get("load"):
             return {"examples": [self._example(task) for task in self._sets[name]]}
+        if keys := request.get("play"):
+            from nightshift_taskset import rollouts
+
+            env = rollouts.open_environment(self._name, self._spec)
+            seat = self._spec["seat"] or next(iter(self._tasks.seats_of(self._name)))
+            policy = {**request["policy"], "seat": seat, "reward_range": self._range}
+            return rollouts.play(env, {key: self._by_key[key] for key in keys}, policy, send)
         reward = self._tasks.reward_of(self._by_key[request["score"]], request["text"])
         return {"score": self._tasks.as_score(reward, self._range)}
 
@@ -52,7 +72,7 @@ class Scoring:
         self._score("x", "y")  # what it loads for a first answer is not that one's time
         self.notes: list[str] = []
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Mapping[str, Any], send: Any) -> dict[str, Any]:
         """Return what a text scores; `score` of the request is the right answer."""
         score = self._score(request["text"], request["score"])
         if not 0 <= score <= 1:  # NaN, too, which JSON does not have
@@ -74,11 +94,19 @@ def _place(error: BaseException) -> str:
 
 def main() -> None:
     """Obey until stdin ends."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
     pid = os.getpid()
+
+    def send(reply: dict[str, Any]) -> None:
+        if os.getpid() != pid:
+            os._exit(0)
+        line = json.dumps(reply | {"cpu_seconds": time.process_time() + sum(os.times()[2:4])}, ensure_ascii=False)
+        replies.write(line.encode("utf-8", "replace") + b"\n")  # policies write lone surrogates
+        replies.flush()
+
     loaded: Loaded | Scoring | None = None
     for line in requests:
         request = json.loads(line)
@@ -91,16 +119,13 @@ def main() -> None:
                 os.dup2(nothing, 2)  # until here an error in the package has a traceback in the log
             else:
                 assert loaded is not None
-                reply = loaded.answer(request)
+                reply = loaded.answer(request, send)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it does, there is a reply
             said = " ".join(str(error).split())[:400]
             is_ours = type(error).__name__ == "Refused"
             failed = " ".join(filter(None, (f"{type(error).__name__}:", said, _place(error)))).removesuffix(":")
             reply = {"refused": said} if is_ours else {"failed": failed}
-        if os.getpid() != pid:
-            os._exit(0)
-        replies.write(json.dumps(reply | {"cpu_seconds": time.process_time() + sum(os.times()[2:4])}) + "\n")
-        replies.flush()
+        send(reply)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Which verifiers v1 tasksets are accepted, how one is split into three sets, and what an answer to a task scores.
+"""Which verifiers tasksets are accepted, how one is split into three sets, and what an answer to a task scores.
 
-Accepted is what one question and one answer decide: a task whose prompt is text, whose reward is a function of the
-trace, and which needs no tools, judge, container or second agent. Anything else is Refused, one line that names what
-was found. The split is by a hash of `Task.key`, so it does not depend on the order in which tasks are loaded.
+Accepted is a task of text whose reward is a function of the trace, without a judge or a container. With `max_turns` of
+1 one question and one answer decide; with more an environment of its own, several seats and local tools are accepted.
+Anything else is Refused, one line that names what was found. The split is by a hash of `Task.key`, so it does not
+depend on the order in which tasks are loaded.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import functools
 import hashlib
@@ -16,7 +18,9 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,57 +48,123 @@ def import_package(place: Path) -> str:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        for path in (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)):
+            if path.parts[-4:-2] == ("v1", "tasksets"):
+                raise Refused(_BUILT_ON.format(name, path.parts[-2])) from None
+        raise
     return name
 
 
-def open_taskset(name: str, arguments: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
-    """The taskset of an imported package, with `arguments` as its config. Refused for what no single turn decides."""
+def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
+    """The taskset of an imported package, with `args` of `spec` as its config. Refused for what cannot be scored."""
     if not hasattr(sys.modules[name], "__all__"):
-        raise Refused(f"{name} is no verifiers v1 package: it has no __all__. Name its Taskset there.")
-    environment = loaders.environment_class(name)
-    if environment is not vf.SingleAgentEnv:
-        fix = "Only plain tasksets of one question and one answer can be used."
-        raise Refused(f"{name} plays its own {environment.__name__}: several turns or several agents. {fix}")
-    config = loaders.taskset_config_type(name)(id=name, **arguments)
+        fix = "Name its Taskset there; a v0 environment has a function load_environment."
+        raise Refused(f"{name} is no verifiers v1 package: it has no __all__. {fix}")
+    environment, seats = loaders.environment_class(name), seats_of(name)
+    for kind in (environment, loaders.taskset_class(name)):
+        built_in = next((base for base in kind.__mro__ if base.__module__.startswith(_BUILT_IN)), vf.SingleAgentEnv)
+        if built_in is not vf.SingleAgentEnv:
+            raise Refused(_BUILT_ON.format(kind.__name__, built_in.__name__))
+    for seat, agent in seats.items():
+        if agent.model or agent.client:
+            raise Refused(f"the seat {seat} of {name} is another model: {agent.model or agent.client}. {_NO_MODEL}")
+    if seat := _seat_in_a_loop(environment, seats):
+        cause = f"{environment.__name__} runs the seat {seat} several times in an episode: no answer has a score alone"
+        raise Refused(f"{cause}. Choose an environment that runs each seat once.")
+    config = loaders.taskset_config_type(name)(id=name, **spec["args"])
     taskset = loaders.load_taskset(config)
-    if servers := taskset.toolsets(config):
-        raise Refused(f"{name} needs tools: {type(servers[0]).__name__}. {_NO_TOOLS}")
+    _check_kind(taskset.task_type(), config.task, spec)
+    _check_tools(taskset, taskset.toolsets(config), spec)
+    if environment is not vf.SingleAgentEnv and spec["max_turns"] == 1:
+        raise Refused(f"{name} plays its own {environment.__name__}: several turns or several agents. {_SEVERAL}")
+    if len(seats) > 1 and spec["seat"] not in seats:
+        raise Refused(f'{name} has the seats {", ".join(seats)}. Write which one scores: seat = "{next(iter(seats))}".')
     return taskset
 
 
-_NO_TOOLS = "Choose a taskset without tools."
+def _seat_in_a_loop(environment: type[vf.Env[Any]], seats: Collection[str]) -> str:
+    """Return the seat that `run` of an Env starts in a loop, so that its answers are scored against each other; ""."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(environment.run)))
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.While))]
+    bodies = [part for loop in loops for part in loop.body]
+    bodies += [node.elt for node in ast.walk(tree) if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp))]
+    for node in (node for body in bodies for node in ast.walk(body)):
+        match node:
+            case ast.Attribute(ast.Attribute(ast.Name(), seat), "run" | "interaction") if seat in seats:
+                return seat
+    return ""
+
+
+def seats_of(name: str) -> dict[str, vf.AgentConfig]:
+    """Return the seats of a package's environment, by name."""
+    fields = loaders.env_config_type(name).model_fields
+    return {seat: field.default for seat, field in fields.items() if isinstance(field.default, vf.AgentConfig)}
+
+
+_BUILT_IN = ("verifiers.v1.envs.", "verifiers.v1.tasksets.")
+_BUILT_ON = (
+    "{} is built on verifiers' {}, which is not accepted. Choose an environment that scores one policy and needs no"
+    " other engine."
+)
+_SEVERAL = "Write max_turns = 8 (the most answers in an episode) in its table of rules.toml; the engine is prime-rl."
+_NO_MODEL = "Choose an environment in which the trained policy has every seat."
 _NO_BOX = "Choose a taskset whose reward is a function of the trace."
 
 
-def check(task: vf.Task[Any]) -> None:
-    """Refused for a task that needs more than one question and one answer."""
-    kind = type(task)
-    if tools := kind.toolsets(task.config):
-        raise Refused(f"{kind.__name__} needs tools: {type(tools[0]).__name__}. {_NO_TOOLS}")
-    if task.config.judges:
-        raise Refused(f"{kind.__name__} asks a judge: {task.config.judges[0].id}. Choose a taskset without one.")
-    if kind.NEEDS_CONTAINER or task.data.image:
-        raise Refused(f"{kind.__name__} needs a container: {task.data.image or 'NEEDS_CONTAINER'}. {_NO_BOX}")
+def _check_tools(owner: Any, servers: Sequence[Any], spec: Mapping[str, Any]) -> None:
+    """Refused for tools that are elsewhere, and for any where one answer is scored."""
+    kind = (owner if isinstance(owner, type) else type(owner)).__name__
+    for server in servers:
+        name = type(server).__name__
+        if server.config.url or server.config.runtime.type != "subprocess":
+            place = server.config.url or f"in a {server.config.runtime.type} container"
+            raise Refused(f"{kind} needs the tools {name} {place}. Choose a taskset whose tools run on this machine.")
+        if spec["max_turns"] == 1:
+            raise Refused(f"{kind} needs tools: {name}. {_SEVERAL}")
+        if not spec["tool_parser"]:
+            fix = 'Write how the model calls tools, vLLM\'s name of it: tool_parser = "hermes".'
+            raise Refused(f"{kind} needs tools: {name}. {fix}")
+
+
+def _check_kind(kind: type[vf.Task[Any]], config: vf.TaskConfig, spec: Mapping[str, Any]) -> None:
+    """Refused for what no task of a kind can have, before its data is loaded."""
+    judges = [value for _, value in config if isinstance(value, vf.JudgeConfig)]
+    for judge in (*config.judges, *judges):
+        raise Refused(f"{kind.__name__} asks a judge: {judge.id or judge.model}. Choose a taskset without one.")
+    if kind.NEEDS_CONTAINER:
+        raise Refused(f"{kind.__name__} needs a container: NEEDS_CONTAINER. {_NO_BOX}")
     for hook in ("setup", "finalize"):
         if getattr(kind, hook) is not getattr(vf.Task, hook):
             raise Refused(f"{kind.__name__} prepares or reads a container in {hook}(). {_NO_BOX}")
-    rewards = task.hooks("reward")
+    _check_tools(kind, kind.toolsets(config), spec)
+
+
+def check(task: vf.Task[Any], spec: Mapping[str, Any]) -> None:
+    """Refused for a task that needs more than `spec` allows."""
+    kind = type(task)
+    _check_kind(kind, task.config, spec)
+    if task.data.image:
+        raise Refused(f"{kind.__name__} needs a container: {task.data.image}. {_NO_BOX}")
+    rewards, several = task.hooks("reward"), spec["max_turns"] > 1
     for function in (*rewards, *task.hooks("metric")):
         wanted = inspect.signature(function).parameters.get("runtime")
         if wanted is not None and wanted.default is inspect.Parameter.empty:
             raise Refused(f"{kind.__name__}.{function.__name__} needs a runtime, which is a container. {_NO_BOX}")
-    if not rewards:
+    if not (rewards or several):  # an Env of its own may record them
         raise Refused(f"{kind.__name__} has no reward. Mark a method of it with @vf.reward.")
-    chat(task)
+    if not chat(task) and not several:
+        raise Refused(f"{kind.__name__} has a task without a prompt: a scripted user asks. {_SEVERAL}")
 
 
 def chat(task: vf.Task[Any]) -> list[Message]:
-    """The messages that ask, the system prompt first. Refused for what is no text, or asks nothing."""
+    """The messages that ask, the system prompt first; none without a prompt. Refused for what is no text."""
     data, kind = task.data, type(task).__name__
     prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or ())
     if not prompt:
-        raise Refused(f"{kind} has a task without a prompt: a scripted user asks. Choose a taskset with prompts.")
+        return []
     found = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     for message in prompt:
         content = message.content
@@ -106,10 +176,15 @@ def chat(task: vf.Task[Any]) -> list[Message]:
 
 
 def key_of(task: vf.Task[Any]) -> str:
-    """What a task is called: its own `key`, or without one of its own its prompt. The default is a hash over all of its
-    data, its place among the others included."""
+    """What a task is called: its own `key`, or without one of its own its prompt; without a prompt, its data. The
+    default is a hash over all of its data, its place among the others included."""
     is_own = type(task).key is not vf.Task.key  # type: ignore[comparison-overlap]
-    return task.key if is_own else json.dumps(chat(task))
+    return task.key if is_own else json.dumps(chat(task) or _data(task), sort_keys=True)
+
+
+def _data(task: vf.Task[Any]) -> dict[str, Any]:
+    data: dict[str, Any] = task.data.model_dump(mode="json", exclude={"idx"})
+    return data
 
 
 def digest(*parts: str) -> str:
@@ -119,13 +194,12 @@ def digest(*parts: str) -> str:
 
 def identity(task: vf.Task[Any]) -> str:
     """16 hex digits over the key and all that the task holds: another answer is another example."""
-    return digest(key_of(task), json.dumps(task.data.model_dump(mode="json", exclude={"idx"}), sort_keys=True))[:16]
+    return digest(key_of(task), json.dumps(_data(task), sort_keys=True))[:16]
 
 
 def split(
     taskset: vf.Taskset[Any, Any],
-    num_validation: int,
-    num_train: int | None,
+    spec: Mapping[str, Any],
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[vf.Task[Any]]]:
     """Return the tasks as `validation`, `test` (as many) and `train`, in the order of the hash of their keys.
@@ -134,13 +208,14 @@ def split(
 
     Refused for no tasks, too few of them, one key twice, or no end of them without a size.
     """
+    num_validation, num_train = spec["num_validation"], spec["num_train"]
     if taskset.INFINITE and num_train is None:
         raise Refused(f"{type(taskset).__name__} has no end of tasks. Write num_train = 1000 beside num_validation.")
     most = 2 * num_validation + (num_train or 0) if taskset.INFINITE else MOST_TASKS
     kept: dict[str, vf.Task[Any]] = {}
     num_same = 0
     for task in itertools.islice(taskset, MOST_TASKS):
-        check(task)
+        check(task, spec)
         other = kept.setdefault(key := key_of(task), task)
         if other is not task and type(task).key is not vf.Task.key:  # type: ignore[comparison-overlap]
             raise Refused(f"the key {key[:80]!r} occurs more than once. Give each task a `key` of its own.")

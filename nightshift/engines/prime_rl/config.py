@@ -6,12 +6,12 @@ verifiers/v1/ of the verifiers that it pins.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, Value, resolve
 from nightshift.config.losses import in_prime_rl
-from nightshift.config.rules import EnvironmentRules, Rules
+from nightshift.config.rules import EnvironmentRules, Rules, TasksetRules
 from nightshift.config.train_toml import Config
 from nightshift.engines.base import LEARNING_RATES, size_of
 from nightshift.engines.mixture import opponent, ratios, where, without
@@ -67,6 +67,13 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")
     values: dict[str, Any] = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
     values |= in_prime_rl(config, rules.losses)
+    for one in rules.environments:
+        if one.taskset and one.taskset.max_turns > 1:
+            room, words = one.taskset.room(length or cap)
+            if values["seq_len"] < room:  # prime-rl cuts a longer sample
+                cause = f"{where(config, 'seq_len')}: a conversation of {one.name} may have {room} tokens: {words}"
+                fix = f"Write seq_len = {room}, a lower max_completion_tokens, or less in [environment.{one.name}]"
+                raise ConfigError(cause, fix)
     if values[_INFLIGHT] is None:
         values[_INFLIGHT] = most_inflight(values)
         values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])
@@ -132,8 +139,16 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def context_tokens(rules: Rules, prompt_tokens: int) -> int:
+    """Return how many tokens the longest conversation of an experiment may need."""
+    completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
+    several = [one.taskset for one in rules.scored if one.taskset and one.taskset.max_turns > 1]
+    return max([prompt_tokens + completion, *(one.room(completion)[0] for one in several)])
+
+
 def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     """The values that train.toml cannot name, dotted; all of them are locked keys."""
+    several = [one.taskset for one in rules.scored if one.taskset and one.taskset.max_turns > 1]
     return {
         "clean": False,  # a run folder is used once; with true, even a dry run deletes it
         "model.name": rules.model,
@@ -157,8 +172,8 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         # One engine needs no router in front, and its program is in another extra.
         "inference.router": None,
         # Without a length the server reckons with the model's 32,768 tokens for each rollout.
-        "inference.vllm.max_model_len": prompt_tokens
-        + max(rules.max_completion_tokens, rules.decoding.max_completion_tokens),
+        "inference.vllm.max_model_len": context_tokens(rules, prompt_tokens),
+        **_tools(several),
         # Else missing sampling parameters come from the model's own file: a repetition penalty among them.
         "inference.vllm.generation_config": "vllm",
         # No update clears the cache (P/inference/vllm/server.py:73), and the salt of the policy's version never comes
@@ -175,15 +190,33 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     }
 
 
+# Names of prime-rl's renderers (V/renderers) for vLLM's names of how a model calls tools.
+_RENDERER_PARSERS = {"hermes": "qwen3", "qwen3_coder": "qwen3.5", "glm45": "glm", "deepseek_v3": "deepseek-v3"}
+
+
+def _tools(several: Sequence[TasksetRules]) -> dict[str, str]:
+    """Return how the model calls tools, for the server and for the renderer, which refuses tools without it."""
+    names = {one.tool_parser for one in several if one.tool_parser}
+    if len(names) > 1 or not names <= _RENDERER_PARSERS.keys():
+        fix = f"Write one of: {', '.join(_RENDERER_PARSERS)}, the same in each environment"
+        raise ConfigError(f"rules.toml: tool_parser is {' and '.join(sorted(names))}", fix)
+    for name in names:
+        renderer = _RENDERER_PARSERS[name]
+        return {"inference.vllm.tool_call_parser": name, "orchestrator.renderer.tool_parser": renderer}
+    return {}
+
+
 def _source(environment: EnvironmentRules) -> dict[str, Any]:
-    """One environment: our taskset and harness in verifiers' single-agent environment, inside the worker."""
+    """One environment: our taskset and harness in verifiers' single-agent environment, inside the worker; the seats of
+    a user's package are in the package that the installer writes (environments/taskset)."""
+    seats = {"agent": {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}}}
     sizes = {} if environment.taskset else {"split": "train", "size": environment.num_train, **environment.args}
     return {
         "name": environment.name,
         "env": {
             "taskset": {"id": environment.package, **sizes},
             # The default runtime is a paid sandbox elsewhere (V/configs/agent.py:29); ours starts nothing.
-            "agent": {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}},
+            **({} if environment.taskset else seats),
         },
         "serve": {"pool": {"type": "static", "num_workers": NUM_ENV_WORKERS}},
     }

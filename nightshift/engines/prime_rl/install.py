@@ -26,8 +26,10 @@ from nightshift.campaign.records import MODELS_GB
 from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
 from nightshift.engines.downloads import data_problem, model_folder, model_problem
+from nightshift.engines.prime_rl.config import context_tokens
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
+from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup, tail
 from nightshift.files import cache_dir, disk_error, free_disk_gb, parse_json, read_file
@@ -51,7 +53,7 @@ _FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT")
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness
 from nightshift_taskset.training import training_set
 
-__all__ = ["ChatHarness", "TrainingSet"]
+__all__ = ["ChatHarness", "TrainingEnv", "TrainingSet"]
 """
 
 
@@ -121,7 +123,7 @@ class Installation:
     def copy_environments(self, root: Path, rules: Rules) -> None:
         """Copy the environments unless the copy is whole; never link to files that may change."""
         target, files = self.environments_dir(root, rules), environment_files(root, rules)
-        if environments_hash(files_of([path for path in target.glob("*") if path.is_dir()])) == target.name:
+        if environments_hash(files_of([*target.glob("*")])) == target.name:
             return
         temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
         for name, data in files.items():
@@ -170,7 +172,7 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
             packages += [path.parent for beside in one.taskset.beside(root) for path in beside.glob("*/__init__.py")]
             named = {name: getattr(one, name) for name in ("args", "num_validation", "num_train")}
             spec = asdict(one.taskset) | named
-            text = f"{_TRAINING}TrainingSet = training_set({spec!r})\n"
+            text = f"{_TRAINING}TrainingSet, TrainingEnv = training_set({spec!r})\n"
             written[f"{one.package}/__init__.py"] = text.encode()
     return files_of(packages) | written
 
@@ -188,7 +190,7 @@ def files_of(packages: Sequence[Path]) -> dict[str, bytes]:
     return {
         path.relative_to(package.parent).as_posix(): path.read_bytes()
         for package in packages
-        for path in package.rglob("*")
+        for path in (package.rglob("*") if package.is_dir() else [package])
         if path.is_file() and path.suffix != ".pyc"
     }
 
@@ -276,7 +278,7 @@ def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence
         parts |= {
             "packages": packages_problem(installation, has_gpus=bool(gpus)),
             "environments": requirements_problem(installation, rules),
-            "model": model_problem(rules, root) or heads_problem(rules, root),
+            "model": model_problem(rules, root) or shape_problem(rules, root),
         }
     parts["data"] = data_problem(root, rules)
     details = {"checkout": str(installation.root)}
@@ -336,15 +338,24 @@ def requirements_problem(installation: Installation, rules: Rules) -> EngineErro
     return EngineError("prime-rl's environment lacks what an environment of rules.toml requires", fix)
 
 
-def heads_problem(rules: Rules, root: Path) -> EngineError | None:
-    """Return the problem of a model whose attention heads the server could not divide over its GPUs."""
-    heads = None
+def shape_problem(rules: Rules, root: Path) -> EngineError | None:
+    """Return the problem of a model that the server could not divide over its GPUs, or whose context is too short."""
+    model = dict[str, Any]()
     with suppress(OSError, ValueError):
-        heads = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])["num_attention_heads"]
-    if not isinstance(heads, int) or heads % rules.tensor_parallel == 0:
-        return None
-    cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads of"
-    return EngineError(f"{cause} {rules.model}", "Write a divisor, or 1.")
+        model = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])
+    heads, positions = model.get("num_attention_heads"), model.get("max_position_embeddings")
+    if isinstance(heads, int) and heads % rules.tensor_parallel:
+        cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads"
+        return EngineError(f"{cause} of {rules.model}", "Write a divisor, or 1.")
+    # Scaled positions reach further, by rules of vLLM's own.
+    is_scaled = any("factor" in (model.get(key) or ()) for key in ("rope_scaling", "rope_parameters"))
+    prompt_tokens = max(environment.prompt_tokens for environment in load_environments(root, rules.scored))
+    needed = context_tokens(rules, prompt_tokens)
+    if isinstance(positions, int) and positions < needed and not is_scaled:
+        cause = f"{RULES_NAME}: prompt and answers may need {needed} tokens, {rules.model} has a context of {positions}"
+        fix = "Write less room in [environment.NAME] (prompt_tokens, conversation_tokens), or another model."
+        return EngineError(cause, fix)
+    return None
 
 
 def guesses(rules: Rules, root: Path) -> list[Check]:

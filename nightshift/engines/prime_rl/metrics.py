@@ -109,6 +109,8 @@ _FIELDS = {
     "train/agg/all/agent/num_output_tokens/mean": "completion_tokens_mean",
     "train/agg/all/agent/is_truncated/mean": "truncated_share",
     "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
+    "train/agg/all/agent/error/ProviderError": "_server_errors",
+    "train/agg/all/agent/num_branches/mean": "branches_mean",
     "off_policy/mean": "off_policy_mean",
     "time/wait_for_policy": "wait_for_policy_seconds",
     "progress/rollouts": "_num_rollouts",
@@ -122,11 +124,13 @@ class MetricsTail:
     A step is complete, and counted, when the trainer's rows for it exist: its policy is published then.
     """
 
-    def __init__(self, *paths: Path, is_group_relative: bool = False) -> None:
+    def __init__(self, *paths: Path, is_group_relative: bool = False, seat: str = "agent") -> None:
         """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet.
 
-        `is_group_relative`: an advantage is the reward less the mean of its group, and nothing else.
+        `is_group_relative`: an advantage is the reward less the mean of its group, and nothing else. `seat`: whose
+        rollouts are counted.
         """
+        self._seat = f"/all/{seat}/"
         self._is_group_relative = is_group_relative
         self._offsets = dict.fromkeys(paths, 0)
         self._rows: dict[int, dict[str, Any]] = {}
@@ -191,6 +195,7 @@ class MetricsTail:
         step = _number(row.get("step"))
         if step is None or step != int(step):
             return
+        row = {key.replace(self._seat, "/all/agent/"): value for key, value in row.items()}
         values: dict[str, Any] = {name: _number(row[key]) for key, name in _FIELDS.items() if key in row}
         if "train_seconds" in values:
             values["time"] = _number(row.get("time"))
@@ -208,6 +213,8 @@ class MetricsTail:
         tokens, num_rollouts = values.get("completion_tokens_mean"), values.pop("_num_rollouts", None)
         if tokens is not None and num_rollouts and seconds is not None and seconds > 0:
             values["tokens_per_second"] = tokens * num_rollouts / seconds
+        if (errors := values.pop("_server_errors", None)) is not None and num_rollouts:
+            values["server_error_share"] = errors / num_rollouts
         wait = values.get("wait_for_rollouts_seconds")
         if wait is not None and seconds is not None:  # the trainer of the first step waits since before the training
             values["wait_for_rollouts_seconds"] = min(wait, max(seconds, 0.0))

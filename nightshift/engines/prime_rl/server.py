@@ -80,12 +80,18 @@ class Server:
         self._deadline, self.clock = deadline, clock
         # The context is one for all clients: of its own, each would load the system's certificates.
         no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._options: dict[str, Any] = {"base_url": f"http://127.0.0.1:{port}", "trust_env": False, "verify": no_tls}
+        self.base_url = f"http://127.0.0.1:{port}"
+        self._options: dict[str, Any] = {"base_url": self.base_url, "trust_env": False, "verify": no_tls}
         self._client = httpx.Client(**self._options)
 
     def close(self) -> None:
         """Close the connections. The server is none of this object's business."""
         self._client.close()
+
+    def raise_if_late(self, done: str) -> None:
+        """Raise EngineError with what is done after the run's deadline."""
+        if self.clock() >= self._deadline:
+            raise EngineError(f"{done} before the deadline of the run")
 
     def is_healthy(self) -> bool:
         """True if it answers; also while paused."""
@@ -193,8 +199,7 @@ class Server:
                     now, answered = self.clock(), f"the server answered {len(answers)} of {len(bodies)} prompts"
                     if len(answers) > num_done:
                         num_done, last_change = len(answers), now
-                    if now >= self._deadline:
-                        raise EngineError(f"{answered} before the deadline of the run")
+                    self.raise_if_late(answered)
                     if now >= last_change + STALL_SECONDS:
                         raise EngineError(f"{answered} and none for {STALL_SECONDS:g} s", log=LOG_NAME)
                     progress(num_done)

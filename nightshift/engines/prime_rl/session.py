@@ -42,7 +42,7 @@ from nightshift.engines.prime_rl.validator import explain, read_refusals
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
-from nightshift.evaluation.environment import Message
+from nightshift.evaluation.environment import Endpoint, Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment, tail
 from nightshift.files import read_file, write_atomically
@@ -83,7 +83,6 @@ class PrimeRlSession(Session):
         environment: Mapping[str, str],
         timing: Timing,
         deadline: float,
-        keep_all: bool,
     ) -> None:
         """`deadline`: on `timing`'s clock. `base_model`: the snapshot that completes a model folder."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
@@ -101,12 +100,11 @@ class PrimeRlSession(Session):
         algo = launch.tree["orchestrator"].get("algo", {})
         is_group_relative = algo.get("type", "grpo") in ("grpo", "max_rl") and not algo.get("length_penalty")
         files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
-        self._tail = MetricsTail(*files, is_group_relative=is_group_relative)
+        self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seat=launch.seat)
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
         self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
-        self._keep_all = keep_all
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
@@ -168,7 +166,8 @@ class PrimeRlSession(Session):
         if problem is None:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
             if not self._final_step:
-                problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
+                batch_size = self._launch.tree["orchestrator"]["batch_size"]
+                problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir), batch_size)
                 outcome = Outcome.CRASHED
         last_step = None if problem else self._final_step
         folders = self._earlier_weights.folders.items()
@@ -219,6 +218,15 @@ class PrimeRlSession(Session):
         self._memory.sample()
         return completions
 
+    def endpoint(self, progress: ProgressCallback) -> Endpoint:
+        """Return the run's own server."""
+
+        def tick(num_done: int) -> None:
+            self._server.raise_if_late(f"{num_done} episodes were played")
+            progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done))
+
+        return Endpoint(f"{self._server.base_url}/v1", self._launch.served_model, tick)
+
     def close(self) -> None:
         """Stop every process, then delete what is heavy. EngineError if something survives SIGKILL."""
         try:
@@ -226,8 +234,7 @@ class PrimeRlSession(Session):
         finally:
             self._resources.close()
             keep_rollouts(self._launch.rollouts_dir, self._run_dir / SAMPLES_NAME)
-            if not self._keep_all:
-                remove_heavy(self._launch.prime_dir)
+            remove_heavy(self._launch.prime_dir)
 
     def _start(self, group: str, name: str) -> None:
         command = next(command for command in self._launch.commands if command.name == name)

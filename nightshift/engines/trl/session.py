@@ -12,15 +12,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from nightshift.campaign.metrics import Step
-from nightshift.campaign.records import (
-    Completion,
-    Outcome,
-    Phase,
-    Progress,
-    ProgressCallback,
-    Training,
-    Weights,
-)
+from nightshift.campaign.records import Completion, Outcome, Phase, Progress, ProgressCallback, Training, Weights
 from nightshift.config.rules import Decoding
 from nightshift.engines.base import NoGradient, Session, training_progress
 from nightshift.engines.standstill import Standstill

@@ -1,0 +1,189 @@
+"""Episodes by verifiers' own rollouts, as prime-rl plays them in training: its Env, agents and interception server.
+
+Each seat gets the harness of this project, the subprocess runtime, a limit of turns, and all of verifiers' timeouts.
+Nothing inside verifiers ends code that blocks the event loop: here an alarm does, in the code that blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import verifiers.v1 as vf
+from nightshift_gsm8k.harness import TOOL_FAILED
+from pydantic import create_model
+from verifiers.v1.configs import agent as agent_configs
+from verifiers.v1.configs import env as env_configs
+from verifiers.v1.runtimes import SubprocessConfig
+from verifiers.v1.runtimes import subprocess as local_runtime
+from verifiers.v1.utils import loaders
+
+from nightshift_taskset.tasks import Refused, as_score, seats_of
+
+HARNESS = "nightshift_gsm8k"
+SETUP_SECONDS = 60.0  # starting tool servers, on a busy machine
+SCORING_SECONDS = 10.0
+BLOCKED_SECONDS = 10.0
+PULSE_SECONDS = 1.0
+_WAITED = Path("/proc/self/schedstat")  # its second number: nanoseconds that the first thread waited for a core
+_POLICY_FAULT = "malformed upstream response"  # half a character, which verifiers cannot read
+_SERVER_FAULT = 500  # HTTP status from which on the server is to blame, not a request
+
+Send = Callable[[dict[str, Any]], None]
+_HALF_CHARACTER = ("hex escape", "unicode code point")  # in pydantic's errors; any other odd answer is the server's
+
+
+class Blocked(BaseException):
+    """Code did not return to the event loop. No `except Exception` of a reward catches it."""
+
+
+def environment_type(name: str, spec: Mapping[str, Any]) -> type[vf.Env[Any]]:
+    """Return the Env class of a package, SingleAgentEnv without one of its own, with each seat bounded by `spec`."""
+    base, config = loaders.environment_class(name), loaders.env_config_type(name)
+    seconds, most = spec["episode_seconds"], spec["max_turns"]
+    timeout = agent_configs.TimeoutConfig(
+        setup=SETUP_SECONDS, rollout=seconds, finalize=SCORING_SECONDS, scoring=SCORING_SECONDS
+    )
+    fields: dict[str, Any] = {"timeout": (env_configs.TimeoutConfig, _episode_timeout(seconds))}
+    for seat, default in seats_of(name).items():
+        changes = {
+            "harness": loaders.harness_config_type(HARNESS)(id=HARNESS),
+            "runtime": SubprocessConfig(),  # the default is a paid sandbox elsewhere
+            "max_turns": min(most, default.max_turns or most),
+            "sampling": None,  # it would take the place of the evaluation's, which is greedy
+            "timeout": timeout,
+        }
+        fields[seat] = (config.model_fields[seat].annotation, default.model_copy(update=changes))
+    bounded = create_model("BoundedConfig", __base__=config, **fields)
+
+    class BoundedEnv(base, vf.Env[bounded]):  # type: ignore[misc, valid-type]
+        """The package's own, under this config."""
+
+    return BoundedEnv
+
+
+def _episode_timeout(seconds: float) -> env_configs.TimeoutConfig:
+    return env_configs.TimeoutConfig(episode=seconds + SETUP_SECONDS, finalize=SCORING_SECONDS)
+
+
+def open_environment(name: str, spec: Mapping[str, Any]) -> vf.Env[Any]:
+    """Return the environment of an imported package, with `args` of `spec` as its taskset's config."""
+    kind = environment_type(name, spec)
+    config = loaders.concrete_type(kind, vf.EnvConfig, origin=vf.Env)
+    return kind(config(taskset={"id": name, **spec["args"]}))
+
+
+def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[str, Any], send: Send) -> dict[str, Any]:
+    """Play an episode of each task, `{key: task}`, against a server; `send` gets each as it ends, and every second a
+    sign of life.
+
+    `request`: `base_url`, `model`, `temperature` and `max_tokens` of the policy, `concurrency`, the `seat` that counts
+    and its `reward_range`.
+    """
+    local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # of the folders of rollouts: the user's cache is not touched
+    watch = _Watch()
+    try:
+        asyncio.run(_play(env, tasks, request, send, watch))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return {"finished": True}
+
+
+class _Watch:
+    """Raises Blocked in the code that keeps the event loop waiting, but for the time that other processes took."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGALRM, self._ring)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: the event loop runs."""
+        self._began = self._own_time()
+        signal.setitimer(signal.ITIMER_REAL, BLOCKED_SECONDS, PULSE_SECONDS)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self._own_time() - self._began >= BLOCKED_SECONDS:
+            self._began = self._own_time()
+            raise Blocked(f"blocked the event loop for {BLOCKED_SECONDS:g} s")
+
+    def _own_time(self) -> float:
+        """Return the seconds since some moment, without those in which this thread waited for a core."""
+        waited = int(_WAITED.read_text().split()[1]) / 1e9 if _WAITED.exists() else 0.0
+        return time.monotonic() - waited
+
+
+async def _play(
+    env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[str, Any], send: Send, watch: _Watch
+) -> None:
+    client = vf.EvalClientConfig(base_url=request["base_url"], api_key_var="NO_KEY")
+    sampling = vf.SamplingConfig(temperature=request["temperature"], max_tokens=request["max_tokens"])
+    context = vf.ModelContext(model=request["model"], client=client, sampling=sampling)
+    gate = asyncio.Semaphore(request["concurrency"])
+
+    async def play_one(key: str, task: vf.Task[Any]) -> None:
+        async with gate:
+            (slot,) = env.slots(task)
+            try:
+                found = _episode(await env.run_slot(slot, context), request)
+            except Blocked as error:
+                found = {"failed": f"Blocked: {error}"}
+        send({"episode": {"key": key, **found}})
+
+    pulse = asyncio.create_task(_pulse(send, watch))
+    try:
+        async with env.serving():
+            await asyncio.gather(*(play_one(key, task) for key, task in tasks.items()))
+    finally:
+        pulse.cancel()
+
+
+async def _pulse(send: Send, watch: _Watch) -> None:
+    while True:
+        watch.reset()
+        send({})
+        await asyncio.sleep(PULSE_SECONDS)
+
+
+def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an episode came to for the seat that counts. One with an error has no score, whatever its rewards."""
+    traces = [trace for trace in episode.traces if trace.agent.name == request["seat"]]
+    found: dict[str, Any] = {}
+    for trace in traces[:1]:
+        is_cut = trace.is_truncated or any(call.finish_reason == "length" for call in trace.calls)
+        replies = [message.content or "" for message in trace.assistant_messages]
+        answers = [str(message.content) for message in trace.tool_messages]
+        found = {
+            "text": "".join(replies) if trace.num_turns < 2 else trace.transcript,
+            "num_tokens": trace.num_output_tokens,
+            "truncated": is_cut,
+            "turns": trace.num_turns,
+            "tool_calls": len(answers),
+            "tool_errors": sum(answer.startswith(TOOL_FAILED) for answer in answers),
+        }
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    if not episode.ok:
+        error = errors[0] if errors else None
+        is_server = error is not None and error.type == "ProviderError" and (error.status_code or 0) >= _SERVER_FAULT
+        if error and error.message.startswith(_POLICY_FAULT):
+            is_server = not any(words in error.message for words in _HALF_CHARACTER)
+        cause = f"{error.type}: {error.message}" if error else "the episode is not ok"
+        return found | {"failed": cause, "is_server_fault": is_server}
+    counts = Counter(trace.agent.name for trace in episode.traces)
+    if counts[request["seat"]] != 1 or max(counts.values()) > 1:  # a score that compares answers belongs to no task
+        times = ", ".join(f"{seat} {count}" for seat, count in sorted(counts.items()))
+        return found | {"failed": f"each seat may play once in an episode, not: {times}"}
+    (trace,) = traces
+    if not trace.rewards or None in trace.rewards.values():
+        missing = ", ".join(name for name, reward in trace.rewards.items() if reward is None) or "none is recorded"
+        return found | {"failed": f"a reward is missing: {missing}"}
+    try:
+        return found | {"score": as_score(float(trace.reward), request["reward_range"])}
+    except Refused as error:
+        return found | {"refused" if math.isfinite(trace.reward) else "failed": str(error)}

@@ -1,0 +1,123 @@
+"""A verifiers v0 environment (`load_environment`) of one question and one answer as a v1 taskset.
+
+Its prompts become tasks. An answer is scored by its own `rollout` and rubric, in which the answer stands for the model.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.dialects.chat import parse_message
+
+from nightshift_taskset.tasks import Refused
+
+_FIX = "Choose a v0 environment of one question and one answer, or a v1 environment."
+_answer: contextvars.ContextVar[str] = contextvars.ContextVar("answer")
+
+
+def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the spec of a v1 package for an imported one: for a v0 environment, of a new package whose
+    taskset is around `load_environment(**args)`."""
+    module = sys.modules[name]
+    if not hasattr(module, "load_environment") or _has_taskset(module):
+        return name, spec
+    wrapper = ModuleType(f"nightshift_v0_{name.lower()}")
+    wrapper.V0Taskset = _taskset(name, _load(module, spec["args"]))  # type: ignore[attr-defined]
+    wrapper.__all__ = ["V0Taskset"]  # type: ignore[attr-defined]
+    sys.modules[wrapper.__name__] = wrapper
+    return wrapper.__name__, {**spec, "args": {}}
+
+
+def _load(module: ModuleType, args: Mapping[str, Any]) -> Any:
+    """Return a v0 environment. Refused for one that asks a sandbox's or a model's server while it is made."""
+    try:
+        return module.load_environment(**args)
+    except Exception as error:
+        files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
+        is_model = type(error).__module__.startswith("openai")
+        if not is_model and "sandbox_env.py" not in files:
+            raise
+        what = f"{'another model' if is_model else 'a sandbox'} ({type(error).__name__})"
+        raise Refused(f"{module.__name__} is a v0 environment with {what}. {_FIX}") from None
+
+
+def _has_taskset(module: ModuleType) -> bool:
+    exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
+    return any(isinstance(kind, type) and issubclass(kind, vf.Taskset) for kind in exported)
+
+
+def _check(name: str, env: Any) -> None:
+    """Refused for what the adapter cannot carry."""
+    import verifiers.legacy as v0
+
+    kind = type(env).__name__
+    has_tools = isinstance(env, v0.ToolEnv) or bool(getattr(env, "tool_defs", None))
+    if has_tools or not isinstance(env, v0.SingleTurnEnv):
+        others = "several environments" if isinstance(env, v0.EnvGroup) else "several turns"
+        what = "tools" if has_tools else others
+        raise Refused(f"{name} is a v0 environment with {what} ({kind}). {_FIX}")
+    rubrics = [env.rubric]
+    for rubric in rubrics:  # which grows
+        rubrics += getattr(rubric, "rubrics", ())
+        if isinstance(rubric, v0.JudgeRubric):
+            raise Refused(f"{name} is a v0 environment that asks a judge: {rubric.judge_model}. {_FIX}")
+    if env.requires_group_rollouts:
+        raise Refused(f"{name} is a v0 environment whose rewards compare several answers. {_FIX}")
+
+
+def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
+    """Return the taskset of a v0 environment."""
+    from verifiers.legacy.clients import resolve_client
+    from verifiers.legacy.types import ClientConfig, Response, ResponseMessage
+
+    _check(name, env)
+
+    async def get_model_response(state: Any, prompt: Any, *others: Any, **named: Any) -> Response:
+        message = ResponseMessage(role="assistant", content=_answer.get(), finish_reason="stop", is_truncated=False)
+        return Response(id="answer", created=0, model="policy", message=message)
+
+    env.get_model_response = get_model_response
+    client = resolve_client(ClientConfig(api_key_var="NO_KEY", api_base_url="http://127.0.0.1:9/v1"))  # never asked
+
+    class V0Data(vf.TaskData):
+        """A row of the dataset."""
+
+        answer: str = ""
+        row: dict[str, Any]
+
+    class V0Task(vf.Task[V0Data]):
+        """The reward of a row's rubric."""
+
+        @vf.reward
+        async def rubric(self, trace: vf.Trace) -> float:
+            """Score the last reply as v0's own rollout does."""
+            replies = trace.assistant_messages
+            _answer.set((replies[-1].content or "") if replies else "")
+            row = {**self.data.row, "example_id": self.data.idx or 0}
+            state = await env._run_rollout_state(row, client, "policy", {})
+            if state["error"] is not None:
+                raise RuntimeError(f"v0 rollout: {state['error']!r}")
+            return float(state["reward"])
+
+    class V0Taskset(vf.Taskset[V0Task, vf.TasksetConfig]):
+        """The rows of the training set, or of the evaluation set where there is no other."""
+
+        def load(self) -> Iterator[V0Task]:
+            """Yield a task for each row."""
+            rows = env.get_dataset() if env.dataset_source or env.dataset is not None else env.get_eval_dataset()
+            for index, row in enumerate(rows):
+                row = {key: value for key, value in row.items() if value is not None and key != "example_id"}
+                asked = row["prompt"]
+                prompt = asked if isinstance(asked, str) else [parse_message(message) for message in asked]
+                answer = row.get("answer", "")
+                data = V0Data(idx=index, prompt=prompt, row=row, answer=answer if isinstance(answer, str) else "")
+                yield V0Task(data, self.config.task)
+
+    return V0Taskset
