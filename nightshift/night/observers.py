@@ -55,6 +55,9 @@ KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unav
 MESSAGE_VERSION = 2  # of what the command gets
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _MAX_CHANGE = 160
+_LEGEND = (
+    "a line an experiment: number, change, measured score, effect of the change ± half of its 95 % interval, verdict"
+)
 
 
 def write_summary(state: NightState, controller: Controller) -> str:
@@ -80,14 +83,15 @@ def write_summary(state: NightState, controller: Controller) -> str:
 class Page:
     """An observer that prints a line after each experiment, writes summary and page, and prints the last summary."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._news = tell, set[Kind]()
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell, self._news, self._has_lines = tell, set[Kind](), False
 
     def __call__(self, desk: Desk, event: Event) -> None:
         """Write when nothing else is left to do: a page takes a second."""
         self._news.add(event.kind)
         if event.record is not None:
-            self._tell(experiment_line(event.record))
+            self._tell(*[_LEGEND] * (not self._has_lines), experiment_line(event.record))
+            self._has_lines = True
         if event.kind is Kind.STOPPED or (event.kind is Kind.IDLE and self._news & {Kind.CLOSED, Kind.WAITING}):
             try:
                 text = write_summary(desk.state, desk.controller)
@@ -136,7 +140,9 @@ def next_command(state: NightState, campaign: Campaign) -> str:
 def experiment_line(record: Record) -> str:
     """Return number, change, measured score, effect at the decision, verdict and its reason of an experiment."""
     row = row_of(record, {})
-    changes = [f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes)]
+    changes = [
+        f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes) if c.old != c.new
+    ]
     change = clean(", ".join(changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", _MAX_CHANGE)
     figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]
     figures += [f"effect {row.effect}"] if row.effect else []

@@ -68,6 +68,8 @@ COLUMNS = {
     "total_seconds": "time",
     "strict_score": "strict score",
 }
+# Fields that the line itself has.
+_IN_LINE = (*COLUMNS, "run", "verdict", "now")
 
 
 def write_report(
@@ -241,7 +243,7 @@ class _Table:
 
     def _row(self, e: Experiment, num_experiments: int) -> dict[str, Any]:
         record, row, is_shown = e.record, e.row, e.number in self._shown
-        details = [field for field in fields(record, row, text.score) if field[0] not in OF_RUN]
+        details = [field for field in fields(record, row, text.score) if field[0] not in (*OF_RUN, *_IN_LINE)]
         details.append(("your commit", "\n".join(decided_by_user(record.user_decisions))))
         more = dict[str, Any]()
         if is_shown:
@@ -250,7 +252,7 @@ class _Table:
             self.times.append((record, split_experiment(record, [])))
             words = f"left out of a page of {counted(num_experiments)}: they are in runs/{e.number:04d}/"
             details.append(("curves, times, answers", words))
-        changes = [[c.key, short_key(c.key), c.old or "unset", c.new or "unset"] for c in e.changes]
+        changes = [[c.key, short_key(c.key), c.old or "unset", c.new or "unset"] for c in e.changes if c.old != c.new]
         return more | {
             **{name: getattr(row, name) for name in COLUMNS},
             "number": row.number,
@@ -370,6 +372,7 @@ def render(view: View, is_live: bool = False) -> str:
             is_live=is_live,
             uses=list(Use),
             max_keys=_MAX_KEYS,
+            max_values=charts.MAX_VALUES,
             has_bars=len(view.morning.experiments) <= charts.MANY,
             policy=_POLICY.format(hashes=hashes),
             picture=Markup(charts.svg(picture)) if picture else None,
