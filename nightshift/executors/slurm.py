@@ -8,6 +8,7 @@ submitted again under the same name. So a job may start twice, and SLURM may do 
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -43,7 +44,9 @@ from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
 _FIXED = ("--parsable", "--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1", "--export=NONE")
-_NAMED = ("--requeue", "--job-name", "--output", "--error", "--chdir")
+_NAMED = ("--requeue", "--job-name", "--output", "--error", "--chdir", "--wait", "--array", "--wrap", "--test-only")
+_SHORT = ("-W", "-a")  # --wait, --array
+_EXCLUDE = re.compile(r"(?:^|\0)(?:--exclude[=\0]|-x[=\0 ]?)([^\0]+)")  # in the words of slurm.toml, joined by NUL
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +73,8 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise ValueError for an option of sbatch that Nightshift sets itself."""
         own = {word.partition("=")[0] for word in (*_FIXED, *_NAMED, *self.options)}
         for option in self.sbatch:  # sbatch also accepts the beginning of a name
-            if option.startswith("--") and any(name.startswith(option.partition("=")[0]) for name in own):
+            is_own = option.startswith("--") and any(name.startswith(option.partition("=")[0]) for name in own)
+            if is_own or option.startswith(_SHORT):
                 raise ValueError(f"Nightshift itself sets the option {option} of sbatch")
 
     @property
@@ -111,11 +115,16 @@ COMPLETED_SECONDS = 75.0
 OTHERWISE_SECONDS = 10.0
 CANCEL_SECONDS = 90.0  # SLURM's own KillWait is 30
 _REFUSED = "refused by sbatch"
+_SUBMIT_LIMIT = "MaxSubmit"  # AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit: the user has too many jobs
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
 # What another node has of its own.
 _OWN_OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR", "TMP", "TEMP")
+
+
+class NoAnswer(EngineError):
+    """A command of SLURM was ended by its limit of time. What it asked for may happen yet."""
 
 
 class _Seen(NamedTuple):
@@ -157,7 +166,8 @@ class SlurmExecutor(Executor[_Work]):
         try:
             self.sbatch("answer", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
         except EngineError as error:
-            if "node configuration is not available" not in error.cause:  # at this moment: nodes that are drained
+            # At this moment: nodes that are drained, and other jobs of the user's.
+            if "node configuration is not available" not in error.cause and _SUBMIT_LIMIT not in error.cause:
                 raise
 
     def hardware(self, of_engine: str) -> str:
@@ -184,14 +194,16 @@ class SlurmExecutor(Executor[_Work]):
         work = self._flights[folder]
         work.gone_at, work.patience = None, 0.0
         worker = shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))
-        nodes = [word.partition("=")[2] for word in self.config.sbatch if word.startswith("--exclude=")]
-        nodes += sorted(filter(None, self.avoided))
+        nodes = _EXCLUDE.findall("\0".join(self.config.sbatch)) + sorted(filter(None, self.avoided))
         options = [f"--exclude={','.join(nodes)}"] if nodes else []
         try:
             self.sbatch(work.job.name, folder / LOG_NAME, [*self.exports(), f"exec {worker}"], *options)
             return None
         except EngineError as error:
             refusal = error
+        if isinstance(refusal, NoAnswer) or _SUBMIT_LIMIT in refusal.cause:  # `_poll` looks for the job, then sends it
+            work.patience = ANSWER_SECONDS
+            return None
         try:
             if jobs_seen([work.job.name]):
                 return None
@@ -353,11 +365,12 @@ def _ask(
     except FileNotFoundError:
         raise EngineError(f"{command[0]} is not here", "Run this where SLURM's commands are: a login node.") from None
     except subprocess.TimeoutExpired:
-        raise EngineError(f"{command[0]} did not answer in {seconds:g} s") from None
+        raise NoAnswer(f"{command[0]} did not answer in {seconds:g} s") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         errors = [line for line in lines if f"{command[0]}: " in line]  # a hint may follow
-        raise EngineError(errors[-1] if errors else f"{command[0]}: {lines[-1]}")
+        limits = [line for line in errors[:-1] if _SUBMIT_LIMIT in line]
+        raise EngineError("; ".join([*limits, errors[-1]]) if errors else f"{command[0]}: {lines[-1]}")
     return done.stdout.decode(errors="replace")
 
 

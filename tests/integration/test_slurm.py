@@ -322,6 +322,8 @@ def test_options_that_nightshift_does_not_set_are_passed_on(tmp_path: Path) -> N
         ("pairs = ", "slurm.toml: "),
         (SIZES + 'sbatch = ["--mem=1G"]', "Nightshift itself sets the option --mem=1G of sbatch"),
         (SIZES + 'sbatch = ["--exp=ALL"]', "sets the option --exp=ALL of"),
+        (SIZES + 'sbatch = ["--wait"]', "sets the option --wait of"),
+        (SIZES + 'sbatch = ["-a", "1-9"]', "sets the option -a of"),
     ],
 )
 def test_a_slurm_toml_that_says_something_else_is_one_line(tmp_path: Path, text: str, told: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,55 @@ def test_a_job_whose_submission_was_not_answered_is_cancelled_or_looked_for(tmp_
     controller.jobs[name] = "COMPLETED"
     assert executor.is_over(folder)
     assert executor.result(folder) == mine
+
+
+@pytest.mark.parametrize(
+    "error", [slurm.NoAnswer("sbatch did not answer in 30 s"), EngineError("sbatch: error: AssocMaxSubmitJobLimit; x")]
+)
+def test_a_job_that_slurm_may_take_later_is_looked_for_and_sent_again(
+    tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch, error: EngineError
+) -> None:
+    """slurmctld is up, works off its backlog, and shows the job to squeue only afterwards."""
+
+    def ask(command: list[str], stdin: bytes = b"") -> str:
+        if command[0] == "sbatch":
+            raise error
+        return controller.ask(command, stdin)
+
+    monkeypatch.setattr(slurm, "_ask", ask)
+    folder = folder_of(tmp_path)
+    executor.submit(folder, JOB, enter)
+    assert not executor.is_over(folder)
+    monkeypatch.setattr(slurm, "_ask", controller.ask)
+    assert not executor.is_over(folder)
+    assert controller.jobs == {}, "sent again before slurmctld had time"
+    executor._flights[folder].patience = 0.0
+    assert not executor.is_over(folder)
+    assert [*controller.jobs] == [executor.in_flight()[folder].name]
+
+
+def test_a_limit_on_submitted_jobs_is_no_reason_to_refuse_a_night(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sbatch"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    executor = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5))
+    last = "Batch job submission failed: Job violates accounting/QOS policy"
+    for first, is_refused in (("QOSMaxSubmitJobPerUserLimit", False), ("QOSMaxWallDurationPerJobLimit", True)):
+        program.write_text(f'#!/bin/sh\nprintf "sbatch: error: %s\\n" "{first}" "{last}" >&2\nexit 1\n')
+        program.chmod(0o755)
+        with pytest.raises(EngineError, match=last) if is_refused else nullcontext():
+            executor.require_ready()
+
+
+def test_excluded_nodes_stay_excluded_however_they_are_written(tmp_path: Path, controller: Controller) -> None:
+    options = ("--exclude=n2", "--exclude", "n3", "-x", "n4", "-xn5", "--exclusive")
+    made = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5, sbatch=options))
+    sent: list[str] = []
+    made.sbatch = lambda *words, **how: sent.extend(words[3:])  # type: ignore[method-assign]
+    made.avoided = ("n9",)
+    made.submit(folder_of(tmp_path), JOB, enter)
+    assert sent == ["--exclude=n2,n3,n4,n5,n9"]
 
 
 def test_a_refused_job_is_nowhere(tmp_path: Path, executor: SlurmExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

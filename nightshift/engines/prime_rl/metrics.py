@@ -204,9 +204,11 @@ class MetricsTail:
         values: dict[str, Any] = {}
         for key, name in _FIELDS.items():
             paths = {key.replace("agg/all/agent", f"{source}/all/{seat}") for source, seat in self._sources.items()}
-            if numbers := [_number(row[path]) for path in paths if path in row]:
-                merge = min if name == "_reward_min" else fmean
-                values[name] = None if None in numbers else merge(numbers)
+            numbers = [_number(row[path]) for path in paths if path in row]
+            if finite := [number for number in numbers if number is not None]:
+                values[name] = min(finite) if name == "_reward_min" else fmean(finite)
+            elif numbers:
+                values[name] = None
         if errors := [_number(row[key]) or 0.0 for key in row if _SERVER_ERRORS.fullmatch(key)]:
             values["_server_errors"] = sum(errors)
         if "train_seconds" in values:
