@@ -97,7 +97,7 @@ def main() -> None:
             if fault == "holds_card":  # as if its memory were never released
                 nvml = importlib.import_module("pynvml")  # a stand-in
                 nvml.CARDS.write_text(json.dumps([{"used_gb": 40.0, "total_gb": 80.0}]))
-            peak_gb = 2.0 if spec["device"] == "cuda" and fault != "no_peak" else None
+            peak_gb = 2.0 if spec.get("device") == "cuda" and fault != "no_peak" else None
             steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), reward, peak_gb)
         elif command["command"] == "load_final_weights" and fault == "no_weights":
             emit(event="error", cause="the weights cannot be read")

@@ -325,7 +325,7 @@ def proof_rows() -> str:
     return table(
         "row | measured by `uv run ...` | time | download | engine",
         (
-            (name, f"`{step.command}`", step.takes, step.downloads, " and ".join(step.engines))
+            (name, f"`{step.command}`", step.time, step.download, " and ".join(step.engines))
             for name, step in STEPS.items()
         ),
     )

@@ -71,12 +71,11 @@ class Campaign:
         self.user_decisions: tuple[Decision, ...] = ()  # of commits that no record has yet
         self.config: Config | None = None  # the baseline's train.toml
         self.unread: str | None = None  # why the user's own commits could not be read
-        self._num_scores = 0  # of the baseline
         self._folded = list[tuple[bool, int]]()  # the events, by their experiments' numbers
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
-        """Return a campaign; of `before`, folded earlier, only later events. UsageError for unlike scores."""
+        """Return a campaign; of `before`, folded earlier, only later events."""
         campaign, records = cls(branch, rules_hash), list(records)
         events = events_of(records, branch, rules_hash)
         names = [(is_start, record.number) for is_start, record in events]
@@ -125,7 +124,7 @@ class Campaign:
         return [*filter(None, [self.posterior]), *self.guards.values()]
 
     def step(self, is_start: bool, record: Record) -> None:
-        """Fold the start or the decision of one experiment. UsageError first for scores unlike the baseline's."""
+        """Fold the start or the decision of one experiment."""
         if self.posterior is None:
             if not is_start and record.is_keep:
                 self.posterior = _first_posterior(record)
@@ -151,14 +150,10 @@ class Campaign:
 
     def _observe(self, record: Record, *, decides: bool = True) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
         """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
-        scores = run_scores(record)
-        self._num_scores = self._num_scores or len(run_scores(self.baseline or record))
-        if len(scores) != self._num_scores:
-            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {self._num_scores}"
-            raise UsageError(cause, without(record))
         assert self.posterior is not None
+        assert record.score is not None
         hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()
-        decisions = self.posterior.observe(record.run, float(scores.mean()), hours, decides=decides)
+        decisions = self.posterior.observe(record.run, record.score, hours, decides=decides)
         for guard in record.evaluation.guards if record.evaluation else ():
             posterior = self.guards[guard.environment]
             posterior.observe(record.run, guard.score, hours, decides=False)
@@ -214,7 +209,7 @@ class Campaign:
         status = Verdict.MEASURED  # also if its change was kept while it ran
         if record.decision is not None:
             status = Verdict.KEEP if record.decision.action is Action.KEEP else Verdict.DISCARD
-        why = [measured_text(record, float(run_scores(record).mean()))]
+        why = [measured_text(record)]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         why += [f"{d.change.name} not {d.action.past}: {falls[d.change.identity]}" for d in forbidden]
@@ -385,8 +380,8 @@ def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[E
 
 
 def _first_posterior(baseline: Record) -> Posterior:
-    scores = run_scores(baseline)
-    return Posterior(float(scores.mean()), float(scores.std()) / len(scores) ** 0.5, baseline.decision_rules)
+    assert baseline.evaluation is not None
+    return Posterior(baseline.evaluation.eval_score, baseline.evaluation.eval_stderr, baseline.decision_rules)
 
 
 def _first_guards(baseline: Record) -> dict[str, Posterior]:
@@ -396,21 +391,6 @@ def _first_guards(baseline: Record) -> dict[str, Posterior]:
 
 def _began(record: Record) -> datetime:
     return datetime.fromisoformat((record.result and record.result.started) or record.started)
-
-
-def run_scores(record: Record) -> Array:
-    """Return the values by which a run is judged, (n,). UsageError if the record has none, or if they are damaged."""
-    try:
-        if (evaluation := record.evaluation) and evaluation.example_scores:
-            return weighted(evaluation.example_scores, evaluation.parts)
-    except ValueError as error:
-        raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", without(record)) from None
-    raise UsageError(f"experiment {record.number:04d} has no scores", without(record))
-
-
-def without(record: Record) -> str:
-    """Return the fix for a record that cannot be used."""
-    return f"Move runs/{record.number:04d} out of runs/ to go on without it."
 
 
 def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:

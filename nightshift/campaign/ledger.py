@@ -59,8 +59,8 @@ Event = Literal["begun", "submitted", "access", "decided", "committed"]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the journal. `event`: an `Event`; `file`: a path below runs/. The event `access` permits a job to read
-    the test split: the line has the job's `token`, and campaign and `number` of its comparison."""
+    """A line of the journal. `event`: an `Event`; `file`: a path below runs/. The event `access`: a job is to
+    read the test split; the line has campaign and `number` of its comparison."""
 
     time: str  # ISO 8601, UTC
     event: str
@@ -68,7 +68,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int = 0
     branch: str = ""
     rules_hash: str = ""
-    token: str = ""
     commits: dict[str, str] = {}  # of the event `committed`: the ids that git gave, by decision
 
 

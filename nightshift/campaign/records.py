@@ -245,6 +245,7 @@ class Evaluation(Struct, frozen=True):
     format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
     guards: tuple[Guard, ...] = ()  # not in `scores`
+    cut_wrong_share: Fraction | None = None  # of examples with a truncated answer that scored 0
     unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
     figures: dict[str, dict[str, float]] = {}  # of a game, by environment; for display
 

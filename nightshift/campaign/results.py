@@ -18,7 +18,6 @@ from nightshift.campaign.records import (
     Settings,
     Stage,
     Standing,
-    Verdict,
     remaining,
 )
 from nightshift.errors import Failure
@@ -218,13 +217,14 @@ class Counts(msgspec.Struct, frozen=True):
         return f"{num}: {'; changes now: '.join(filter(None, parts)) or 'none'}"
 
 
-def measured_text(record: Record, score: float) -> str:
+def measured_text(record: Record) -> str:
     """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, ...: keep`."""
     run, decision = record.run, record.decision
-    text = f"measured {100 * score:.1f} %{run.with_rider}"
+    assert record.score is not None
+    text = f"measured {percents(record.score)}{run.with_rider}"
     if record.judgement and record.judgement.expected_score is not None:
         name = "incumbent" if run.new or run.kept else "baseline"
-        text += f", expected of the {name} before the run {100 * record.judgement.expected_score:.1f} %"
+        text += f", expected of the {name} before the run {percents(record.judgement.expected_score)}"
     if decision and decision.estimate:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text
@@ -233,12 +233,6 @@ def measured_text(record: Record, score: float) -> str:
 def decisions_text(decisions: Iterable[Decision]) -> str:
     """Return the changes that were kept or reverted: `0003 reverted, 0005 kept after a re-test`."""
     return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
-
-
-def num_since_keep(decided: Sequence[Record]) -> int:
-    """Count the experiments since the last keep, without those that had no new change."""
-    tried = [record for record in decided if record.status != Verdict.MEASURED]
-    return next((index for index, record in enumerate(reversed(tried)) if record.is_keep), len(tried))
 
 
 def standing_text(standing: Standing, kept: Sequence[Change]) -> str:

@@ -236,18 +236,21 @@ def _complete(
     longest = max(entry.max_completion_tokens for entry in declared.values())
     answer = max(longest, setup.decoding.max_completion_tokens, *(e.max_completion_tokens for e in guards.values()))
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
-    for name in (*declared, *guards):
+    asked = {n: e.num_validation * chosen.table(n).max_turns for n, e in (declared | guards).items()}
+    for name in asked:
         if (most := chosen.table(name).max_turns) > 1 and setup.engine != ROLLOUT_ENGINE:
             cause = f"{RULES_NAME}: [environment.{name}]: max_turns = {most}: engine {setup.engine} asks one question"
             raise UsageError(
                 cause, f"Use --engine {ROLLOUT_ENGINE}, which plays several turns, or another environment."
             )
+    usual = sum(entry.num_validation for entry in declared.values())  # a set-up's time is for so many answers
     return replace(
         setup,
         name=f"{'+'.join(declared)}-{setup.engine}",
         model=model,
         model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
         learning_rate_scale=chosen.learning_rate_scale or scale,
+        evaluation_seconds=setup.evaluation_seconds * sum(asked.values()) / usual,
         environments=environments,
         guards=tuple(_environment(root, name, chosen.table(name), entry, model) for name, entry in guards.items()),
         decoding=replace(setup.decoding, max_completion_tokens=answer),

@@ -10,7 +10,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
@@ -33,11 +34,23 @@ MEMORY_BYTES = 4 << 30  # of data; what a data set maps from files is not counte
 MIN_ALL_FAILED = 32  # as many failed answers, and no other, end the run
 CONCURRENCY = 128  # episodes at a time; verifiers takes milliseconds of CPU for a turn
 _FEWER = 8  # divides that after the process died, to find the episode that ends it
+_LATE = "scoring timed out"  # verifiers' words
 SILENCE_SECONDS = 30.0  # without a sign of life of a process that plays; it sends one each second
 _GRACE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
 _OFFLINE_ERRORS = ("Offline", "offline", "LocalEntryNotFound", "Couldn't reach", "Couldn't find cache")
 _FIX = "Look at it: uv run nightshift doctor --environment"
+
+
+def _remedy(cause: str, is_online: bool) -> str:
+    """Return what to do about a taskset that cannot be loaded."""
+    if any(word in cause for word in _OFFLINE_ERRORS):
+        return "Look at the network." if is_online else "Run uv run prepare.py, which fetches its data."
+    if cause.startswith(("ModuleNotFoundError", "ImportError")):
+        return "Install what it needs: uv pip install NAME."
+    if cause.startswith("no reply"):
+        return "Let it load less, with args in rules.toml."
+    return "Mend its package, or choose another."
 
 
 class _Failed(Exception):
@@ -112,9 +125,7 @@ class Scorer:
                 self.close()
             examples: list[TaskExample] = self._ask({"load": split}, "examples", LOAD_SECONDS, is_online)
         except _Failed as failed:
-            is_missing = not is_online and any(word in str(failed) for word in _OFFLINE_ERRORS)
-            fix = "Run uv run prepare.py, which fetches its data." if is_missing else f"{_FIX} {self._name}."
-            raise EngineError(f"environment {self._name}: {failed}", fix) from None
+            raise EngineError(f"environment {self._name}: {failed}", _remedy(str(failed), is_online)) from None
         return examples
 
     def score(self, text: str, key: str) -> float:
@@ -135,34 +146,41 @@ class Scorer:
     def play(self, keys: Sequence[str], policy: Mapping[str, Any], tick: Callable[[int], None]) -> dict[str, Played]:
         """Play an episode of each example against the server of `policy` (rollouts.py). Return them by key.
 
-        An episode that fails counts 0. `tick` gets the number done, each second; what it raises ends the call.
+        An episode that fails counts 0; one that is late, only if it is late again. `tick` gets the number done, each
+        second; what it raises ends the call.
 
         Raises:
             EngineError: the server fails twice in an example, or too much time is lost to a process that dies.
         """
         played: dict[str, Played] = {}
-        again = set[str]()  # keys whose episode met a failing server
+        again = set[str]()  # keys whose episode met a failing server, or was late, perhaps for other load
         width, left = CONCURRENCY, list(keys)
         while left:
             began = time.monotonic()
             batch = left if width == CONCURRENCY else left[: width * _FEWER]
             try:
                 request = {"play": batch, "policy": {**policy, "concurrency": width}}
-                for episode in self._episodes(request, lambda: tick(len(played))):
-                    began = time.monotonic()
-                    if not episode.is_server_fault:
-                        played[episode.key] = episode
-                    elif episode.key in again:
-                        self.close()
+                with closing(self._episodes(request, lambda: tick(len(played)))) as episodes:
+                    for episode in episodes:
+                        began = time.monotonic()
                         cause = clean(episode.failed or "", 300)
-                        raise EngineError(f"environment {self._name}: the server fails: {cause}")
-                    else:
-                        again.add(episode.key)
+                        is_blocked = cause.startswith("Blocked")
+                        self._lost_seconds += ANSWER_SECONDS if is_blocked else 0.0
+                        if self._lost_seconds > LOST_SECONDS:
+                            raise _Failed(cause)
+                        is_late = is_blocked or _LATE in cause
+                        if (is_late or episode.is_server_fault) and episode.key not in again:
+                            again.add(episode.key)
+                        elif episode.is_server_fault:
+                            raise EngineError(f"environment {self._name}: the server fails: {cause}")
+                        else:
+                            played[episode.key] = episode
                 width = CONCURRENCY
             except _Failed as failed:
                 self._lost_seconds += time.monotonic() - began
                 if self._lost_seconds > LOST_SECONDS:
-                    raise EngineError(f"{self._name}: {failed}", f"{_FIX} {self._name}.") from None
+                    cause = f"environment {self._name}: {failed} ({self._lost_seconds:.0f} s lost)"
+                    raise EngineError(cause, f"{_FIX} {self._name}.") from None
                 if width == 1:  # the episodes of a batch begin in its order
                     key = next(key for key in batch if key not in played)
                     played[key] = Played(failed=str(failed), key=key)
@@ -174,7 +192,7 @@ class Scorer:
             self.first_cause = self.first_cause or clean(episode.failed or "", 300)
         return played
 
-    def _episodes(self, request: Mapping[str, Any], tick: Callable[[], None]) -> Iterator[Played]:
+    def _episodes(self, request: Mapping[str, Any], tick: Callable[[], None]) -> Generator[Played]:
         """Yield episodes as they end. _Failed if the process dies or is silent."""
         reply = self._receive(LOAD_SECONDS, request)
         try:

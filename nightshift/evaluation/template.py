@@ -17,6 +17,8 @@ from nightshift.text import clean
 NUM_EXAMPLES = 20
 _SKELETON, _SKELETON_TURNS = "docs/environment", "docs/environment_turns"
 _NUM_EPISODES = 2
+# The argument of a tool's call, by its type in JSON Schema, where it is no text.
+_ARGUMENTS = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
 
 def create(root: Path, name: str, has_turns: bool = False) -> list[str]:
@@ -35,22 +37,16 @@ def create(root: Path, name: str, has_turns: bool = False) -> list[str]:
     for path in sorted(skeleton.iterdir()):
         elsewhere.get(path.name, package / path.name).write_text(path.read_text().replace("NAME", name))
     (package / "py.typed").touch()
-    if has_turns:
-        return [
-            f"wrote environments/{name}/{name}_env: the taskset holds the tasks, the Env plays one",
-            f'name it in {RULES_NAME}: environments = ["{name}"], and below',
-            f"[environment.{name}]",
-            f'package = "environments/{name}"',
-            "num_validation = 200",
-            "max_turns = 2",
-            f"look at it: uv run nightshift doctor --environment {name}",
-            f"begin a campaign on a branch that contains it: uv run run.py --engine prime-rl --branch {name}",
-        ]
+    what = ": data.py asks, scoring.py pays, taskset.py is for prime-rl"
+    what = f"/{name}_env: the taskset holds the tasks, the Env plays one" if has_turns else what
+    engine = " --engine prime-rl" if has_turns else ""
+    table = [f"[environment.{name}]", f'package = "environments/{name}"', "num_validation = 200", "max_turns = 2"]
     return [
-        f"wrote environments/{name}: data.py asks, scoring.py pays, taskset.py is for prime-rl",
+        f"wrote environments/{name}{what}",
+        f'choose it in {RULES_NAME}: environments = ["{name}"]{", and below" if has_turns else ""}',
+        *(table if has_turns else ()),
         f"look at it: uv run nightshift doctor --environment {name}",
-        f'choose it in {RULES_NAME}: environments = ["{name}"]',
-        f"begin a campaign on a branch that contains it: uv run run.py --branch {name}",
+        f"begin a campaign on a branch that contains it: uv run run.py{engine} --branch {name}",
     ]
 
 
@@ -91,7 +87,7 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
 
 
 class _ScriptedPolicy(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server's answers: where there are tools it calls the first with empty arguments, once."""
+    """An OpenAI-compatible server's answers: where there are tools it calls the first of them, once."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
@@ -101,7 +97,10 @@ class _ScriptedPolicy(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         message: dict[str, object] = {"role": "assistant", "content": "a scripted answer"}
         if asked.get("tools") and not any(turn["role"] == "tool" for turn in asked["messages"]):
-            called = {"name": asked["tools"][0]["function"]["name"], "arguments": "{}"}
+            tool = asked["tools"][0]["function"]
+            fields = tool["parameters"].get("properties", {})
+            arguments = {name: _ARGUMENTS.get(field.get("type"), "a") for name, field in fields.items()}
+            called = {"name": tool["name"], "arguments": json.dumps(arguments)}
             message |= {"tool_calls": [{"id": "call", "type": "function", "function": called}]}
         usage = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}

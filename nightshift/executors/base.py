@@ -134,12 +134,13 @@ class Executor(ABC, Generic[F]):
         """
         if folder not in self._flights:
             raise EngineError(f"no job was submitted for {folder}, which the record says is the run in flight")
-        job, (cause, failure) = self._flights[folder].job, self._ending(folder)
-        self.cancel([folder])
         try:
-            return read_result(folder, job)
+            return read_result(folder, self._flights[folder].job)
         except FileNotFoundError:
+            cause, failure = self._ending(folder)
             raise EngineError(cause, "Run it again.", failure=failure) from None
+        finally:
+            self.cancel([folder])
 
 
 def read_result(folder: Path, job: Job) -> Result:

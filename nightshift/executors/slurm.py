@@ -337,7 +337,7 @@ def end_jobs(ledger: Ledger, note: Callable[[str], None], *, of_certificates: bo
 def _ask(
     command: list[str], stdin: bytes = b"", seconds: float = ANSWER_SECONDS, variables: Mapping[str, str] | None = None
 ) -> str:
-    """What a command of SLURM says. EngineError with its last line where it fails, or does not answer in `seconds`."""
+    """What a command of SLURM says. EngineError with its last error where it fails, or does not answer in `seconds`."""
     options = ("SLURM_", "SBATCH_", "SQUEUE_")  # variables by which the commands take options
     environment = {n: v for n, v in os.environ.items() if n == "SLURM_CONF" or not n.startswith(options)}
     try:
@@ -356,7 +356,8 @@ def _ask(
         raise EngineError(f"{command[0]} did not answer in {seconds:g} s") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise EngineError(lines[-1] if command[0] in lines[-1] else f"{command[0]}: {lines[-1]}")
+        errors = [line for line in lines if f"{command[0]}: " in line]  # a hint may follow
+        raise EngineError(errors[-1] if errors else f"{command[0]}: {lines[-1]}")
     return done.stdout.decode(errors="replace")
 
 

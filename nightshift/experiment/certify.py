@@ -189,9 +189,8 @@ def open_task(
     is_elsewhere = bool(environment) or budget_seconds is not None
     if is_elsewhere:
         here = _elsewhere(controller, environment, budget_seconds)
-    uses = _uses(ledger)
     plan = Plan(
-        number=1 + max([*plans, *uses], default=0),
+        number=1 + max([*plans, *_uses(ledger)], default=0),
         branch=controller.repo.head().branch,
         rules_hash=here.bench.rules_hash,
         split="validation" if is_elsewhere else "test",
@@ -205,15 +204,11 @@ def open_task(
         night=night,
     )
     if old is not None:
-        is_finished = (folder_of(ledger, old.number) / COMPARISON_NAME).exists()
-        # A worker reads the test split for a job of the last use only.
-        can_resume = is_finished or old.split == "validation" or old.number >= max(uses, default=0)
-        if _QUESTION(old) == _QUESTION(plan) and can_resume:
+        if _QUESTION(old) == _QUESTION(plan):
             plan = old
         elif resume is not None:
-            cause = "its branch, its rules or a config changed, or the test split was used again since"
-            fix = "Begin another: uv run nightshift certify"
-            raise UsageError(f"comparison {resume:04d} cannot be resumed: {cause}", fix)
+            cause = f"comparison {resume:04d} cannot be resumed: its branch, its rules or a config changed"
+            raise UsageError(cause, "Begin another: uv run nightshift certify")
     effective = dict[str, Effective]()
     try:
         for side, config in configs.items():
@@ -372,7 +367,7 @@ def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
-            use = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash, "token": job.token}
+            use = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash}
             controller.submit(folder, job, **(use if plan.split == "test" else {}))
         while not executor.is_over(folder):
             yield

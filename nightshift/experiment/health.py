@@ -190,8 +190,8 @@ def cut(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
     if training := curve(steps, "truncated_share"):
         limit = min(conditions.values.get(MAX_TOKENS) or math.inf, conditions.rules.max_completion_tokens)
         shares[f"of the training completions at {limit} tokens in the last half"] = fmean(late(training))
-    if evaluation is not None:
-        shares["at evaluation"] = evaluation.truncated_share
+    if evaluation is not None and evaluation.cut_wrong_share is not None:
+        shares["of the answers cut at evaluation, and so scored 0"] = evaluation.cut_wrong_share
     text = ", ".join(f"{share:.0%} {where}" for where, share in shares.items())
     keys = (MAX_TOKENS, "orchestrator.algo.length_penalty", "seq_len")
     return Finding(f"cut: {text}", keys, COSTLY) if max(shares.values(), default=0.0) >= 0.05 else None

@@ -54,8 +54,8 @@ class Step(Struct, frozen=True):
     """How a row is measured: `command` is program and flags, the others are for people."""
 
     command: str
-    takes: str
-    downloads: str = "nothing"
+    time: str
+    download: str = "none"
     engines: tuple[str, ...] = ENGINES
 
 
@@ -63,10 +63,10 @@ _SMOKE, _RUN = "prepare.py --smoke", "10 min of training, at most 20 min in all"
 # Cheap ones first. The names are those of `mark` in the engines.
 STEPS = {
     "driver and memory": Step("nightshift doctor", "a second"),
-    "install": Step(_SMOKE, "not measured", "what fills up to 20 GB of disk (estimated)", ("prime-rl",)),
+    "install": Step(_SMOKE, "not measured", "not measured; fills up to 20 GB of disk (estimated)", ("prime-rl",)),
     "server up": Step(_SMOKE, "at most 20 min: compile caches are cold"),
     "ten training steps": Step(_SMOKE, "2 min"),
-    "memory peak": Step(_SMOKE, "nothing more"),
+    "memory peak": Step(_SMOKE, "none"),
     "weights updated in place": Step(_SMOKE, "seconds"),
     "served = file": Step(_SMOKE, "about a minute on the CPU", engines=("prime-rl",)),
     "kill and nothing left": Step("prepare.py --smoke 600", f"a start, and {_RELEASE_SECONDS:g} s after the kill"),
@@ -99,7 +99,7 @@ class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
 
 def public(text: str) -> str:
     """Return a line without paths, addresses, names of user and machine, and what may be a secret."""
-    secrets = {value for name, value in os.environ.items() if re.search("KEY|TOKEN|SECRET|PASSWORD", name)}
+    secrets = {value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)}
     host, user = socket.gethostname(), {os.environ.get("USER", ""), Path.home().name}
     names = sorted({*user, host, host.partition(".")[0]} - {"root", ""}, key=len, reverse=True)
     patterns = [(re.escape(value), "<secret>") for value in secrets if len(value) > 3]
@@ -136,12 +136,13 @@ class MachineProof:
         return [name for name, step in steps.items() if command in ("", step.command)]
 
     def mark(self, name: str, figure: str = "", is_shown: bool = True) -> None:
-        """Begin a row, or with a figure write it: `waiting.mark`."""
+        """Begin a row, or with a figure write it, unless another figure has shown it: `waiting.mark`."""
         now = time.monotonic()
         began = self.began.setdefault(name, now)
         if figure:
             del self.began[name]
-            self._write(name, is_shown, figure, now - began or None)
+        if figure and (is_shown or name in self.missing()):
+            self.write(name, is_shown, figure, now - began or None)
 
     def add_runs(self, records: Sequence[Record], rules_hash: str) -> None:
         """Write what runs under these rules show, or the causes of their crashes, into rows that are not shown yet."""
@@ -155,13 +156,13 @@ class MachineProof:
         for name, part in zip(list(STEPS)[-3:], parts, strict=True):
             if part and name in self.missing():
                 latest = max(reversed(part), key=lambda record: record.score is not None)
-                self._write(name, latest.score is not None, _figure(latest), latest.total_seconds)
+                self.write(name, latest.score is not None, _figure(latest), latest.total_seconds)
 
     def _machines(self) -> dict[str, dict[str, Row]]:
         proof = read_json(self.root / PROOF_NAME, ProofFile, "Delete it, then run: uv run prepare.py --prove")
         return proof.machines if proof else {}
 
-    def _write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
+    def write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
         """Write a row, and drop rows of another code or driver. EngineError if the disk refuses."""
         engine, commit, now = self.engine, None, datetime.now(UTC).isoformat(timespec="milliseconds")
         if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
@@ -197,7 +198,7 @@ def proving(root: Path, engine: Engine) -> Iterator[MachineProof]:
         yield proof
     except (EngineError, UsageError) as error:
         for name in [*proof.began][:1]:
-            proof.mark(name, error.cause, is_shown=False)
+            proof.write(name, False, error.cause, None)
         raise
     finally:
         markers.clear()
@@ -219,7 +220,7 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
         if not (missing := proof.missing(command)):
             continue
         for name in missing:
-            note(f"{name}: uv run {command}; takes {STEPS[name].takes}; downloads {STEPS[name].downloads}")
+            note(f"{name}: uv run {command} (time: {STEPS[name].time}; download: {STEPS[name].download})")
         before, words = proof.rows, [*command.split(), "--engine", engine.name]
         words += [] if flags.gpus is None else ["--gpus", flags.gpus]
         if command == _SMOKE and flags.smoke:

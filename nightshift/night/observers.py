@@ -136,7 +136,9 @@ def next_command(state: NightState, campaign: Campaign) -> str:
 def experiment_line(record: Record) -> str:
     """Return number, change, measured score, effect at the decision, verdict and its reason of an experiment."""
     row = row_of(record, {})
-    changes = [f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes)]
+    changes = [
+        f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes) if c.old != c.new
+    ]
     change = clean(", ".join(changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", _MAX_CHANGE)
     figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]
     figures += [f"effect {row.effect}"] if row.effect else []

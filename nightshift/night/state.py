@@ -21,12 +21,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta
 
 from nightshift.agents.base import Answer
-from nightshift.campaign import results
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import STARTED, Ledger, proposals_cost
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import NIGHT_NAME, Z95, Cost, Record, Request, Stage, Verdict
-from nightshift.campaign.waits import FILL, NightStatus, Wait, WaitKind, parse_time
+from nightshift.campaign.waits import FILL, NightStatus, Wait, WaitKind
 from nightshift.config.scope import scope_of
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.experiment.experiment import Controller
@@ -99,12 +98,6 @@ class NightState(NightStatus):
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
     version: Literal[5] = 5
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a time that cannot be read, or an answer without a change."""
-        parse_time(self.started)
-        if any(answer.change is None for answer in self.pending):
-            raise ValueError("a pending answer has no change")
-
     @property
     def fills(self) -> bool:
         """Whether tpe proposes while the agent cannot be asked. Of a direction it reads the scope only."""
@@ -154,9 +147,14 @@ def decided(records: Sequence[Record]) -> list[Record]:
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Count the experiments since the last keep. One that filled a slot while the agent could not be asked counts only
-    if it was kept."""
-    return results.num_since_keep([r for r in decided(records) if r.is_keep or r.proposal.proposer != FILL])
+    """Count the experiments since the last keep, without those that had no new change. One that filled a slot while the
+    agent could not be asked counts only if it was kept."""
+    tried = [
+        record
+        for record in decided(records)
+        if record.is_keep or (record.status != Verdict.MEASURED and record.proposal.proposer != FILL)
+    ]
+    return next((index for index, record in enumerate(reversed(tried)) if record.is_keep), len(tried))
 
 
 def by_end(records: Sequence[Record]) -> list[Record]:
@@ -169,7 +167,7 @@ def num_incidents(crashes: Sequence[Record]) -> int:
     """Count crashes, the last one first. Runs that infrastructure lost at once, in several slots, count as one."""
     num, began = 0, math.inf  # of the first lost run of an incident
     for record in crashes:
-        start = parse_time(record.started).timestamp()
+        start = datetime.fromisoformat(record.started).timestamp()
         is_lost = record.failure is Failure.INFRASTRUCTURE
         if is_lost and start + (record.total_seconds or 0.0) > began:
             continue
@@ -269,7 +267,7 @@ class Desk:
     def _seconds_left(self, wait: Wait) -> float:
         if wait.checks_at is None:
             return 0.0
-        return max((parse_time(wait.checks_at) - self.controller.now()).total_seconds(), 0.0)
+        return max((datetime.fromisoformat(wait.checks_at) - self.controller.now()).total_seconds(), 0.0)
 
     def disk_problem(self) -> str | None:
         """Return why runs/ cannot be written; None if it can."""

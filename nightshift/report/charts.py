@@ -32,6 +32,7 @@ STYLES = {
     "crash": ("crashed", "cross", "bad", "bad"),
     "below": ("below the axis", "triangle-down", "page", "grey"),
 }
+MAX_VALUES = 12  # of a key; the others are in `nightshift history`
 MANY = 150  # experiments: with more the dots are small, without intervals and numbers
 SVG_WIDTH, PNG_WIDTH, HEIGHT = 1110, 1000, 340
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -166,7 +167,7 @@ def _tips(*names: str) -> list[Spec]:
 def values(key: KeyHistory, scores: Mapping[int, float | None], span: tuple[float, float]) -> Spec:
     """Return the chart of the measured scores of a key's values: a dot a run, and the mean of each value."""
     runs, means = list[Spec](), list[Spec]()
-    for row in key.values:
+    for row in key.values[:MAX_VALUES]:
         name = row.value + "".join(f" +{short_key(other)}" for other in row.others)
         runs += [{"n": n, "value": name, "measured": scores.get(n)} for n in row.numbers]
         if row.mean_score is not None:

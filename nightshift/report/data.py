@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import takewhile
@@ -21,9 +21,8 @@ from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Repo
 from nightshift.campaign.ledger import Ledger, campaign_cost
-from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
+from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
-    ANSWERS_NAME,
     JOB_NAME,
     NIGHT_NAME,
     Z95,
@@ -45,9 +44,7 @@ from nightshift.config import train_toml
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, changes_of
 from nightshift.errors import UsageError
-from nightshift.files import read_json, read_rows
-from nightshift.report.slices import SelectionSet, Slice
-from nightshift.report.timing import Seconds, split_experiment
+from nightshift.files import read_json
 from nightshift.text import clean, counted
 
 MEASURED = ("baseline", "keep", "discard", "re-run")  # verdicts
@@ -72,20 +69,13 @@ _NUM_LAST = 20
 class Experiment:
     """One row of the page. Scores are fractions.
 
-    `standing`: the estimates after this experiment, None if it was not measured or decided nothing. Without
-    `is_detailed` nothing is read from its files. `answers`: to the examples that were asked for, by their places.
+    `standing`: the estimates after this experiment, None if it was not measured or decided nothing.
     """
 
     record: Record
     row: Row
     changes: tuple[train_toml.Change, ...]
     standing: Standing | None
-    uses: Seconds = field(default_factory=dict)
-    curves: Mapping[str, Any] = field(default_factory=dict)  # empty without a run
-    is_detailed: bool = False
-    lost_game: Mapping[str, str] = field(default_factory=dict)
-    slices: tuple[Slice, ...] = ()  # of a measured change, against the last keep before it
-    answers: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -117,16 +107,19 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A change of the incumbent. `changes`: as its experiment's row has them. `effect`: the current estimate.
-    `support`: in words, how sure it is that it helps, and who kept it. `commit` kept it: 7 characters. `experiment`
-    first proposed it; None for a change of the user's own."""
+    """A change of the incumbent. `effect`: the current estimate. `support`: in words, how sure it is that it helps, and
+    who kept it. `commit` kept it: 7 characters. `experiment` first proposed it; None for a change of the user's own."""
 
     change: Change
-    changes: tuple[train_toml.Change, ...]
     effect: Effect
     support: str
     commit: str
     experiment: Experiment | None
+
+    @property
+    def changes(self) -> tuple[train_toml.Change, ...]:
+        """As the experiment has them in every table; none of a change of the user's own."""
+        return self.experiment.changes if self.experiment else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,15 +277,7 @@ def kept_changes(campaign: Campaign, experiments: Iterable[Experiment]) -> list[
             support += f", kept by you in commit {commit[:7]}"
         elif experiment and experiment.row.now == "kept later":
             support += ", kept later"
-        changes = (
-            experiment.changes
-            if experiment
-            else tuple(
-                train_toml.Change(key, "removed" if value is None else "added", None, value)
-                for key, value in change.keys.items()
-            )
-        )
-        kept.append(Kept(change, changes, effect, support, (commit or "")[:7], experiment))
+        kept.append(Kept(change, effect, support, (commit or "")[:7], experiment))
     return sorted(kept, key=lambda each: -each.effect.p_helps)
 
 
@@ -325,32 +310,6 @@ def detailed(experiments: Sequence[Experiment]) -> list[Experiment]:
     chosen = dict.fromkeys(e.number for e in (*keeps, *experiments[-_NUM_LAST:], *telling))
     numbers = set(list(chosen)[:_MAX_DETAILS])
     return [e for e in experiments if e.number in numbers]
-
-
-def with_details(
-    e: Experiment,
-    ledger: Ledger,
-    measured: Mapping[int, Record],
-    examples: SelectionSet,
-    wanted: Mapping[tuple[str, str], int],
-) -> Experiment:
-    """Add what the files of an experiment contain. `measured`: the records that it may be compared with, by number;
-    `wanted`: the examples whose answers are shown, (package, key) with the place in evaluation.jsonl."""
-    record, folder = e.record, ledger.run_dir(e.record.number)
-    steps = read_steps(folder / METRICS_NAME) if record.result else []
-    parent = measured.get(record.parent or 0) if record.number in measured else None
-    is_game = bool(record.evaluation and record.evaluation.figures)
-    places = None if is_game else wanted.values()
-    answers = read_rows(folder / ANSWERS_NAME, Rollout, places) if is_game or wanted else []
-    return replace(
-        e,
-        uses=split_experiment(record, steps),
-        curves=curves(steps) if record.result else {},
-        is_detailed=True,
-        lost_game=lost_game(answers),
-        slices=examples.flips(record, parent) if parent else (),
-        answers={wanted[key]: one.completion for one in answers if (key := (one.environment, one.key)) in wanted},
-    )
 
 
 def curves(steps: Sequence[Step]) -> dict[str, Any]:

@@ -9,9 +9,8 @@ import base64
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -28,17 +27,26 @@ from nightshift.agents.notebook import notebook
 from nightshift.campaign.commits import short_key
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import NOT_ISOLATED, PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
+from nightshift.campaign.metrics import METRICS_NAME, read_steps
+from nightshift.campaign.records import (
+    ANSWERS_NAME,
+    NOT_ISOLATED,
+    PAGE_NAME,
+    PICTURE_NAME,
+    SUMMARY_NAME,
+    Record,
+    Rollout,
+)
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import cache_dir, write_atomically
+from nightshift.files import cache_dir, read_rows, write_atomically
 from nightshift.report import charts, text
-from nightshift.report.data import CURVES, Experiment, Morning, decided_by_user, detailed, gather, with_details
+from nightshift.report.data import CURVES, Experiment, Morning, curves, decided_by_user, detailed, gather, lost_game
 from nightshift.report.fields import OF_RUN, fields
 from nightshift.report.markdown import summary
 from nightshift.report.slices import SelectionSet, shown_examples
 from nightshift.report.text import Headline, View
-from nightshift.report.timing import Use, nights, split_experiment
+from nightshift.report.timing import Seconds, Use, nights, split_experiment
 from nightshift.text import clean, counted, local
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -60,6 +68,8 @@ COLUMNS = {
     "total_seconds": "time",
     "strict_score": "strict score",
 }
+# Fields that the line itself has.
+_IN_LINE = (*COLUMNS, "run", "verdict", "now")
 
 
 def write_report(
@@ -92,31 +102,20 @@ def write_report(
 def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
     """Read the ledger and the files of its runs, and put together what is to be shown."""
     morning = gather(ledger, branch)
-    campaign, records = morning.story.campaign, morning.story.records
-    shown = detailed(morning.experiments)
-    examples = shown_examples(records[-1].environments if records else (), ledger.root)
-    wanted = _dividing([scores for e in shown if (scores := examples.scores(e.record))], examples)
-    measured = {e.number: e.record for e in morning.experiments if e.standing}
-    details = {e.number: with_details(e, ledger, measured, examples, wanted) for e in shown}
-    experiments = tuple(
-        details.get(e.number) or replace(e, uses=split_experiment(e.record, [])) for e in morning.experiments
-    )
-    morning = replace(morning, experiments=experiments)
-    configs = morning.story.configs
-    keys: tuple[KeyHistory, ...] = ()
+    campaign, keys, table = morning.story.campaign, list[KeyHistory](), _Table(morning)
     if morning.configs is not None and campaign.baseline is not None:
-        found = history(campaign, configs, morning.configs[1]).keys
-        keys = tuple(key for key in found if sum(row.mean_score is not None for row in key.values) > 1)
+        tried = history(campaign, morning.story.configs, morning.configs[1]).keys
+        keys = [key for key in tried if sum(row.mean_score is not None for row in key.values) > 1]
     return View(
         morning=morning,
         headline=text.headline(morning),
         facts=tuple(_facts(morning)),
         copied=tuple(_copied(morning)),
         next_steps=tuple(_next_steps(morning)),
-        keys=keys,
-        nights=tuple(nights([(e.record, e.uses) for e in experiments])),
+        keys=tuple(keys),
+        nights=tuple(nights(table.times)),
         notebook=notebook(campaign).partition("\n")[2].strip(),
-        data=_data(morning, keys, configs, examples),
+        data=table.data(morning, keys),
         written=now,
     )
 
@@ -198,109 +197,120 @@ def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> di
     return {keys[at]: at for at in np.argsort(-spread, kind="stable")[:most].tolist() if spread[at] > 0}
 
 
-def _data(
-    morning: Morning, keys: Sequence[KeyHistory], configs: Mapping[int, Config], examples: SelectionSet
-) -> dict[str, Any]:
-    """Return what the script draws: rows, details, settings, answers and the charts."""
-    experiments = morning.experiments
-    shown = [e for e in experiments if e.is_detailed]
-    paths = list(dict.fromkeys(key for e in shown if e.number in configs for key in configs[e.number].values))
-    settings = {
-        e.number: {key: spelled(configs[e.number].shown(key)) for key in paths} for e in shown if e.number in configs
-    }
-    first = next(iter(settings.values()), {})
-    problems = list(examples.texts.values())
-    scores = {e.number: e.record.evaluation.example_scores for e in shown if e.record.evaluation}
-    levels = sorted({value for each in scores.values() for value in set(each)})
-    letters = {value: chr(_FIRST_LEVEL + i) for i, value in enumerate(levels)} if len(levels) <= _MAX_LEVELS else {}
-    texts = dict[str, int]()  # each answer once
-    rows = []
-    for e in experiments:
-        row = _row(e, len(experiments))
-        if e.is_detailed:
-            if own := settings.get(e.number):
-                row["settings"] = {key: value for key, value in own.items() if value != first.get(key)}
-            if letters and e.record.evaluation:
-                row["scores"] = "".join(map(letters.__getitem__, scores[e.number]))
-                row["set"] = e.record.evaluation.examples_sha256[:12]
-                row["answers"] = {
-                    place: texts.setdefault(text.cut(answer, _MAX_ANSWER), len(texts))
-                    for place, answer in e.answers.items()
-                    if e.record.evaluation.examples_sha256 == examples.digest
-                }
-        rows.append(row)
-    span = charts.domain(experiments, morning.standing)
-    measured = {e.number: e.row.eval_score for e in experiments}
-    names = [name for name in CURVES if any(name in e.curves.get("values", {}) for e in shown)]
-    # A column without a value is left out.
-    columns = {name: head for name, head in COLUMNS.items() if any(row[name] is not None for row in rows)}
-    return {
-        "rows": rows,
-        "columns": columns,
-        "settings": first,
-        "problems": {place: text.cut(problems[place], _MAX_PROBLEM) for e in shown for place in e.answers},
-        "texts": list(texts),
-        "first": [e.number for e in experiments if e.kind in ("baseline", "keep")],
-        "specs": {
-            "progress": charts.progress(experiments, morning.standing),
-            **{f"key-{i}": charts.values(key, measured, span) for i, key in enumerate(keys[:_MAX_KEYS]) if span},
-            **{f"curve-{name}": charts.curve(name) for name in names},
-        },
-    }
+class _Table:
+    """The lines of the table with what opening them shows: of the `shown` experiments also what their files contain.
+    `times`: the seconds of each experiment by use."""
 
+    def __init__(self, morning: Morning) -> None:
+        story, configs = morning.story, morning.story.configs
+        self._ledger = story.ledger
+        self._shown = {e.number: e.record for e in detailed(morning.experiments)}
+        self._measured = {e.number: e.record for e in morning.experiments if e.standing}
+        names = story.records[-1].environments if story.records else ()
+        self._examples = shown_examples(names, story.ledger.root)
+        scores = map(self._examples.scores, self._shown.values())
+        self._wanted = _dividing([*filter(None, scores)], self._examples)
+        known = {number: configs[number] for number in self._shown if number in configs}
+        paths = dict.fromkeys(path for config in known.values() for path in config.values)
+        self._settings = {n: {path: spelled(config.shown(path)) for path in paths} for n, config in known.items()}
+        self._first = next(iter(self._settings.values()), {})
+        runs = [record.evaluation.example_scores for record in self._shown.values() if record.evaluation]
+        levels = sorted(set().union(*runs))
+        self._letters = {v: chr(_FIRST_LEVEL + i) for i, v in enumerate(levels)} if len(levels) <= _MAX_LEVELS else {}
+        self._texts, self._problems = dict[str, int](), dict[int, str]()
+        self.times = list[tuple[Record, Seconds]]()
+        self.rows = [self._row(e, len(morning.experiments)) for e in morning.experiments]
 
-def _row(e: Experiment, num_experiments: int) -> dict[str, Any]:
-    """Return one line of the table, with what opening it shows."""
-    record, row, most = e.record, e.row, 2000 if e.is_detailed else 240
-    changes = [
-        [change.key, short_key(change.key), change.old or "unset", change.new or "unset"] for change in e.changes
-    ]
-    details = [(label, text.cut(words, most)) for label, words in _details(e) if words]
-    if not e.is_detailed:
-        words = f"left out of a page of {counted(num_experiments)}: they are in runs/{e.number:04d}/"
-        details.append(("curves, times, answers", words))
-    return {
-        **{name: getattr(row, name) for name in COLUMNS},
-        "number": row.number,
-        "now": row.now,
-        "verdict": e.verdict,
-        "status": row.status,
-        "failure": row.failure or "",
-        "kind": e.kind,
-        "title": clean(record.proposal.description, 120),
-        "note": text.remark(e),
-        "changes": changes or [[line, line, "", ""] for line in record.diff],
-        "cells": {
-            "eval_score": text.score(row.eval_score, text.UNKNOWN),
-            "effect_at_decision": text.plus_minus(row.effect),
-            "p_helps": text.share(row.p_helps),
-            "total_seconds": text.UNKNOWN if row.total_seconds is None else text.duration(row.total_seconds),
-            "strict_score": text.score(row.strict_score, text.UNKNOWN),
-        },
-        "details": details,
-        "curves": e.curves or None,
-    }
+    def data(self, morning: Morning, keys: Sequence[KeyHistory]) -> dict[str, Any]:
+        """Return what the script draws: rows, settings, answers and the charts."""
+        experiments, span = morning.experiments, charts.domain(morning.experiments, morning.standing)
+        measured = {e.number: e.row.eval_score for e in experiments}
+        curves = dict.fromkeys(name for row in self.rows for name in row.get("curves", {}).get("values", ()))
+        return {
+            "rows": self.rows,
+            # A column without a value is left out.
+            "columns": {n: head for n, head in COLUMNS.items() if any(row[n] is not None for row in self.rows)},
+            "settings": self._first,
+            "problems": self._problems,
+            "texts": list(self._texts),
+            "first": [e.number for e in experiments if e.kind in ("baseline", "keep")],
+            "specs": {
+                "progress": charts.progress(experiments, morning.standing),
+                **{f"key-{i}": charts.values(key, measured, span) for i, key in enumerate(keys[:_MAX_KEYS]) if span},
+                **{f"curve-{name}": charts.curve(name) for name in CURVES if name in curves},
+            },
+        }
 
+    def _row(self, e: Experiment, num_experiments: int) -> dict[str, Any]:
+        record, row, is_shown = e.record, e.row, e.number in self._shown
+        details = [field for field in fields(record, row, text.score) if field[0] not in (*OF_RUN, *_IN_LINE)]
+        details.append(("your commit", "\n".join(decided_by_user(record.user_decisions))))
+        more = dict[str, Any]()
+        if is_shown:
+            more = self._of_files(record, details)
+        else:
+            self.times.append((record, split_experiment(record, [])))
+            words = f"left out of a page of {counted(num_experiments)}: they are in runs/{e.number:04d}/"
+            details.append(("curves, times, answers", words))
+        changes = [[c.key, short_key(c.key), c.old or "unset", c.new or "unset"] for c in e.changes if c.old != c.new]
+        return more | {
+            **{name: getattr(row, name) for name in COLUMNS},
+            "number": row.number,
+            "now": row.now,
+            "verdict": e.verdict,
+            "status": row.status,
+            "failure": row.failure or "",
+            "kind": e.kind,
+            "title": clean(record.proposal.description, 120),
+            "note": text.remark(e),
+            "changes": changes or [[line, line, "", ""] for line in record.diff],
+            "cells": {
+                "eval_score": text.score(row.eval_score, text.UNKNOWN),
+                "effect_at_decision": text.plus_minus(row.effect),
+                "p_helps": text.share(row.p_helps),
+                "total_seconds": text.UNKNOWN if row.total_seconds is None else text.duration(row.total_seconds),
+                "strict_score": text.score(row.strict_score, text.UNKNOWN),
+            },
+            "details": [(label, text.cut(words, 2000 if is_shown else 240)) for label, words in details if words],
+        }
 
-def _details(e: Experiment) -> Iterator[tuple[str, str]]:
-    """Yield what the records and files of an experiment say, as a label and a text; the text may be empty."""
-    record, evaluation = e.record, e.record.evaluation
-    yield from (field for field in fields(record, e.row, text.score) if field[0] not in OF_RUN)
-    yield "your commit", "\n".join(decided_by_user(record.user_decisions))
-    if evaluation:
+    def _of_files(self, record: Record, details: list[tuple[str, str]]) -> dict[str, Any]:
+        """Return curves, settings, scores and answers of an experiment; add what is text to its details."""
+        folder, evaluation, more = self._ledger.run_dir(record.number), record.evaluation, dict[str, Any]()
+        steps = read_steps(folder / METRICS_NAME) if record.result else []
+        uses = split_experiment(record, steps)
+        self.times.append((record, uses))
+        times = (f"{u} {text.duration(t)} ({100 * t / sum(uses.values()):.0f} %)" for u, t in uses.items())
+        details.append(("time", ", ".join(times)))
+        if record.result:
+            more["curves"] = curves(steps)
+        if own := self._settings.get(record.number):
+            more["settings"] = {key: value for key, value in own.items() if value != self._first.get(key)}
+        if evaluation is None:
+            return more
         share, length = 100 * evaluation.truncated_share, evaluation.completion_tokens_mean
-        yield "answers", f"{share:.1f} % reached the token limit; {length:.4g} tokens on average"
-    lines = [f"{clean(what, 20)}: {clean(value, 100)}" for what, value in e.lost_game.items()]
-    yield "a game that it lost", "\n".join(lines)
-    whole = sum(e.uses.values())
-    times = (f"{use} {text.duration(seconds)} ({100 * seconds / whole:.0f} %)" for use, seconds in e.uses.items())
-    yield "time", ", ".join(times) if e.is_detailed else ""
-    lines = [
-        f"{clean(s.name, 80)}: {counted(s.num_examples, 'example')}, {s.fixed} fixed, {s.broken} broken, "
-        f"net {s.fixed - s.broken:+d} ± {s.spread:.0f}"
-        for s in e.slices
-    ]
-    yield f"examples against {record.parent or 0:04d}", "\n".join(lines)
+        details.append(("answers", f"{share:.1f} % reached the token limit; {length:.4g} tokens on average"))
+        places = None if evaluation.figures else self._wanted.values()
+        answers = read_rows(folder / ANSWERS_NAME, Rollout, places) if places is None or places else []
+        game = "\n".join(f"{clean(what, 20)}: {clean(value, 100)}" for what, value in lost_game(answers).items())
+        details.append(("a game that it lost", game))
+        parent = self._measured.get(record.parent or 0) if record.number in self._measured else None
+        lines = [
+            f"{clean(s.name, 80)}: {counted(s.num_examples, 'example')}, {s.fixed} fixed, {s.broken} broken, "
+            f"net {s.fixed - s.broken:+d} ± {s.spread:.0f}"
+            for s in (self._examples.flips(record, parent) if parent else ())
+        ]
+        details.append((f"examples against {record.parent or 0:04d}", "\n".join(lines)))
+        if not self._letters:
+            return more
+        more["scores"] = "".join(map(self._letters.__getitem__, evaluation.example_scores))
+        more["set"], more["answers"] = evaluation.examples_sha256[:12], {}
+        for answer in answers if evaluation.examples_sha256 == self._examples.digest else ():
+            if (place := self._wanted.get(key := (answer.environment, answer.key))) is not None:
+                self._problems[place] = text.cut(self._examples.texts[key], _MAX_PROBLEM)
+                words = text.cut(answer.completion, _MAX_ANSWER)
+                more["answers"][place] = self._texts.setdefault(words, len(self._texts))
+        return more
 
 
 @cache  # a night writes the page after every experiment, and compiling the templates is a third of that
@@ -362,6 +372,7 @@ def render(view: View, is_live: bool = False) -> str:
             is_live=is_live,
             uses=list(Use),
             max_keys=_MAX_KEYS,
+            max_values=charts.MAX_VALUES,
             has_bars=len(view.morning.experiments) <= charts.MANY,
             policy=_POLICY.format(hashes=hashes),
             picture=Markup(charts.svg(picture)) if picture else None,

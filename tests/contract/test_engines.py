@@ -19,7 +19,7 @@ from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import ConfigError
-from nightshift.evaluation.evaluate import examples_of_validation_split
+from nightshift.evaluation.evaluate import examples_of
 from tests import stand_in_prime_rl
 from tests.conftest import ON_GPU, living_children, slow
 from tests.rules import ARITHMETIC_TRL, ROOT
@@ -90,7 +90,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         assert len(weights.sha256) == 64
         assert session.load_final_weights() == weights
         # complete: one answer a prompt, in order, the same twice (greedy)
-        examples = examples_of_validation_split(SMALL, ROOT)
+        examples = examples_of("validation", SMALL, ROOT)
         prompts = [environment.episode(example).ask() for environment, example in examples]
         decoding = Decoding(max_completion_tokens=24, batch_size=5)
         once = session.complete(prompts, decoding, readings.append)

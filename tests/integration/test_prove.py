@@ -40,6 +40,8 @@ class Machine:
         self.root.mkdir(parents=True)
         shutil.copy2(ROOT / "prepare.py", self.root)
         shutil.copytree(ROOT / "models" / "arithmetic-base", self.root / "mine")
+        config = json.loads((self.root / "mine" / "config.json").read_bytes()) | {"max_position_embeddings": 32768}
+        (self.root / "mine" / "config.json").write_text(json.dumps(config))
         make_checkout(self.root, CAMPAIGN, CONFIG, stand_in=True)
         (self.root / "rules.toml").unlink()
         (self.root / "rules.toml").write_text(RULES)
@@ -111,7 +113,7 @@ def test_one_gpu_is_proved_with_trl_row_by_row(tmp_path: Path) -> None:
         order.write_text(json.dumps({"fault": fault, "once": False, **where}))
 
     machine.cards()
-    machine.fails("driver and memory", "this needs an NVIDIA GPU, this machine has 0", 2)
+    machine.fails("driver and memory", "NVIDIA GPU, this machine has 0", 2)
     machine.cards(CARD | {"used_gb": 40.0})
     machine.fails("driver and memory", "GPU 0 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB in use", 2)
     machine.cards(CARD)
@@ -140,16 +142,14 @@ def test_one_gpu_is_proved_with_trl_row_by_row(tmp_path: Path) -> None:
     order.unlink()
     machine.is_proved()
     for row, fault, line in (
+        ("kill and nothing left", "holds_card", "left after 10 s: GPU 0 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB"),
         ("ten training steps", "few_steps", "3 steps in 0 s"),
         ("memory peak", "no_peak", "not measured"),
-        ("kill and nothing left", "holds_card", "left after 10 s: GPU 0 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB"),
     ):
         machine.forget(row)
+        machine.cards(CARD)
         misbehave(fault)
         machine.fails(row, line, 1, *short)
-        order.unlink()
-        machine.cards(CARD)
-        assert machine.prove(*short)[0] == 0
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_two_gpus_are_proved_with_prime_rl_row_by_row(tmp_path: Path, upstream: 
     reader.write_text(f"import os, sys\nos.execv({words[0]!r}, [*{words!r}, *sys.argv[1:]])\n")
     machine.commit()
     machine.cards(CARD)
-    machine.fails("driver and memory", "prime-rl needs two NVIDIA GPUs, this machine has 1", 2)
+    machine.fails("driver and memory", "NVIDIA GPUs, this machine has 1", 2)
     machine.cards(CARD, CARD)
     machine.fails("install", "The lockfile at `uv.lock` needs to be updated", 2)
     machine.environ["UV_STAND_IN"] = "run:server_out_of_memory"
@@ -204,14 +204,13 @@ def test_two_gpus_are_proved_with_prime_rl_row_by_row(tmp_path: Path, upstream: 
     wanted = "shared" if network.problem() else "namespace of its own"  # as an experiment's
     assert machine.rows["server up"]["figure"].endswith(f"; network: {wanted}")
     for fault, row, line, code in (
-        ("reader_fails", "served = file", "served = file: cannot tell: the reader ended", 1),
         ("trainer_exception", "compile caches", "warm-up: trainer ended: exit code 1: ZeroDivisionError", 2),
+        ("reader_fails", "served = file", "served = file: cannot tell: the reader ended", 1),
     ):
         machine.forget(row)
         stand_in_prime_rl.misbehave(venv, fault)
         machine.fails(row, line, code, *short)
-        stand_in_prime_rl.misbehave(venv, None)
-        assert machine.prove(*short)[0] == 0
+    stand_in_prime_rl.misbehave(venv, None)
     machine.forget("memory peak")
     machine.cards(UNREADABLE, UNREADABLE)
     machine.fails("memory peak", "not measured", 1, *short)

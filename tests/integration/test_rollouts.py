@@ -126,6 +126,7 @@ class Tools(vf.Taskset[Task, Config]):
 """
 SERVER = """
 import os
+import time
 import verifiers.v1 as vf
 
 class Facts(vf.Toolset[vf.ToolsetConfig]):
@@ -135,6 +136,7 @@ class Facts(vf.Toolset[vf.ToolsetConfig]):
     def lookup(self, name: str) -> str:
         name = name.strip()
         if name == "raises": raise ValueError("no such name")
+        if name == "sleeps": time.sleep(600)
         if name == "exits": os._exit(3)
         return "42"
 
@@ -144,11 +146,19 @@ if __name__ == "__main__":
 
 
 class ScriptedServer(StandInServer):
-    """Answers `twice N?` rightly, and where there are tools calls the first of them once, then repeats its answer."""
+    """Answers `twice N?` rightly, and where there are tools calls the first of them once, then repeats its answer.
+
+    The fault `refuses_one`: the first question of all is too long.
+    """
+
+    refused = ""
 
     def chat(self, body: dict[str, Any]) -> tuple[int, Any]:
         """Return the status and answer of a chat."""
         last = body["messages"][-1]
+        self.refused = self.refused or last["content"]
+        if self.fault == "refuses_one" and last["content"] == self.refused:
+            return 400, {"error": {"message": "too long"}}
         if body.get("tools") and last["role"] == "user":
             arguments = json.dumps({"name": last["content"].removeprefix("look up ")})
             function = {"name": body["tools"][0]["function"]["name"], "arguments": arguments}
@@ -281,6 +291,20 @@ def test_a_server_that_accepts_no_connection_for_twelve_seconds_is_waited_for(op
     assert [episode.score() for (episode,) in played] == [1.0] * NUM
 
 
+def test_an_episode_whose_request_the_server_refuses_fails_and_the_others_are_scored(open_: Open) -> None:
+    episodes = play(open_(TURNS), "refuses_one")
+    failed = [reason for reason in told(episodes, "failed") if reason is not None]
+    assert failed
+    assert all("too long" in reason for reason in failed)
+    assert sorted(episode.score() for episode in episodes) == [0.0] * len(failed) + [1.0] * (NUM - len(failed))
+
+
+def test_too_much_time_lost_to_code_that_blocks_ends_the_evaluation(open_: Open, monkeypatch) -> None:
+    monkeypatch.setattr(module, "LOST_SECONDS", 5.0)
+    with pytest.raises(EngineError, match=r"Blocked: blocked the event loop for 10 s \([0-9]+ s lost\)"):
+        play(open_(TURNS, f"args = {{ faults = {json.dumps(['blocks'] * 12)} }}"))
+
+
 @pytest.mark.parametrize(("seat", "score"), [("first", 1.0), ("second", 0.0)])
 def test_the_seat_that_counts_is_found_by_its_name(open_: Open, seat: str, score: float) -> None:
     table = f'num_train = 9\nreward_range = [-1.0, 1.0]\nseat = "{seat}"\n'
@@ -289,7 +313,9 @@ def test_the_seat_that_counts_is_found_by_its_name(open_: Open, seat: str, score
     assert told(episodes, "text") == [f"you are {seat}"] * NUM
 
 
-@pytest.mark.parametrize(("word", "score", "errors"), [("", 1.0, 0), ("raises", 0.0, 1), ("exits", 0.0, 1)])
+@pytest.mark.parametrize(
+    ("word", "score", "errors"), [("", 1.0, 0), *((word, 0.0, 1) for word in ("raises", "exits", "sleeps"))]
+)
 def test_tools_are_called_and_their_errors_are_answers(open_: Open, word: str, score: float, errors: int) -> None:
     words = json.dumps([f"word{number}" for number in range(10)] if not word else [word])
     environment = open_(TOOLS.replace('f"look up {word}"', 'f"look up {word}" + " " * idx'), server=SERVER)

@@ -135,6 +135,8 @@ def test_more_options_reach_sbatch_and_its_error_is_the_message(root: Path, clus
     fault(root, "hold", once=False)
     case.submit()
     assert cluster.ask("squeue", "-h", "-o", "%k %y").strip() == "from the lab 5"
+    with pytest.raises(EngineError, match=r"^sbatch: unrecognized option '--of-a-plugin=x'$"):
+        SlurmExecutor(root, dict(os.environ), replace(CONFIG, sbatch=("--of-a-plugin=x",))).require_ready()
     case = Case(SlurmExecutor(root, dict(os.environ), replace(CONFIG, sbatch=("--partition=nowhere",))), root)
     with pytest.raises(EngineError, match="Invalid partition name specified"):
         case.executor.require_ready()

@@ -167,9 +167,15 @@ def above(line: str, more: str) -> tuple[str, str]:
     return line, f"    {more}\n{line}"
 
 
-TOOLS = "@classmethod\n    def toolsets(cls, config): return [vf.Toolset]"
+TOOLS = "@classmethod\n    def toolsets(cls, config): return [vf.Toolset(vf.ToolsetConfig())]"
 IMAGE = "prompt=[vf.UserMessage(content=[vf.ImageUrlContentPart(image_url=vf.ImageUrlSource(url='data:,'))])]"
 JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
+JUDGE_FIELD = "type('C', (vf.TaskConfig,), {'__annotations__': {'j': vf.JudgeConfig}, 'j': vf.JudgeConfig()})()) "
+LOOP = """
+class Own(vf.SingleAgentEnv):
+    async def run(self, task, agents):
+        [await agents.agent.run(task) for _ in range(3)]
+__all__ += ['Own']"""
 
 
 @pytest.mark.parametrize(
@@ -184,6 +190,9 @@ JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
         (above("    @vf.stop", "async def setup(self, trace, runtime): pass"), "", "reads a container in setup()"),
         (above("    @vf.stop", TOOLS), "", "Task needs tools: "),
         (("self.config.task)", JUDGE), "", "Task asks a judge: gpt"),
+        (("self.config.task)", JUDGE_FIELD), "", "Task asks a judge: openai/"),
+        (("", ""), LOOP, "Own runs the seat agent several times in an episode"),
+        (("", ""), "import verifiers.v1.tasksets.textarena", "is built on verifiers' textarena, which is not accepted"),
         (("prompt=text", IMAGE), "", "has a prompt with user content that is no text"),
         (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_validation to 2"),
         (

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
 from nightshift.config.train_toml import parse
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.experiment.checkout import checked_head
 from tests.campaigns import context_of
 from tests.conftest import git
@@ -98,6 +99,15 @@ def test_logs_are_read_only_and_proposals_and_notes_are_no_other_files(checkout:
     assert clone.changes(2) == ()
     proposals = "proposal-1.toml, proposal-1.txt, proposal-2.toml, proposal-2.txt"
     assert clone.changes() == (f"changed files other than train.toml: {proposals}: dropped",)
+
+
+@pytest.mark.parametrize("put", [lambda path, there: path.symlink_to(there), lambda path, there: None])
+def test_a_clone_that_was_moved_away_is_refused(clone: Clone, tmp_path: Path, put: Callable[..., object]) -> None:
+    clone.open(b"lr = 7\n")
+    clone.path.rename(tmp_path / "moved")
+    put(clone.path, tmp_path / "moved")
+    with pytest.raises(ConfigError, match="the agent's clone"):
+        clone.changes()
 
 
 def test_a_clone_of_somebody_else_is_not_used(checkout: Path, clone: Clone) -> None:

@@ -192,19 +192,6 @@ def test_the_command_resumes_an_unfinished_comparison_by_its_number(
     assert (code, "verdict:          better" in output) == (0, True), output
 
 
-@pytest.mark.slow
-def test_a_comparison_whose_use_of_the_test_split_is_not_the_last_cannot_be_resumed(kept: Controller) -> None:
-    kept.reporter.on_note = stop_at("run 2 of 2")
-    with pytest.raises(Interrupted):
-        certified(kept, 1)
-    kept.reporter.on_note = lambda text: None
-    made = certify(open_task(kept, 1))
-    assert made.access == 2
-    with pytest.raises(UsageError, match=r"comparison 0001 cannot be resumed: .* the test split was used again since"):
-        open_task(kept, resume=1)
-    assert open_task(kept).plan.number == 3
-
-
 @pytest.mark.parametrize("num_slots", [2, slow(3)])
 def test_all_slots_are_busy_with_runs_of_both_sides(kept: Controller, num_slots: int) -> None:
     kept.bench.executor.num_slots = num_slots

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import campaign as composite
-from nightshift.campaign.campaign import compare, run_scores
+from nightshift.campaign.campaign import compare
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     Completion,
@@ -30,7 +30,7 @@ from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.mixture import ratios
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.certify import _estimate
@@ -59,6 +59,7 @@ def measured(sets: dict[str, tuple[Sequence[float], float]], **changes: Any) -> 
     evaluation = replace(
         a_result().evaluation,
         eval_score=sum(p.weight * p.score for p in parts) / total,
+        eval_stderr=math.hypot(*(p.weight * p.stderr for p in parts)) / total,
         scores=packed([score for scores, _ in sets.values() for score in scores]),
         parts=parts,
     )
@@ -80,13 +81,14 @@ def test_the_standard_error_is_that_of_each_environment_by_itself() -> None:
 
 def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> None:
     record = measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)})
-    vector = run_scores(record)
+    evaluation = record.result.evaluation
+    vector = composite.weighted(evaluation.example_scores, evaluation.parts)
     assert vector.mean() == pytest.approx(0.25 * 0.25 + 0.75 * 1.0)
     assert record.score == pytest.approx(vector.mean())
     assert composite.weighted([1.0, 0.0], []).tolist() == [1.0, 0.0]
-    evaluation = replace(record.result.evaluation, scores=packed([1.0]))
-    with pytest.raises(UsageError, match="1 scores of environments with 6 examples"):
-        run_scores(replace(record, result=replace(record.result, evaluation=evaluation)))
+    assert vector.std() / math.sqrt(len(vector)) == pytest.approx(evaluation.eval_stderr)
+    with pytest.raises(ValueError, match="1 scores of environments with 6 examples"):
+        composite.weighted([1.0], evaluation.parts)
 
 
 def test_the_verdict_follows_the_weights() -> None:
@@ -149,10 +151,11 @@ def test_an_example_of_several_answers_is_cut_off_if_one_of_them_was_and_failed_
     )
     both = [(twice, example) for example in first.examples("validation")[:2]]
     session = Parrot(["#### 1"] * 4)
-    session.complete = lambda *asked: [Completion("#### 1", 1, index == 1) for index in range(4)]
-    for path, line in ((None, "failed"), (tmp_path / "answers", "failed: 42")):
-        found = evaluate(session, both, ARITHMETIC_TRL, path, lambda reading: None)
-        assert (found.truncated_share, found.unscored) == (0.5, (line,))
+    for answer, wrong in (("-1", 0.5), (both[0][1].answer, 0.0)):
+        session.complete = lambda *asked, text=f"#### {answer}": [Completion(text, 1, index == 1) for index in range(4)]
+        for path, line in ((None, "failed"), (tmp_path / "answers", "failed: 42")):
+            found = evaluate(session, both, ARITHMETIC_TRL, path, lambda reading: None)
+            assert (found.truncated_share, found.cut_wrong_share, found.unscored) == (0.5, wrong, (line,))
 
 
 def test_a_certificate_has_an_estimate_for_each() -> None:

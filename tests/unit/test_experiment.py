@@ -370,25 +370,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
     assert list(controller.ledger.runs_dir.glob("*/weights")) == []
 
 
-def test_commits_that_the_journal_names_are_not_made_again_after_a_kill_and_a_reset(controller, monkeypatch):
-    baseline(controller, POOR, then=GOOD)
-
-    def killed(ledger: Ledger, record: Record) -> None:  # the first step after the journal's line
-        if record.number == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(campaign_module, "keep_model", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(controller)
-    git(controller.bench.root, "reset", "--hard", "--quiet", "HEAD~1")
-    before = git(controller.bench.root, "rev-parse", "HEAD")
-    campaign_module.resume(controller.ledger, controller.repo, lambda line: None)
-    assert git(controller.bench.root, "rev-parse", "HEAD") == before
-    assert [*controller.ledger.read(2).commits] == ["keep 0002"]
-
-
-def test_the_journal_of_an_earlier_experiment_with_the_same_number_is_not_believed(controller: Controller) -> None:
+def test_the_commit_of_an_earlier_experiment_with_the_same_number_is_not_taken(controller: Controller) -> None:
     baseline(controller, POOR, then=GOOD)
     assert run(controller).status == "keep"
     git(controller.bench.root, "reset", "--hard", "--quiet", "HEAD~1")

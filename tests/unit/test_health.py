@@ -220,10 +220,10 @@ def test_a_cut_names_the_limit_that_was_in_force(written: int | None, limit: str
     assert limit in found(steps, "cut: 50% of", replace(USUAL, values=values)).text
 
 
-def test_truncation_at_evaluation_alone_is_told() -> None:
-    evaluation = Evaluation(0.5, 0.01, packed((1.0, 0.0)), "e", 0.2, 12.5, Weights(40, "f"), 3.0)
+def test_answers_that_were_cut_at_evaluation_and_scored_0_are_named() -> None:
+    evaluation = Evaluation(0.5, 0.01, packed((1.0, 0.0)), "e", 0.9, 12.5, Weights(40, "f"), 3.0, cut_wrong_share=0.2)
     conditions = replace(USUAL, run=structs.replace(USUAL.run, evaluation=evaluation))
-    assert "20% at evaluation" in found(healthy(4, 100), "cut: ", conditions).text
+    assert "20% of the answers cut at evaluation, and so scored 0" in found(healthy(4, 100), "cut: ", conditions).text
     assert "at evaluation" not in text(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
 
 

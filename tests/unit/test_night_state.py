@@ -1,6 +1,5 @@
 """When a night is over, what it remembers, and how it is told."""
 
-import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,8 +165,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     states.save(ledger, state)
     assert states.load(ledger) == state
     path = tmp_path / "runs" / states.NIGHT_NAME
-    no_change = json.dumps(json.loads(path.read_bytes()) | {"pending": [{"source": None}]}).encode()
-    for damage in (b"", b"{", b"[]", b'{"version": 1}', b'{"version": 99}', no_change):
+    for damage in (b"", b"{", b"[]", b'{"version": 1}', b'{"version": 99}'):
         path.write_bytes(damage)
         with pytest.raises(UsageError, match=r"night\.json is damaged: .*\. Delete it"):
             states.load(ledger)

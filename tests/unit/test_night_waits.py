@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
 from nightshift.campaign.records import Cost, Job, Outcome, Record, Request, Result, Training
-from nightshift.campaign.waits import FILL, Wait, parse_time
+from nightshift.campaign.waits import FILL, Wait
 from nightshift.cli.status import Status
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, Failure
@@ -175,7 +175,7 @@ def test_a_wait_of_a_killed_night_ended_with_it(controller: Controller, clock: C
     os.utime(ledger.runs_dir / "night.json", 2 * (killed.timestamp(),))
     clock.now += 25_000.0
     [wait] = begin(NightRequest("stand-in"), controller).waits
-    assert parse_time(wait.ended) == killed
+    assert datetime.fromisoformat(wait.ended) == killed
     assert f"going on with the night of {state.started}" in controller.reporter.notes
 
 

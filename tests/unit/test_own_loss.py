@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -32,9 +34,10 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import validate
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import environment_files
+from nightshift.engines.prime_rl.validator import Refusal, explain
 from nightshift.engines.rehearsal import smoke_config, smoke_rules
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.errors import UsageError
+from nightshift.errors import Failure, UsageError
 from nightshift.night import observers
 from nightshift.night.loop import Night
 from nightshift.night.start import begin
@@ -468,4 +471,6 @@ def test_the_validator_names_file_and_line_of_a_loss_that_cannot_be_imported(
     [error] = validate.errors_of(caught.value)
     sys.modules.pop("broken_loss", None)
     assert error["message"].startswith(f"the loss broken_loss.loss of rules.toml: {cause}")
-    assert json.dumps(error)
+    explained = explain([msgspec.json.decode(json.dumps(error), type=Refusal)], own("broken").decode())
+    assert explained.failure == Failure.CONFIG  # no machine is at fault: no run is tried again elsewhere
+    assert re.match(r"train\.toml:\d+: trainer\.loss\.type: prime-rl refuses it: the loss broken_loss", explained.cause)

@@ -80,6 +80,13 @@ def test_a_row_holds_for_one_code_driver_and_hardware(root: Path, nvml: StandInN
         proof_of(root).mark("memory peak", "2.0 GB")
 
 
+def test_a_figure_that_shows_too_little_replaces_none_that_shows_it(root: Path, nvml: StandInNvml) -> None:
+    proof = proof_of(root)
+    for figure, is_shown in (("3 steps", False), ("12 steps", True), ("5 steps", False)):
+        proof.mark("ten training steps", figure, is_shown)
+    assert [row.figure for row in proof.rows.values()] == ["12 steps"]
+
+
 def test_an_error_fails_the_row_that_began_first(root: Path, nvml: StandInNvml) -> None:
     def fail() -> None:
         with proving(root, TrlEngine(GSM8K_TRL, root, {})):

@@ -30,6 +30,7 @@ def open_taskset(name, spec):
     args = spec["args"]
     if args.get("raises"): raise RuntimeError("no such table\\nhere")
     if args.get("offline"): raise ConnectionError("Couldn't reach it (OfflineModeIsEnabled)")
+    if args.get("lacks"): import no_such_module
     if args.get("hangs"): time.sleep(600)
     if args.get("exits"): os._exit(7)
     while args.get("burns") and time.process_time() < 1: pass
@@ -197,7 +198,11 @@ def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:10). Look at it"),
+        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:10). Mend its package"),
+        (
+            {"lacks": True},
+            "ModuleNotFoundError: No module named 'no_such_module' (nightshift_taskset/tasks.py:12). Install what",
+        ),
         (
             {"offline": True},
             "ConnectionError: Couldn't reach it (OfflineModeIsEnabled) (nightshift_taskset/tasks.py:11). "

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -32,6 +34,7 @@ SETUP_SECONDS = 60.0  # starting tool servers, on a busy machine
 SCORING_SECONDS = 10.0
 BLOCKED_SECONDS = 10.0
 PULSE_SECONDS = 1.0
+_WAITED = Path("/proc/self/schedstat")  # its second number: nanoseconds that the first thread waited for a core
 _POLICY_FAULT = "malformed upstream response"  # half a character, which verifiers cannot read
 _SERVER_FAULT = 500  # HTTP status from which on the server is to blame, not a request
 
@@ -56,6 +59,7 @@ def environment_type(name: str, spec: Mapping[str, Any]) -> type[vf.Env[Any]]:
             "harness": loaders.harness_config_type(HARNESS)(id=HARNESS),
             "runtime": SubprocessConfig(),  # the default is a paid sandbox elsewhere
             "max_turns": min(most, default.max_turns or most),
+            "sampling": None,  # it would take the place of the evaluation's, which is greedy
             "timeout": timeout,
         }
         fields[seat] = (config.model_fields[seat].annotation, default.model_copy(update=changes))
@@ -87,19 +91,40 @@ def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[s
     """
     local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # of the folders of rollouts: the user's cache is not touched
     eval_client.DEFAULT_TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)  # 5 s, which a busy machine exceeds
-    signal.signal(signal.SIGALRM, _ring)
+    watch = _Watch()
     try:
-        asyncio.run(_play(env, tasks, request, send))
+        asyncio.run(_play(env, tasks, request, send, watch))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return {"finished": True}
 
 
-def _ring(number: int, frame: FrameType | None) -> None:
-    raise Blocked(f"blocked the event loop for {BLOCKED_SECONDS:g} s")
+class _Watch:
+    """Raises Blocked in the code that keeps the event loop waiting, but for the time that other processes took."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGALRM, self._ring)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: the event loop runs."""
+        self._began = self._own_time()
+        signal.setitimer(signal.ITIMER_REAL, BLOCKED_SECONDS, PULSE_SECONDS)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self._own_time() - self._began >= BLOCKED_SECONDS:
+            self._began = self._own_time()
+            raise Blocked(f"blocked the event loop for {BLOCKED_SECONDS:g} s")
+
+    def _own_time(self) -> float:
+        """Return the seconds since some moment, without those in which this thread waited for a core."""
+        waited = int(_WAITED.read_text().split()[1]) / 1e9 if _WAITED.exists() else 0.0
+        return time.monotonic() - waited
 
 
-async def _play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[str, Any], send: Send) -> None:
+async def _play(
+    env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[str, Any], send: Send, watch: _Watch
+) -> None:
     client = vf.EvalClientConfig(base_url=request["base_url"], api_key_var="NO_KEY")
     sampling = vf.SamplingConfig(temperature=request["temperature"], max_tokens=request["max_tokens"])
     context = vf.ModelContext(model=request["model"], client=client, sampling=sampling)
@@ -114,7 +139,7 @@ async def _play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Ma
                 found = {"failed": f"Blocked: {error}"}
         send({"episode": {"key": key, **found}})
 
-    pulse = asyncio.create_task(_pulse(send))
+    pulse = asyncio.create_task(_pulse(send, watch))
     try:
         async with env.serving():
             await asyncio.gather(*(play_one(key, task) for key, task in tasks.items()))
@@ -122,9 +147,9 @@ async def _play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Ma
         pulse.cancel()
 
 
-async def _pulse(send: Send) -> None:
+async def _pulse(send: Send, watch: _Watch) -> None:
     while True:
-        signal.setitimer(signal.ITIMER_REAL, BLOCKED_SECONDS, BLOCKED_SECONDS)
+        watch.reset()
         send({})
         await asyncio.sleep(PULSE_SECONDS)
 

@@ -8,6 +8,7 @@ depend on the order in which tasks are loaded.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import functools
 import hashlib
@@ -17,7 +18,9 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +48,13 @@ def import_package(place: Path) -> str:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        for path in (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)):
+            if path.parts[-4:-2] == ("v1", "tasksets"):
+                raise Refused(_BUILT_ON.format(name, path.parts[-2])) from None
+        raise
     return name
 
 
@@ -54,25 +63,39 @@ def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     if not hasattr(sys.modules[name], "__all__"):
         fix = "Name its Taskset there; a v0 environment has a function load_environment."
         raise Refused(f"{name} is no verifiers v1 package: it has no __all__. {fix}")
-    environment, several = loaders.environment_class(name), spec["max_turns"] > 1
-    if environment is not vf.SingleAgentEnv and not several:
-        raise Refused(f"{name} plays its own {environment.__name__}: several turns or several agents. {_SEVERAL}")
-    seats = seats_of(name)
-    if len(seats) > 1 and spec["seat"] not in seats:
-        raise Refused(f'{name} has the seats {", ".join(seats)}. Write which one scores: seat = "{next(iter(seats))}".')
+    environment, seats = loaders.environment_class(name), seats_of(name)
+    for kind in (environment, loaders.taskset_class(name)):
+        built_in = next((base for base in kind.__mro__ if base.__module__.startswith(_BUILT_IN)), vf.SingleAgentEnv)
+        if built_in is not vf.SingleAgentEnv:
+            raise Refused(_BUILT_ON.format(kind.__name__, built_in.__name__))
     for seat, agent in seats.items():
         if agent.model or agent.client:
             raise Refused(f"the seat {seat} of {name} is another model: {agent.model or agent.client}. {_NO_MODEL}")
+    if seat := _seat_in_a_loop(environment, seats):
+        cause = f"{environment.__name__} runs the seat {seat} several times in an episode: no answer has a score alone"
+        raise Refused(f"{cause}. Choose an environment that runs each seat once.")
     config = loaders.taskset_config_type(name)(id=name, **spec["args"])
     taskset = loaders.load_taskset(config)
-    for kind in (environment, type(taskset)):
-        built_in = next((base for base in kind.__mro__ if base.__module__.startswith(_BUILT_IN)), vf.SingleAgentEnv)
-        if built_in is not vf.SingleAgentEnv:
-            raise Refused(
-                f"{kind.__name__} is built on verifiers' {built_in.__name__}, which is not accepted. {_PLAIN}"
-            )
+    _check_kind(taskset.task_type(), config.task, spec)
     _check_tools(taskset, taskset.toolsets(config), spec)
+    if environment is not vf.SingleAgentEnv and spec["max_turns"] == 1:
+        raise Refused(f"{name} plays its own {environment.__name__}: several turns or several agents. {_SEVERAL}")
+    if len(seats) > 1 and spec["seat"] not in seats:
+        raise Refused(f'{name} has the seats {", ".join(seats)}. Write which one scores: seat = "{next(iter(seats))}".')
     return taskset
+
+
+def _seat_in_a_loop(environment: type[vf.Env[Any]], seats: Collection[str]) -> str:
+    """Return the seat that `run` of an Env starts in a loop, so that its answers are scored against each other; ""."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(environment.run)))
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.While))]
+    bodies = [part for loop in loops for part in loop.body]
+    bodies += [node.elt for node in ast.walk(tree) if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp))]
+    for node in (node for body in bodies for node in ast.walk(body)):
+        match node:
+            case ast.Attribute(ast.Attribute(ast.Name(), seat), "run" | "interaction") if seat in seats:
+                return seat
+    return ""
 
 
 def seats_of(name: str) -> dict[str, vf.AgentConfig]:
@@ -82,7 +105,10 @@ def seats_of(name: str) -> dict[str, vf.AgentConfig]:
 
 
 _BUILT_IN = ("verifiers.v1.envs.", "verifiers.v1.tasksets.")
-_PLAIN = "Choose an environment that scores one policy and needs no other engine."
+_BUILT_ON = (
+    "{} is built on verifiers' {}, which is not accepted. Choose an environment that scores one policy and needs no"
+    " other engine."
+)
 _SEVERAL = "Write max_turns = 8 (the most answers in an episode) in its table of rules.toml; the engine is prime-rl."
 _NO_MODEL = "Choose an environment in which the trained policy has every seat."
 _NO_BOX = "Choose a taskset whose reward is a function of the trace."
@@ -93,27 +119,35 @@ def _check_tools(owner: Any, servers: Sequence[Any], spec: Mapping[str, Any]) ->
     kind = (owner if isinstance(owner, type) else type(owner)).__name__
     for server in servers:
         name = type(server).__name__
-        if spec["max_turns"] == 1:
-            raise Refused(f"{kind} needs tools: {name}. {_SEVERAL}")
         if server.config.url or server.config.runtime.type != "subprocess":
             place = server.config.url or f"in a {server.config.runtime.type} container"
             raise Refused(f"{kind} needs the tools {name} {place}. Choose a taskset whose tools run on this machine.")
+        if spec["max_turns"] == 1:
+            raise Refused(f"{kind} needs tools: {name}. {_SEVERAL}")
         if not spec["tool_parser"]:
             fix = 'Write how the model calls tools, vLLM\'s name of it: tool_parser = "hermes".'
             raise Refused(f"{kind} needs tools: {name}. {fix}")
 
 
-def check(task: vf.Task[Any], spec: Mapping[str, Any]) -> None:
-    """Refused for a task that needs more than `spec` allows."""
-    kind = type(task)
-    _check_tools(kind, kind.toolsets(task.config), spec)
-    if task.config.judges:
-        raise Refused(f"{kind.__name__} asks a judge: {task.config.judges[0].id}. Choose a taskset without one.")
-    if kind.NEEDS_CONTAINER or task.data.image:
-        raise Refused(f"{kind.__name__} needs a container: {task.data.image or 'NEEDS_CONTAINER'}. {_NO_BOX}")
+def _check_kind(kind: type[vf.Task[Any]], config: vf.TaskConfig, spec: Mapping[str, Any]) -> None:
+    """Refused for what no task of a kind can have, before its data is loaded."""
+    judges = [value for _, value in config if isinstance(value, vf.JudgeConfig)]
+    for judge in (*config.judges, *judges):
+        raise Refused(f"{kind.__name__} asks a judge: {judge.id or judge.model}. Choose a taskset without one.")
+    if kind.NEEDS_CONTAINER:
+        raise Refused(f"{kind.__name__} needs a container: NEEDS_CONTAINER. {_NO_BOX}")
     for hook in ("setup", "finalize"):
         if getattr(kind, hook) is not getattr(vf.Task, hook):
             raise Refused(f"{kind.__name__} prepares or reads a container in {hook}(). {_NO_BOX}")
+    _check_tools(kind, kind.toolsets(config), spec)
+
+
+def check(task: vf.Task[Any], spec: Mapping[str, Any]) -> None:
+    """Refused for a task that needs more than `spec` allows."""
+    kind = type(task)
+    _check_kind(kind, task.config, spec)
+    if task.data.image:
+        raise Refused(f"{kind.__name__} needs a container: {task.data.image}. {_NO_BOX}")
     rewards, several = task.hooks("reward"), spec["max_turns"] > 1
     for function in (*rewards, *task.hooks("metric")):
         wanted = inspect.signature(function).parameters.get("runtime")

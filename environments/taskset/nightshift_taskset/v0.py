@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextvars
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,10 +29,23 @@ def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
     if not hasattr(module, "load_environment") or _has_taskset(module):
         return name, spec
     wrapper = ModuleType(f"nightshift_v0_{name.lower()}")
-    wrapper.V0Taskset = _taskset(name, module.load_environment(**spec["args"]))  # type: ignore[attr-defined]
+    wrapper.V0Taskset = _taskset(name, _load(module, spec["args"]))  # type: ignore[attr-defined]
     wrapper.__all__ = ["V0Taskset"]  # type: ignore[attr-defined]
     sys.modules[wrapper.__name__] = wrapper
     return wrapper.__name__, {**spec, "args": {}}
+
+
+def _load(module: ModuleType, args: Mapping[str, Any]) -> Any:
+    """Return a v0 environment. Refused for one that asks a sandbox's or a model's server while it is made."""
+    try:
+        return module.load_environment(**args)
+    except Exception as error:
+        files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
+        is_model = type(error).__module__.startswith("openai")
+        if not is_model and "sandbox_env.py" not in files:
+            raise
+        what = f"{'another model' if is_model else 'a sandbox'} ({type(error).__name__})"
+        raise Refused(f"{module.__name__} is a v0 environment with {what}. {_FIX}") from None
 
 
 def _has_taskset(module: ModuleType) -> bool:
@@ -43,8 +58,10 @@ def _check(name: str, env: Any) -> None:
     import verifiers.legacy as v0
 
     kind = type(env).__name__
-    if not isinstance(env, v0.SingleTurnEnv) or getattr(env, "tool_defs", None):
-        what = "tools" if isinstance(env, v0.ToolEnv) or getattr(env, "tool_defs", None) else "several turns"
+    has_tools = isinstance(env, v0.ToolEnv) or bool(getattr(env, "tool_defs", None))
+    if has_tools or not isinstance(env, v0.SingleTurnEnv):
+        others = "several environments" if isinstance(env, v0.EnvGroup) else "several turns"
+        what = "tools" if has_tools else others
         raise Refused(f"{name} is a v0 environment with {what} ({kind}). {_FIX}")
     rubrics = [env.rubric]
     for rubric in rubrics:  # which grows
