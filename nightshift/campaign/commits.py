@@ -10,6 +10,8 @@ from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit, Record
 from nightshift.config.allowlist import KEYS, Kind, Value, accept, find_key, shorten
+from nightshift.config.losses import in_prime_rl
+from nightshift.config.rules import LossRules
 from nightshift.config.train_toml import ABSENT, Config, changed_keys, diff, parse, set_values, spelled
 from nightshift.errors import ConfigError, UsageError
 from nightshift.files import read_file, write_atomically
@@ -101,10 +103,12 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
     return ids
 
 
-def revert(repo: Repo, baseline: Config, kept: Sequence[Change], change: Change) -> Head:
+def revert(
+    repo: Repo, baseline: Config, kept: Sequence[Change], change: Change, losses: Sequence[LossRules] = ()
+) -> Head:
     """Take a kept change out of train.toml by a commit of the user's, which needs no lock. Only the keys that no later
     change has set go back. Return the new HEAD. UsageError if train.toml has changes that are not committed, if nothing
-    is left of the change, or if the other changes need it."""
+    is left of the change, or if the other changes need it: also a parameter that is not of the loss, by `losses`."""
     head, path = repo.head(), repo.root / CONFIG_NAME
     config = parse(repo.config_at(head.commit or "") or b"")
     before = incumbent_values(baseline, kept)
@@ -123,6 +127,7 @@ def revert(repo: Repo, baseline: Config, kept: Sequence[Change], change: Change)
         ]
         raise UsageError(f"{change.name} is replaced: {', '.join(later)} set its keys", "Revert those, if any.")
     edited = _edit(config, after)
+    in_prime_rl(edited, losses)
     head = repo.commit_files(head, {CONFIG_NAME: edited.source}, _subject(f"Revert {change.name}", config, edited))
     write_atomically(path, edited.source)
     return head

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from nightshift.campaign.records import JOB_OF, Record
@@ -40,6 +40,11 @@ class Wait:
         meanwhile = f"; {self.meanwhile}" if self.meanwhile else ""
         return f"waiting since {since}: {cause}; ends when {self.ends_when}; next check {check}{meanwhile}"
 
+    def is_free(self) -> bool:
+        """Return True once the slot that lost a run may have another one."""
+        check = self.checks_at if self.kind == "run" else None
+        return check is not None and datetime.fromisoformat(check) <= datetime.now(UTC)
+
     def seconds(self, now: datetime) -> float:
         """Return how long the wait lasts or lasted."""
         end = now if self.ended is None else datetime.fromisoformat(self.ended)
@@ -51,7 +56,7 @@ class NightStatus:
     """What the page shows of night.json. `cause` is set when the night is over.
 
     `directions`: the user's, each with the number of the first experiment for which it applied. `waits`: in the order
-    in which they began; at most one of each kind has not ended.
+    in which they began; at most one of each kind, and of runs one of each place, has not ended.
     """
 
     branch: str
@@ -68,8 +73,9 @@ class NightStatus:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """A sentence for each wait that has not ended; none once the night is over."""
-        return tuple(wait.describe() for wait in self.waits if wait.ended is None and self.cause is None)
+        """A sentence for each wait that goes on; none for a slot that is free again, or once the night is over."""
+        waits = [wait for wait in self.waits if wait.ended is None and self.cause is None]
+        return tuple(wait.describe() for wait in waits if not wait.is_free())
 
     def morning(self, records: Sequence[Record], now: datetime) -> tuple[str, ...]:
         """Return the lines on the agent, TPE, pauses and directions of the night. `records`: of its campaign."""

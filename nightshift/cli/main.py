@@ -28,7 +28,7 @@ from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import Finite
 from nightshift.config.import_config import IMPORTED_NAME, carried_rules, import_config, merged
 from nightshift.config.rules import RULES_NAME
-from nightshift.config.rules_toml import chosen_in, rules_here
+from nightshift.config.rules_toml import chosen_in, losses_of, rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
@@ -350,7 +350,8 @@ def revert(number: int) -> None:
         names = ", ".join(change.name for change in campaign.kept) or "nothing"
         fix = f"Kept on {head}: {names}. The last experiment ran on {records[-1].branch}."
         raise UsageError(f"{number:04d} is not kept", fix)
-    commit = revert(repo, campaign.config, campaign.kept, change)
+    losses = losses_of(ledger.root, chosen_in(ledger.root))
+    commit = revert(repo, campaign.config, campaign.kept, change, losses)
     print_text(f"took out {change}", f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
 
 
@@ -427,8 +428,7 @@ def import_command(files: tuple[Path, ...]) -> None:
     """
     root, name = run.process_root(), clean(" + ".join(file.name for file in files), 80)
     source = merged([(file.name, file.read_bytes()) for file in files])
-    losses = {name: loss.import_path for name, loss in chosen_in(root).loss.items()}
-    imported = import_config(source, name, losses)
+    imported = import_config(source, name, losses_of(root, chosen_in(root)))
     repo = Repo(root)
     ledger = Ledger(root)
     with ledger.lock():

@@ -40,7 +40,8 @@ from nightshift.config.allowlist import (
     value_text,
 )
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
-from nightshift.config.rules import RULES_NAME
+from nightshift.config.losses import keys_with
+from nightshift.config.rules import RULES_NAME, LossRules
 from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
 from nightshift.config.train_toml import MAX_LINE, document, parse, read_source
 from nightshift.errors import ConfigError, UsageError, listed
@@ -177,7 +178,7 @@ def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield path, node
 
 
-def import_config(source: bytes, name: str, losses: Mapping[str, str] | None = None) -> Import:
+def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) -> Import:
     """Return the translation of a config's bytes; `name` is its name in messages. `losses`: the import path of each
     loss of rules.toml by its name.
 
@@ -210,7 +211,7 @@ def import_config(source: bytes, name: str, losses: Mapping[str, str] | None = N
             cause = f"{spelled_out(problem.path, value)} is not copied"
             result.left_out.append(problem._replace(cause=f"{cause}: {target} is {value_text(values[target])} already"))
     _convert(tree, result)
-    _name_loss(result, losses or {})
+    _name_loss(result, losses)
     for path, reason in result.dialect.other_meaning.items():
         value = result.values.get(path, result.dialect.defaults.get(path))
         if value != result.dialect.defaults.get(path):
@@ -231,19 +232,32 @@ def import_config(source: bytes, name: str, losses: Mapping[str, str] | None = N
     return result
 
 
-def _name_loss(result: Import, losses: Mapping[str, str]) -> None:
-    """Replace the import path of a loss by its name in rules.toml; leave out a loss that is not offered there."""
+def _name_loss(result: Import, losses: Sequence[LossRules]) -> None:
+    """Replace the import path of a loss by its name in rules.toml, of several with this path the one that has most of
+    the parameters; leave out a loss, and values of parameters, that are not offered there."""
     import_path = at(result.tree, LOSS) == "custom" and at(result.tree, IMPORT_PATH)
-    names = [name for name, path in losses.items() if path == import_path]
-    if names:
-        result.values[LOSS] = names[0]
-        result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(names[0])}")
+    given = {path: value for path, value in result.values.items() if path.startswith(f"{PARAMETERS}.")}
+
+    def refused(loss: LossRules) -> dict[str, str]:
+        """Return why values are not offered, by their paths."""
+        keys = {key.path: key for key in keys_with([loss], loss.name)}
+        allowed = {path: f"is not {keys[path].allowed()}" if path in keys else "is no parameter" for path in given}
+        return {p: why for p, why in allowed.items() if p not in keys or not is_accepted(keys[p], given[p])}
+
+    named = [loss for loss in losses if loss.import_path == import_path]
+    candidates = named or [loss for loss in losses if loss.name == result.values.get(LOSS)]  # of a train.toml
+    loss = min(candidates, key=lambda loss: len(refused(loss)), default=None)
+    if named and loss:
+        result.values[LOSS] = loss.name
+        result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
         result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
-    names += [name for name in losses if name == result.values.get(LOSS)]  # of a train.toml
-    for path, value in result.values.items() if not names else ():
-        if path.startswith(f"{PARAMETERS}.") or (path == LOSS and value not in _KEYS[LOSS].choices):
-            cause = f"{path} = {value_text(value)} belongs to a loss that rules.toml does not offer"
-            result.leave_out(path, cause)
+    if loss:
+        reasons = {path: f"{why} of the loss {loss.name} in rules.toml" for path, why in refused(loss).items()}
+    else:
+        own = [LOSS] if result.values.get(LOSS) not in (None, *_KEYS[LOSS].choices) else []
+        reasons = dict.fromkeys([*own, *given], "belongs to a loss that rules.toml does not offer")
+    for path, why in reasons.items():
+        result.leave_out(path, f"{path} = {value_text(result.values[path])} {why}")
 
 
 def _dialect(tree: Mapping[str, Any]) -> Dialect:

@@ -226,7 +226,7 @@ def _complete(
     if model != setup.model or chosen.revision:
         _check_model(root, model, chosen)
     environments = tuple(_environment(root, name, chosen.table(name), entry, model) for name, entry in declared.items())
-    losses = tuple(_loss(root, name, table) for name, table in chosen.loss.items())
+    losses = losses_of(root, chosen)
     _check_loss_packages(losses, environments)
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
@@ -299,6 +299,11 @@ def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
     return chosen
 
 
+def losses_of(root: Path, chosen: Chosen) -> tuple[LossRules, ...]:
+    """Return the rules of the losses that rules.toml offers on prime-rl."""
+    return tuple(_loss(root, name, table) for name, table in chosen.loss.items())
+
+
 def _loss(root: Path, name: str, table: LossTable) -> LossRules:
     """Return the rules of a user's loss. UsageError: they contradict each other, or its code is no Python."""
     where, module = f"{RULES_NAME}: [loss.{name}]", table.import_path.partition(".")[0]
@@ -315,8 +320,9 @@ def _loss(root: Path, name: str, table: LossTable) -> LossRules:
     for path in sorted(filter(Path.is_file, place.rglob("*.py"))):  # an editor's lock is a link to nothing
         try:
             ast.parse(path.read_bytes(), path.name)
-        except SyntaxError as error:
-            cause = f"{where}: {path.relative_to(top)}:{error.lineno}: {error.msg}"
+        except (SyntaxError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
+            line, text = getattr(error, "lineno", None), getattr(error, "msg", type(error).__name__)
+            cause = f"{where}: {path.relative_to(top)}{f':{line}' if line else ''}: {text}"
             raise UsageError(cause, "Correct the line, or delete the table.") from None
     return LossRules(name, f"{place.relative_to(top).as_posix()}/", table.import_path, table.parameters)
 

@@ -59,6 +59,8 @@ def evaluate(
     played: list[Sequence[Episode]] = []
     for environment, own in groupby(tasks, key=itemgetter(0)):
         examples = [example for _, example in own]
+        if environment.scorer:
+            environment.scorer.is_secret = path is None
         if isinstance(environment, VerifiersTaskset):
             played += environment.play(examples, session, rules.decoding, progress)
         else:
@@ -124,7 +126,7 @@ def _scores(
     scorers = {environment.name: environment.scorer for environment, _ in tasks if environment.scorer}.values()
     try:
         scores = tuple(fmean(episode.score() for episode in episodes) for episodes in played)
-        return scores, tuple(failures for scorer in scorers if (failures := scorer.failures(is_secret)))
+        return scores, tuple(failures for scorer in scorers if (failures := scorer.failures()))
     except EngineError as error:
         if not is_secret:
             raise

@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ MIN_ALL_FAILED = 32  # as many failed answers, and no other, end the run
 CONCURRENCY = 128  # episodes at a time; verifiers takes milliseconds of CPU for a turn
 _FEWER = 8  # divides that after the process died, to find the episode that ends it
 _LATE = "scoring timed out"  # verifiers' words
+_RETRIES = 3  # of an episode that met a failing server, as engines have for a connection that broke
+_PAUSE_SECONDS = 0.5  # before the first retry; doubles
 SILENCE_SECONDS = 30.0  # without a sign of life of a process that plays; it sends one each second
 _GRACE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
@@ -101,7 +104,8 @@ class _Reply(msgspec.Struct):
 class Scorer:
     """The process of one taskset. It starts with the first request, and again after it was killed.
 
-    `notes`: lines on what the taskset left out when it was loaded.
+    `notes`: lines on what the taskset left out when it was loaded. `is_secret`: of a cause only the exception's type is
+    shown, because its text may hold answers.
     """
 
     def __init__(self, name: str, program: Path, spec: Mapping[str, Any]) -> None:
@@ -109,6 +113,7 @@ class Scorer:
         self.notes: list[str] = []
         self.num_scored = self.num_failed = 0
         self.first_cause = ""
+        self.is_secret = False
         self._name, self._program, self._spec = name, program, {**spec, "memory": MEMORY_BYTES}
         self._lost_seconds = self._cpu_before = self._cpu_now = 0.0
         self._group: ProcessGroup | None = None
@@ -146,17 +151,18 @@ class Scorer:
     def play(self, keys: Sequence[str], policy: Mapping[str, Any], tick: Callable[[int], None]) -> dict[str, Played]:
         """Play an episode of each example against the server of `policy` (rollouts.py). Return them by key.
 
-        An episode that fails counts 0; one that is late, only if it is late again. `tick` gets the number done, each
-        second; what it raises ends the call.
+        An episode that fails counts 0; one that is late, only if it is late again. One that met a failing server
+        is played up to _RETRIES times more, after a pause. `tick` gets the number done, each second; what it raises
+        ends the call.
 
         Raises:
-            EngineError: the server fails twice in an example, or too much time is lost to a process that dies.
+            EngineError: the server goes on failing in an example, or too much time is lost to a process that dies.
         """
         played: dict[str, Played] = {}
-        again = set[str]()  # keys whose episode met a failing server, or was late, perhaps for other load
+        tries = Counter[str]()  # of episodes that met a failing server, or were late, perhaps for other load
         width, left = CONCURRENCY, list(keys)
         while left:
-            began = time.monotonic()
+            began, pause = time.monotonic(), 0.0
             batch = left if width == CONCURRENCY else left[: width * _FEWER]
             try:
                 request = {"play": batch, "policy": {**policy, "concurrency": width}}
@@ -169,23 +175,25 @@ class Scorer:
                         if self._lost_seconds > LOST_SECONDS:
                             raise _Failed(cause)
                         is_late = is_blocked or _LATE in cause
-                        if (is_late or episode.is_server_fault) and episode.key not in again:
-                            again.add(episode.key)
+                        if tries[episode.key] < (_RETRIES if episode.is_server_fault else is_late):
+                            pause = max(pause, episode.is_server_fault * _PAUSE_SECONDS * 2 ** tries[episode.key])
+                            tries[episode.key] += 1
                         elif episode.is_server_fault:
-                            raise EngineError(f"environment {self._name}: the server fails: {cause}")
+                            raise EngineError(f"environment {self._name}: the server fails: {self._shown(cause)}")
                         else:
                             played[episode.key] = episode
                 width = CONCURRENCY
             except _Failed as failed:
                 self._lost_seconds += time.monotonic() - began
                 if self._lost_seconds > LOST_SECONDS:
-                    cause = f"environment {self._name}: {failed} ({self._lost_seconds:.0f} s lost)"
+                    cause = f"environment {self._name}: {self._shown(failed)} ({self._lost_seconds:.0f} s lost)"
                     raise EngineError(cause, f"{_FIX} {self._name}.") from None
                 if width == 1:  # the episodes of a batch begin in its order
                     key = next(key for key in batch if key not in played)
                     played[key] = Played(failed=str(failed), key=key)
                 width = CONCURRENCY if width == 1 else max(1, width // _FEWER)
             left = [key for key in left if key not in played]
+            time.sleep(pause)
         for episode in played.values():
             self.num_scored += 1
             self.num_failed += episode.failed is not None
@@ -212,13 +220,15 @@ class Scorer:
         if self.num_scored == self.num_failed:
             raise EngineError(self.failures(), f"{_FIX} {self._name}.")
 
-    def failures(self, is_secret: bool = False) -> str:
-        """Return one line on the failed rewards. `is_secret`: without the exception's text, which may hold answers."""
+    def failures(self) -> str:
+        """Return one line on the failed rewards."""
         if not self.num_failed:
             return ""
         share = f"{self.num_failed} of {self.num_scored} answers"
-        first = self.first_cause.partition(":")[0] if is_secret else self.first_cause
-        return f"{self._name}: the reward of {share} failed and counts 0; the first: {first}"
+        return f"{self._name}: the reward of {share} failed and counts 0; the first: {self._shown(self.first_cause)}"
+
+    def _shown(self, cause: object) -> str:
+        return str(cause).partition(":")[0] if self.is_secret else str(cause)
 
     def close(self) -> None:
         """Kill the process tree. Safe to call twice. EngineError if a process survives SIGKILL."""

@@ -97,6 +97,10 @@ class Seats(vf.Taskset[vf.Task, vf.TasksetConfig]):
             number += 1
 """
 
+ONE_SEAT = SEATS.replace('    second: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})\n', "").replace(
+    "first", "solver"
+)
+
 # A tool server for each rollout: what it does is what it is asked.
 TOOLS = """
 import verifiers.v1 as vf
@@ -333,6 +337,8 @@ def test_tools_are_called_and_their_errors_are_answers(open_: Open, word: str, s
     [
         (TURNS, "max_turns = 1", "their_env plays its own TurnsEnv: several turns or several agents. Write max_turns"),
         (SEATS, "num_train = 9", 'has the seats first, second. Write which one scores: seat = "first"'),
+        (ONE_SEAT, "num_train = 9", 'has the seats solver. Write which one scores: seat = "solver"'),
+        (TURNS, 'seat = "solver"', 'has the seats agent. Write which one scores: seat = "agent"'),
         (TOOLS, 'tool_parser = ""', "Task needs tools: Facts. Write how the model calls tools"),
     ],
 )

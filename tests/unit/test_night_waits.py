@@ -24,7 +24,7 @@ from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
 from nightshift.campaign.records import Cost, Job, Outcome, Record, Request, Result, Training
-from nightshift.campaign.waits import FILL, Wait
+from nightshift.campaign.waits import FILL, NightStatus, Wait
 from nightshift.cli.status import Status
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, Failure
@@ -429,6 +429,14 @@ def test_only_the_slot_that_lost_a_run_pauses_and_no_other_run_is_lost(controlle
     begins = sorted(executor.begins[f] for f, place in executor.places.items() if place == "slot 2" and f != first)
     assert max(late - early for early, late in itertools.pairwise(begins)) <= RUN_SECONDS + 60.0, "slot 2 paused"
     assert made.state.waits[0].ended is not None
+
+
+def test_a_slot_that_is_free_again_is_no_wait() -> None:
+    past, future = "2025-01-01T00:00:00+00:00", "8999-01-01T00:00:00+00:00"
+    kinds = [("run", past), ("run", future), ("agent", past)]
+    waits = tuple(Wait(kind, at, "it ends", past, at) for kind, at in kinds)
+    lines = NightStatus(branch="a", first=1, started=past, waits=waits).waiting
+    assert [line.partition("; ")[0].rpartition(": ")[2] for line in lines] == [future, past]
 
 
 def test_a_run_that_was_killed_for_lack_of_memory_is_tried_once_more(controller: Controller, clock: Clock) -> None:

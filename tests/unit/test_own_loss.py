@@ -22,13 +22,15 @@ import torch
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import compose
 from nightshift.agents.search import SearchProposer, SearchSpace
-from nightshift.campaign.records import Proposal, Result
+from nightshift.campaign.commits import revert
+from nightshift.campaign.git import Repo
+from nightshift.campaign.records import Change, Proposal, Result
 from nightshift.config.allowlist import LOSS, describe_keys
 from nightshift.config.import_config import import_config
 from nightshift.config.losses import keys_with
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import chosen_in, rules_of
-from nightshift.config.train_toml import ABSENT, parse, set_values
+from nightshift.config.train_toml import ABSENT, diff, parse, set_values
 from nightshift.engines.base import used_keys
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import validate
@@ -191,6 +193,27 @@ def test_an_offer_that_cannot_be_kept_is_refused_in_one_line(change: tuple[str, 
     assert "\n" not in text
 
 
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [(b"a = 1\0\n", ": source code string cannot contain null bytes"), (b"-" * 200_000 + b"1\n", ": MemoryError")],
+)
+def test_code_that_no_parser_accepts_is_one_line(checkout_root: Path, source: bytes, cause: str) -> None:
+    (checkout_root / "losses/clipped/clipped_loss/more.py").write_bytes(source)
+    assert f"clipped_loss/more.py{cause}" in refused(lambda: rules(root=checkout_root))
+
+
+def test_the_keys_of_the_loss_before_have_no_value_under_the_next_one() -> None:
+    ipo = set_values(SHIPPED, {"trainer.loss.ipo_threshold": 0.1, "trainer.loss.kl_tau": 0.001})
+    there, back = (
+        {change.key: (change.old, change.new) for change in diff(*map(parse, pair))}
+        for pair in ((ipo, own()), (own(), ipo))
+    )
+    for key, value in (("trainer.loss.ipo_threshold", "0.1"), ("trainer.loss.kl_tau", "0.001")):
+        assert there.get(key, (value, "unset")) == (value, "unset")
+        assert back.get(key, ("unset", value)) == ("unset", value)
+    assert "trainer.loss.ipo_threshold" in there
+
+
 def test_a_syntax_error_is_reported_with_file_and_line_before_anything_starts(checkout_root: Path) -> None:
     path = checkout_root / "losses/clipped/clipped_loss/more.py"
     path.write_text("a = 1\nb = = 2\n")
@@ -262,8 +285,8 @@ clip = 0.3
 
 
 def test_a_config_comes_in_by_the_name_and_goes_out_by_the_path() -> None:
-    paths = {loss.name: loss.import_path for loss in rules().losses}
-    imported = import_config(THEIRS, "rl.toml", paths)
+    offered = rules().losses
+    imported = import_config(THEIRS, "rl.toml", offered)
     assert (imported.values[LOSS], imported.values[CLIP]) == ("clipped", 0.3)
     assert not [line for line in imported.report() if "import_path" in line and "->" not in line]
     config = parse(imported.train_toml("rl.toml"))
@@ -276,7 +299,7 @@ def test_a_config_comes_in_by_the_name_and_goes_out_by_the_path() -> None:
     assert "import_path" not in ipo
     assert "clip =" not in ipo.partition("\n\n")[2]
     to_own = edited(BASE, parse(set_values(BASE, {LOSS: "clipped"})), rules(), []).decode()
-    assert import_config(to_own.encode(), "x", paths).values[LOSS] == "clipped"
+    assert import_config(to_own.encode(), "x", offered).values[LOSS] == "clipped"
     whole = rl_toml(effective(config, rules(), 448), 1, []).decode()
     assert 'type = "custom"\nimport_path = "clipped_loss.clipped"\n' in whole
 
@@ -290,8 +313,37 @@ def test_a_loss_that_is_not_offered_is_left_out_with_its_parameters() -> None:
 
 
 def test_a_train_toml_comes_in_with_the_name_of_its_loss() -> None:
-    imported = import_config(own(clip=0.3), "train.toml", {"clipped": "clipped_loss.clipped"})
+    imported = import_config(own(clip=0.3), "train.toml", rules().losses)
     assert (imported.values[LOSS], imported.values[CLIP], imported.left_out) == ("clipped", 0.3, [])
+
+
+def test_a_parameter_that_is_not_offered_is_left_out_with_its_range() -> None:
+    imported = import_config(THEIRS.replace(b"clip = 0.3", b"clip = 3\nclap = 1"), "rl.toml", rules().losses)
+    report = "\n".join(imported.report())
+    assert "trainer.loss.kwargs.clip = 3.0 is not number 0.01 to 1.0 of the loss clipped in rules.toml" in report
+    assert "trainer.loss.kwargs.clap = 1.0 is no parameter of the loss clipped in rules.toml" in report
+    trained(imported.train_toml("rl.toml"))
+    twice = OFFER + b'[loss.wide]\npackage = "losses/clipped"\nimport_path = "clipped_loss.clipped"\n'
+    twice += b"parameters = { clip = { default = 2.0, low = 1.0, high = 5.0 } }\n"
+    imported = import_config(THEIRS.replace(b"0.3", b"3"), "rl.toml", rules(twice).losses)
+    assert (imported.values[LOSS], imported.values[CLIP]) == ("wide", 3.0)
+
+
+def test_a_loss_whose_parameter_a_later_change_set_is_not_reverted(checkout: Path) -> None:
+    """Reverting `clipped` would leave the parameter of a later change with `plain`, which has none."""
+    (checkout / "train.toml").write_bytes(own("plain"))
+    git(checkout, "commit", "--quiet", "-am", "baseline config")
+    baseline = parse((checkout / "train.toml").read_bytes())
+    kept = [
+        Change(experiment=1, keys={LOSS: '"clipped"'}),
+        Change(experiment=2, keys={CLIP: "0.5"}),
+    ]
+    (checkout / "train.toml").write_bytes(own("clipped", clip=0.5))
+    git(checkout, "commit", "--quiet", "-am", "two keeps")
+    head = git(checkout, "rev-parse", "HEAD")
+    with pytest.raises(UsageError, match="is no parameter of the loss plain"):
+        revert(Repo(checkout), baseline, kept, kept[0], rules().losses)
+    assert git(checkout, "rev-parse", "HEAD") == head
 
 
 # -- who chooses --------------------------------------------------------------------------------------

@@ -233,6 +233,19 @@ def test_samples_a_rollout_and_rollouts_that_the_server_did_not_answer(tmp_path:
     steps = read(written(tmp_path / "metrics.jsonl", rows)).steps(began=0.0)
     assert {(step.branches_mean, step.server_error_share) for step in steps} == {(2.0, 0.25)}
     seats = [{key.replace("/all/agent/", "/all/player0/"): value for key, value in row.items()} for row in rows]
-    tail = MetricsTail(written(tmp_path / "seats.jsonl", seats), seat="player0")
+    tail = MetricsTail(written(tmp_path / "seats.jsonl", seats), seats={"tinymath": "player0"})
     tail.poll()
     assert tail.steps(began=0.0) == steps
+
+
+def test_environments_whose_seats_differ_and_errors_of_every_seat(tmp_path: Path) -> None:
+    numbers = {"first/all/agent": 0.25, "second/all/player0": 0.75, "second/all/agent": 0.0, "agg/all/agent": 0.1}
+    row = {f"train/{place}/reward/mean": number for place, number in numbers.items()}
+    row |= {"train/first/all/agent/is_truncated/mean": 0.5, "progress/rollouts": 8, "step": 1}
+    row |= {f"train/agg/all/{seat}/error/ProviderError": 1.0 for seat in ("agent", "player0")}
+    trainer = {"step": 1, "time/forward_backward": 1.0, "time": 5.0}
+    tail = MetricsTail(written(tmp_path / "rows", [trainer, row]), seats={"first": "agent", "second": "player0"})
+    tail.poll()
+    [step] = tail.steps(began=0.0)
+    assert (step.reward_mean, step.truncated_share, step.server_error_share) == (0.5, 0.5, 0.25)
+    assert step.rewards == {"first": 0.25, "second": 0.75}

@@ -4,6 +4,7 @@ Real processes and the real process.py; the only stand-in is what reads tasksets
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,7 +49,21 @@ def as_score(reward, reward_range):
     if not reward_range[0] <= reward <= reward_range[1]: raise Refused(f"a reward of {reward:g} lies outside")
     return reward
 """
-OPEN = {"place": "/their_env", "reward_range": [0, 1], "num_validation": 1, "num_train": None}
+OPEN = {"place": "/their_env", "reward_range": [0, 1], "num_validation": 1, "num_train": None, "seat": ""}
+# What the true module of this name does with a server: the first `faults` episodes meet one that fails.
+ROLLOUTS = """
+from pathlib import Path
+def open_environment(name, spec): return None
+def play(env, tasks, policy, send):
+    if policy["model"] == "dies": raise ValueError("the answer is 42")
+    count = Path("../count")
+    num = len(count.read_text()) if count.exists() else 0
+    count.write_text("x" * (num + 1))
+    is_fault = num < int(policy["model"])
+    outcome = {"failed": "Provider: 42"} if is_fault else {"score": 1.0}
+    send({"episode": {"key": "key", "is_server_fault": is_fault, **outcome}})
+    return {"finished": True}
+"""
 
 
 @pytest.fixture
@@ -57,6 +72,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Scorer]]:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "tasks.py").write_text(TASKS)
+    (package / "rollouts.py").write_text(ROLLOUTS.replace("../count", str(tmp_path / "count")))
     (package / "v0.py").write_text("def adapted(name, spec): return name, spec")
     made: list[Scorer] = []
 
@@ -99,7 +115,27 @@ def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(make, te
     assert scorer.score("#one", "key") == 1.0
     assert scorer.failures().startswith("mine: the reward of 1 of 3 answers failed and counts 0; the first: " + cause)
     assert scorer.failures().isprintable()
-    assert scorer.failures(is_secret=True).endswith("; the first: " + cause.partition(":")[0])
+    scorer.is_secret = True
+    assert scorer.failures().endswith("; the first: " + cause.partition(":")[0])
+
+
+def test_an_episode_that_met_a_failing_server_is_played_again_after_a_pause(make):
+    began = time.monotonic()
+    assert make().play(["key"], {"model": "3"}, lambda num: None)["key"].score == 1.0
+    assert time.monotonic() - began > 0.5 + 1 + 2
+    with pytest.raises(EngineError, match="environment mine: the server fails: Provider: 42"):
+        make().play(["key"], {"model": "8"}, lambda num: None)
+
+
+@pytest.mark.parametrize(("model", "cause"), [("9", "the server fails: Provider"), ("dies", "ValueError (1")])
+def test_an_error_of_the_test_split_has_no_text_that_may_hold_answers(make, monkeypatch, model, cause):
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
+    scorer = make()
+    scorer.is_secret = True
+    with pytest.raises(EngineError) as raised:
+        scorer.play(["key"], {"model": model}, lambda num: None)
+    assert cause.partition(" (1")[0] in str(raised.value)
+    assert "42" not in str(raised.value)
 
 
 @pytest.mark.slow

@@ -52,8 +52,7 @@ class Loaded:
             from nightshift_taskset import rollouts
 
             env = rollouts.open_environment(self._name, self._spec)
-            seat = self._spec["seat"] or next(iter(self._tasks.seats_of(self._name)))
-            policy = {**request["policy"], "seat": seat, "reward_range": self._range}
+            policy = {**request["policy"], "seat": self._spec["seat"] or "agent", "reward_range": self._range}
             return rollouts.play(env, {key: self._by_key[key] for key in keys}, policy, send)
         reward = self._tasks.reward_of(self._by_key[request["score"]], request["text"])
         return {"score": self._tasks.as_score(reward, self._range)}

@@ -80,7 +80,7 @@ def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     _check_tools(taskset, taskset.toolsets(config), spec)
     if environment is not vf.SingleAgentEnv and spec["max_turns"] == 1:
         raise Refused(f"{name} plays its own {environment.__name__}: several turns or several agents. {_SEVERAL}")
-    if len(seats) > 1 and spec["seat"] not in seats:
+    if spec["seat"] not in (seats if [*seats] != ["agent"] else ("", "agent")):
         raise Refused(f'{name} has the seats {", ".join(seats)}. Write which one scores: seat = "{next(iter(seats))}".')
     return taskset
 

@@ -180,7 +180,7 @@ class PrimeRlEngine(Engine):
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
             variables=self.machine.environment,
-            seat=next((e.taskset.seat for e in self.rules.environments if e.taskset and e.taskset.seat), "agent"),
+            seats={e.name: (e.taskset and e.taskset.seat) or "agent" for e in self.rules.environments},
         )
 
     def _hold(self, name: str) -> bool:

@@ -95,7 +95,7 @@ class Launch:
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
     installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: of inference, then of the trainer, or
     the same for both; () hides every GPU from both. `variables`: of machine.toml, in place of what prime-rl's launcher
-    sets. `seat`: whose rollouts the curves show.
+    sets. `seats`: whose rollouts the curves show, by the name of the environment.
     """
 
     settings: Mapping[str, Any]
@@ -106,7 +106,7 @@ class Launch:
     bin_dir: Path
     environment: Mapping[str, str]
     variables: Mapping[str, str] = field(default_factory=dict)
-    seat: str = "agent"
+    seats: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def tree(self) -> dict[str, Any]:

@@ -9,9 +9,11 @@ both.
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from nightshift.campaign.metrics import Step
@@ -109,13 +111,13 @@ _FIELDS = {
     "train/agg/all/agent/num_output_tokens/mean": "completion_tokens_mean",
     "train/agg/all/agent/is_truncated/mean": "truncated_share",
     "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
-    "train/agg/all/agent/error/ProviderError": "_server_errors",
     "train/agg/all/agent/num_branches/mean": "branches_mean",
     "off_policy/mean": "off_policy_mean",
     "time/wait_for_policy": "wait_for_policy_seconds",
     "progress/rollouts": "_num_rollouts",
 }
-_REWARD = re.compile("train/(.+)/all/agent/reward/mean")  # of one source; agg is all of them
+_REWARD = re.compile("train/(.+)/all/(.+)/reward/mean")  # of one source's seat; agg is all sources
+_SERVER_ERRORS = re.compile("train/agg/all/.+/error/ProviderError")  # of one seat; rollouts are counted of all seats
 
 
 class MetricsTail:
@@ -124,13 +126,17 @@ class MetricsTail:
     A step is complete, and counted, when the trainer's rows for it exist: its policy is published then.
     """
 
-    def __init__(self, *paths: Path, is_group_relative: bool = False, seat: str = "agent") -> None:
+    def __init__(
+        self, *paths: Path, is_group_relative: bool = False, seats: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet.
 
-        `is_group_relative`: an advantage is the reward less the mean of its group, and nothing else. `seat`: whose
-        rollouts are counted.
+        `is_group_relative`: an advantage is the reward less the mean of its group, and nothing else. `seats`: whose
+        rollouts are counted, by the name of the source; without one `agent`. Where the seats of sources differ, a
+        figure is the mean over the sources.
         """
-        self._seat = f"/all/{seat}/"
+        names = {*seats.values()} or {"agent"}
+        self._seats, self._sources = seats, {"agg": names.pop()} if len(names) == 1 else seats
         self._is_group_relative = is_group_relative
         self._offsets = dict.fromkeys(paths, 0)
         self._rows: dict[int, dict[str, Any]] = {}
@@ -195,11 +201,18 @@ class MetricsTail:
         step = _number(row.get("step"))
         if step is None or step != int(step):
             return
-        row = {key.replace(self._seat, "/all/agent/"): value for key, value in row.items()}
-        values: dict[str, Any] = {name: _number(row[key]) for key, name in _FIELDS.items() if key in row}
+        values: dict[str, Any] = {}
+        for key, name in _FIELDS.items():
+            paths = {key.replace("agg/all/agent", f"{source}/all/{seat}") for source, seat in self._sources.items()}
+            if numbers := [_number(row[path]) for path in paths if path in row]:
+                merge = min if name == "_reward_min" else fmean
+                values[name] = None if None in numbers else merge(numbers)
+        if errors := [_number(row[key]) or 0.0 for key in row if _SERVER_ERRORS.fullmatch(key)]:
+            values["_server_errors"] = sum(errors)
         if "train_seconds" in values:
             values["time"] = _number(row.get("time"))
-        of_sources = {match[1]: _number(row[key]) for key in row if (match := _REWARD.fullmatch(key))}
+        of_seats = {(match[1], match[2]): _number(row[key]) for key in row if (match := _REWARD.fullmatch(key))}
+        of_sources = {name: value for (name, seat), value in of_seats.items() if seat == self._seats.get(name, "agent")}
         rewards = {name: value for name, value in of_sources.items() if name != "agg" and value is not None}
         if len(rewards) > 1:
             values["rewards"] = rewards

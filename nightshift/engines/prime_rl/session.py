@@ -100,7 +100,7 @@ class PrimeRlSession(Session):
         algo = launch.tree["orchestrator"].get("algo", {})
         is_group_relative = algo.get("type", "grpo") in ("grpo", "max_rl") and not algo.get("length_penalty")
         files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
-        self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seat=launch.seat)
+        self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seats=launch.seats)
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()

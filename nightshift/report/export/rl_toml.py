@@ -96,8 +96,8 @@ def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> byte
     Comments below `head` name these keys, and what else was trained with. ConfigError: the file cannot express some of
     them under its own names.
     """
-    scale, losses = rules.learning_rate_scale, {loss.name: loss.import_path for loss in rules.losses}
-    imported = import_config(source, IMPORTED_NAME, losses)
+    scale = rules.learning_rate_scale
+    imported = import_config(source, IMPORTED_NAME, rules.losses)
     before = parse(imported.train_toml(IMPORTED_NAME))
     values: dict[str, Any] = {key: config.values.get(key, ABSENT) for key in changed_keys(before, config)}
     values |= in_prime_rl(config, rules.losses)
@@ -117,7 +117,7 @@ def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> byte
         text = tomlkit.dumps(tree)
     missing: tuple[Change, ...] = ()
     with suppress(ConfigError):  # a file that has no research key left
-        again = import_config(text.encode(), IMPORTED_NAME, losses).train_toml(IMPORTED_NAME)
+        again = import_config(text.encode(), IMPORTED_NAME, rules.losses).train_toml(IMPORTED_NAME)
         missing = tuple(change for change in diff(parse(again), config) if not change.key.startswith(f"{PARAMETERS}."))
     scaled = LEARNING_RATES if scale != 1 else ()
     unsaid = [key for key in values if not _places(imported, key)]
