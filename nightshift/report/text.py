@@ -219,8 +219,10 @@ def share(value: float | None) -> str:
 
 
 def besides(record: Record) -> str:
-    """Return what a run did besides its new change: `also re-testing 0007; 0003 reverted`; empty for nothing."""
-    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), decisions_text(record.moved))))
+    """Return what a run did besides its new change: `also re-testing 0007; 0003 reverted`, and the guard that forbids
+    the change; empty for nothing."""
+    guards = [part for part in record.why.split("; ") if " not kept: guard " in part]
+    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), decisions_text(record.moved), *guards)))
 
 
 def half(stderr: float) -> float:
