@@ -391,6 +391,8 @@ class Several(vf.MultiTurnEnv):
 def load_environment"""
 V0_TURNS = V0.replace("vf.SingleTurnEnv(", "Several(").replace("def load_environment", SEVERAL)
 V0_TOOLS = V0.replace("vf.SingleTurnEnv(", "vf.ToolEnv(tools=[], ")
+V0_GROUP = V0.replace("return vf.SingleTurnEnv", "one = vf.SingleTurnEnv") + "    return vf.EnvGroup([one, one])\n"
+V0_SANDBOX = V0.replace("vf.SingleTurnEnv(", "vf.PythonEnv(")
 V0_JUDGE = V0.replace("rubric=rubric)", 'rubric=vf.JudgeRubric(judge_model="gpt", judge_client=object()))')
 
 
@@ -442,6 +444,8 @@ def test_a_v0_environment_scores_as_its_own_rollout_does(text: str, tmp_path: Pa
     [
         (V0_TURNS, "their_env is a v0 environment with several turns (Several). Choose a v0 environment of one"),
         (V0_TOOLS, "their_env is a v0 environment with tools (ToolEnv). "),
+        (V0_GROUP, "their_env is a v0 environment with several environments (EnvGroup). "),
+        (V0_SANDBOX, "their_env is a v0 environment with a sandbox ("),
         (V0_JUDGE, "their_env is a v0 environment that asks a judge: gpt. "),
     ],
 )
