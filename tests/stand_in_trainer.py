@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 STEP_SECONDS = 0.02
+FORGETS_AT = 1e-3  # the scaled learning rate from which the policy loses the ability that a guard asks for
 
 
 def emit(**event: object) -> None:
@@ -70,6 +71,13 @@ def answer_to(question: str, data: Any) -> int:
     return total
 
 
+def expression_for(question: str) -> str:
+    """Solve a problem of countdown, which a guard asks."""
+    target, large, *small = map(int, re.findall("[0-9]+", question))
+    texts = (f"{large}{first}{small[0]}{second}{small[1]}" for first in "+-" for second in "+-*")
+    return next(text for text in texts if eval(text) == target)
+
+
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     run_dir = Path(sys.argv[1]).resolve().parent
@@ -84,6 +92,7 @@ def main() -> None:
         ]
     data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
     right = right_of(settings["optimizer"]["lr"], spec["train_seed"]) - (0.15 if fault == "collapse" else 0.0)
+    guarded = 0.6 if settings["optimizer"]["lr"] < FORGETS_AT else 0.2
     steps = 0
     emit(event="ready")
     for line in sys.stdin:
@@ -97,7 +106,7 @@ def main() -> None:
             if fault == "holds_card":  # as if its memory were never released
                 nvml = importlib.import_module("pynvml")  # a stand-in
                 nvml.CARDS.write_text(json.dumps([{"used_gb": 40.0, "total_gb": 80.0}]))
-            peak_gb = 2.0 if spec["device"] == "cuda" and fault != "no_peak" else None
+            peak_gb = 2.0 if spec.get("device") == "cuda" and fault != "no_peak" else None
             steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), reward, peak_gb)
         elif command["command"] == "load_final_weights" and fault == "no_weights":
             emit(event="error", cause="the weights cannot be read")
@@ -111,7 +120,9 @@ def main() -> None:
             texts = []
             for (message,) in command["prompts"][: -1 if fault == "short_answers" else None]:
                 question = message["content"]
-                texts.append(f"#### {answer_to(question, data)}" if is_right(question, right) else "#### no")
+                is_guard = question.startswith("Make ")
+                answer = expression_for(question) if is_guard else answer_to(question, data)
+                texts.append(f"#### {answer}" if is_right(question, guarded if is_guard else right) else "#### no")
             for at in range(0, len(texts), 250):
                 completions = [{"text": text, "num_tokens": 4, "truncated": False} for text in texts[at : at + 250]]
                 emit(event="completions", completions=completions)

@@ -36,7 +36,8 @@ def small(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:
     The stand-in's scores follow the learning rate at a scale of 50, whatever that of the real task is.
     """
     few = replace(rules.environments[0], num_validation=num_validation)
-    return replace(rules, environments=(few,), learning_rate_scale=50.0)
+    guards = tuple(replace(guard, num_validation=num_validation) for guard in rules.guards)
+    return replace(rules, environments=(few,), guards=guards, learning_rate_scale=50.0)
 
 
 def quick(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:

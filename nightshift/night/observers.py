@@ -55,9 +55,6 @@ KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unav
 MESSAGE_VERSION = 2  # of what the command gets
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _MAX_CHANGE = 160
-_LEGEND = (
-    "a line an experiment: number, change, measured score, effect of the change ± half of its 95 % interval, verdict"
-)
 
 
 def write_summary(state: NightState, controller: Controller) -> str:
@@ -83,15 +80,14 @@ def write_summary(state: NightState, controller: Controller) -> str:
 class Page:
     """An observer that prints a line after each experiment, writes summary and page, and prints the last summary."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell, self._news, self._has_lines = tell, set[Kind](), False
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell, self._news = tell, set[Kind]()
 
     def __call__(self, desk: Desk, event: Event) -> None:
         """Write when nothing else is left to do: a page takes a second."""
         self._news.add(event.kind)
         if event.record is not None:
-            self._tell(*[_LEGEND] * (not self._has_lines), experiment_line(event.record))
-            self._has_lines = True
+            self._tell(experiment_line(event.record))
         if event.kind is Kind.STOPPED or (event.kind is Kind.IDLE and self._news & {Kind.CLOSED, Kind.WAITING}):
             try:
                 text = write_summary(desk.state, desk.controller)

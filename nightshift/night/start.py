@@ -81,6 +81,7 @@ def night(
             if numbers := ", ".join(sorted(folder.name for folder, job in jobs if executor.take_over(folder, job))):
                 reporter.note(f"took over the jobs that an earlier start of this night submitted: {numbers}")
         reporter.note(f"the night stops {next_stop(state, state.own(ledger.records()), controller.now())}")
+        reporter.note("a line an experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with inhibit_sleep(reporter.note):
             night = Night(state, controller, proposer, tell, notifier, filler, unavailable)

@@ -182,7 +182,8 @@ def remark(e: Experiment) -> str:
     reverted`."""
     if e.is_crash:
         return clean(e.record.why, 160)
-    return "; ".join(filter(None, (e.record.run.with_rider.strip(" ()"), decisions_text(e.record.moved))))
+    guards = [part for part in e.record.why.split("; ") if " not kept: guard " in part]
+    return "; ".join(filter(None, (e.record.run.with_rider.strip(" ()"), decisions_text(e.record.moved), *guards)))
 
 
 def score(value: float | None, none: str = NOT_MEASURED) -> str:

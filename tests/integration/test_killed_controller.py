@@ -80,7 +80,15 @@ def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, wha
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(first)
     assert code == 2
-    others = ("branch ", "comparing", "experiment 0001", "0001", "this machine may fall asleep", "the night stops ")
+    others = (
+        "branch ",
+        "comparing",
+        "experiment 0001",
+        "0001",
+        "this machine may fall asleep",
+        "the night stops ",
+        "a line an experiment",
+    )
     told = [line for line in stderr.splitlines() if not line.startswith(others)]
     assert len(told) == 1, stderr
     assert told[0].startswith(f"{root}/runs or its .lock was moved away or replaced while this process worked in it. ")

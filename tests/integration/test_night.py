@@ -62,6 +62,28 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_change_that_raises_the_score_and_ruins_a_guard_is_not_kept_and_every_view_says_why(root: Path) -> None:
+    (root / "rules.toml").write_text('environments = ["arithmetic"]\n[environment.countdown]\nguard = 2.0\n')
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "a guard")
+    stdout, _ = good_night(root, agent="lr", proposer="lr", experiments=4, page=True)
+    _, incumbent, _, ruined = records(root)
+    assert [record.status for record in (incumbent, ruined)] == ["keep", "discard"]
+    assert ruined.evaluation.eval_score > incumbent.evaluation.eval_score + 0.05
+    scores = [record.evaluation.guards[0].score for record in (incumbent, ruined)]
+    assert scores == [pytest.approx(0.6, abs=0.06), pytest.approx(0.2, abs=0.06)]
+    reason = "0004 not kept: guard countdown falls: "
+    assert reason in ruined.why
+    assert reason in (root / "runs" / "report.md").read_text()
+    assert reason in (root / "runs" / "report.html").read_text()
+    assert reason in nightshift(root, "show", "4")[1]
+    assert "guard countdown falls" in stdout
+    table = (root / "results.tsv").read_text().splitlines()
+    assert table[0].endswith("countdown_score")
+    assert table[-1].endswith(f"\t{scores[1]:g}")
+
+
+@pytest.mark.slow
 def test_a_running_night_reads_revert_as_the_users_decision(root: Path) -> None:
     for lr in (b"6e-7", b"3e-6"):
         (root / "train.toml").write_bytes(BASELINE.replace(b"6e-7", lr))

@@ -40,6 +40,8 @@ class Machine:
         self.root.mkdir(parents=True)
         shutil.copy2(ROOT / "prepare.py", self.root)
         shutil.copytree(ROOT / "models" / "arithmetic-base", self.root / "mine")
+        config = json.loads((self.root / "mine" / "config.json").read_bytes()) | {"max_position_embeddings": 32768}
+        (self.root / "mine" / "config.json").write_text(json.dumps(config))
         make_checkout(self.root, CAMPAIGN, CONFIG, stand_in=True)
         (self.root / "rules.toml").unlink()
         (self.root / "rules.toml").write_text(RULES)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +181,12 @@ def answer(content: str) -> str:
 class Session:
     """The part of a prime-rl session that plays episodes."""
 
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}/v1"
+    def __init__(self, port: int, tick: Callable[[int], None] = lambda num_done: None) -> None:
+        self.url, self.tick = f"http://127.0.0.1:{port}/v1", tick
 
     def endpoint(self, progress: Any) -> Endpoint:
         """Return the scripted server."""
-        return Endpoint(self.url, "the-policy", lambda num_done: None)
+        return Endpoint(self.url, "the-policy", self.tick)
 
 
 Open = Callable[..., VerifiersTaskset]
@@ -285,6 +288,27 @@ def test_too_much_time_lost_to_code_that_blocks_ends_the_evaluation(open_: Open,
         play(open_(TURNS, f"args = {{ faults = {json.dumps(['blocks'] * 12)} }}"))
 
 
+def test_a_server_that_accepts_no_connection_for_twelve_seconds_is_waited_for(open_: Open) -> None:
+    environment = open_(TURNS)
+    examples = environment.examples("validation")
+    server = ScriptedServer("the-policy", 0, None, answer, 100_000)
+    server._http.socket.listen(0)
+    with ExitStack() as stack:
+        for _ in range(4):  # take the places of connections that wait to be accepted
+            blocked = stack.enter_context(socket.socket())
+            blocked.setblocking(False)
+            blocked.connect_ex(("127.0.0.1", server.port))
+        seconds = itertools.count(1)
+
+        def tick(num_done: int) -> None:
+            if next(seconds) == 12:
+                stack.enter_context(server)
+
+        session = Session(server.port, tick)
+        played = environment.play(examples, session, Decoding(64), lambda reading: None)  # type: ignore[arg-type]
+    assert [episode.score() for (episode,) in played] == [1.0] * NUM
+
+
 @pytest.mark.parametrize(("seat", "score"), [("first", 1.0), ("second", 0.0)])
 def test_the_seat_that_counts_is_found_by_its_name(open_: Open, seat: str, score: float) -> None:
     table = f'num_train = 9\nreward_range = [-1.0, 1.0]\nseat = "{seat}"\n'
@@ -367,6 +391,8 @@ class Several(vf.MultiTurnEnv):
 def load_environment"""
 V0_TURNS = V0.replace("vf.SingleTurnEnv(", "Several(").replace("def load_environment", SEVERAL)
 V0_TOOLS = V0.replace("vf.SingleTurnEnv(", "vf.ToolEnv(tools=[], ")
+V0_GROUP = V0.replace("return vf.SingleTurnEnv", "one = vf.SingleTurnEnv") + "    return vf.EnvGroup([one, one])\n"
+V0_SANDBOX = V0.replace("vf.SingleTurnEnv(", "vf.PythonEnv(")
 V0_JUDGE = V0.replace("rubric=rubric)", 'rubric=vf.JudgeRubric(judge_model="gpt", judge_client=object()))')
 
 
@@ -418,6 +444,8 @@ def test_a_v0_environment_scores_as_its_own_rollout_does(text: str, tmp_path: Pa
     [
         (V0_TURNS, "their_env is a v0 environment with several turns (Several). Choose a v0 environment of one"),
         (V0_TOOLS, "their_env is a v0 environment with tools (ToolEnv). "),
+        (V0_GROUP, "their_env is a v0 environment with several environments (EnvGroup). "),
+        (V0_SANDBOX, "their_env is a v0 environment with a sandbox ("),
         (V0_JUDGE, "their_env is a v0 environment that asks a judge: gpt. "),
     ],
 )

@@ -16,6 +16,7 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.runtimes import ProgramResult, Runtime
 
+CONNECT_SECONDS = 60.0  # to a server of this machine, which may be busy
 TOOL_SECONDS = 30.0  # of one call
 TOOL_FAILED = "error: "  # the answer of a tool that failed begins so
 
@@ -36,7 +37,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
         # of the environment must not see loopback traffic. How long an answer may take is the rollout's limit.
         self._client = httpx.AsyncClient(
             trust_env=False,
-            timeout=httpx.Timeout(None, connect=10.0),
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 

@@ -16,9 +16,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 import verifiers.v1 as vf
-from nightshift_gsm8k.harness import TOOL_FAILED
+from nightshift_gsm8k.harness import CONNECT_SECONDS, TOOL_FAILED
 from pydantic import create_model
+from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.configs import agent as agent_configs
 from verifiers.v1.configs import env as env_configs
 from verifiers.v1.runtimes import SubprocessConfig
@@ -88,6 +90,7 @@ def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[s
     and its `reward_range`.
     """
     local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # of the folders of rollouts: the user's cache is not touched
+    eval_client.DEFAULT_TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)  # 5 s, which a busy machine exceeds
     watch = _Watch()
     try:
         asyncio.run(_play(env, tasks, request, send, watch))
@@ -173,7 +176,9 @@ def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
         is_server = error is not None and error.type == "ProviderError" and (error.status_code or 0) >= _SERVER_FAULT
         if error and error.message.startswith(_POLICY_FAULT):
             is_server = not any(words in error.message for words in _HALF_CHARACTER)
-        cause = f"{error.type}: {error.message}" if error else "the episode is not ok"
+        cause = (
+            f"{error.type}: {error.message or f'no answer, {error.status_code}'}" if error else "the episode is not ok"
+        )
         return found | {"failed": cause, "is_server_fault": is_server}
     counts = Counter(trace.agent.name for trace in episode.traces)
     if counts[request["seat"]] != 1 or max(counts.values()) > 1:  # a score that compares answers belongs to no task

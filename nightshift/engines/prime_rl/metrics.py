@@ -204,11 +204,10 @@ class MetricsTail:
         values: dict[str, Any] = {}
         for key, name in _FIELDS.items():
             paths = {key.replace("agg/all/agent", f"{source}/all/{seat}") for source, seat in self._sources.items()}
-            numbers = [_number(row[path]) for path in paths if path in row]
-            if finite := [number for number in numbers if number is not None]:
-                values[name] = min(finite) if name == "_reward_min" else fmean(finite)
-            elif numbers:
-                values[name] = None
+            if paths := {path for path in paths if path in row}:
+                numbers = [number for path in paths if (number := _number(row[path])) is not None]
+                is_whole = len(numbers) == len(paths)
+                values[name] = None if not is_whole else min(numbers) if name == "_reward_min" else fmean(numbers)
         if errors := [_number(row[key]) or 0.0 for key in row if _SERVER_ERRORS.fullmatch(key)]:
             values["_server_errors"] = sum(errors)
         if "train_seconds" in values:
