@@ -5,6 +5,7 @@
     uv run prepare.py --gsm8k FOLDER  # GSM8K: its train.jsonl and test.jsonl
     uv run prepare.py --math FOLDER   # MATH from your own copy of it
     uv run prepare.py --smoke         # two GPUs: install prime-rl, try it
+    uv run prepare.py --prove         # show step by step that this machine works: proof.json
 """
 
 if __name__ == "__main__":
@@ -37,8 +38,9 @@ ROOT = Path(__file__).resolve().parent
     is_flag=False,
     flag_value=120.0,
     metavar="[SECONDS]",
-    help="prime-rl: only one real run with the tiny model, which trains for SECONDS (120).",
+    help="Only one real run with the tiny model, which trains for SECONDS (120).",
 )
+@click.option("--prove", is_flag=True, help="Run what proof.json does not show yet, cheap rows first (docs/gpus.md).")
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")
 @click.option("--math", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of your copy.")
 def main(**flags: Any) -> None:

@@ -42,7 +42,6 @@ ROOT = Path(__file__).resolve().parent
 )
 @BRANCH
 @click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 100.")
-@click.option("--keep-all", is_flag=True, help="prime-rl: keep broadcasts and rollouts, which are heavy.")
 @click.option(
     "--dry-run",
     is_flag=True,

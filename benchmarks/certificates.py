@@ -19,7 +19,7 @@ import numpy as np
 from machine import RESULTS, machine, table, write_result
 
 from nightshift.config.rules import RuleConstants
-from nightshift.experiment.certify import estimate, level_of_access, verdicts
+from nightshift.experiment.certify import estimate, level_of_access, verdict
 
 NUM_ACCESSES = 5
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half
@@ -63,7 +63,7 @@ def campaign(case: Case, rng: np.random.Generator) -> list[tuple[bool, bool]]:
             sides.append((of_example + math.sqrt(1 - case.within) * noise + seeds > 0).astype(float))
         result = estimate(sides[0], sides[1], RuleConstants())
         low, high = result.interval
-        answers.append((verdicts([result], level_of_access(access)) == ["better"], low <= 0 <= high))
+        answers.append((verdict(result, level_of_access(access)) == "better", low <= 0 <= high))
     return answers
 
 

@@ -137,7 +137,7 @@ class Emulator:
 
     def score(self, config: Config, speed: float = 1.0) -> float:
         """Return the true score of a config. `speed`: of its steps in this run, in place of the usual 1."""
-        possible = plan()(config.resolved).num_steps
+        possible = plan()(config.resolved)[0]
         planned = config.get(STEPS) or possible * speed
         num_steps = min(planned, possible * speed)
         # The inner tree takes single precision, and skips checks that cost more than the prediction.
@@ -298,7 +298,7 @@ class Night:
             weights=Weights(1, "f" * 64),
             seconds=1.0,
         )
-        possible = plan()(config.resolved).num_steps * speed
+        possible = plan()(config.resolved)[0] * speed
         planned = config.get(STEPS) or possible
         outcome = Outcome.FINISHED if planned < possible else Outcome.BUDGET
         num_steps = max(round(min(planned, possible)), 1)

@@ -61,12 +61,7 @@ class EngineError(NightshiftError):
     exit_code = ExitCode.USAGE
 
     def __init__(
-        self,
-        cause: str,
-        fix: str = "",
-        *,
-        failure: Failure = Failure.INFRASTRUCTURE,
-        log: str | None = None,
+        self, cause: str, fix: str = "", *, failure: Failure = Failure.INFRASTRUCTURE, log: str | None = None
     ) -> None:
         """`log`: the name of the log, in the run's folder, whose last lines show the cause."""
         super().__init__(cause, fix)

@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, cast
@@ -178,12 +178,13 @@ def read_json(path: Path | str, kind: type[T], fix: str, max_bytes: int = MAX_BY
         raise UsageError(f"{path} is damaged: {reason}", fix) from None
 
 
-def read_rows(path: Path, kind: type[T]) -> list[T]:
-    """The lines of a JSON lines file that are a `kind`. Others are left out, and so is a file that cannot be read: who
-    writes it may be killed at any byte."""
+def read_rows(path: Path, kind: type[T], places: Iterable[int] | None = None) -> list[T]:
+    """The lines of a JSON lines file that are a `kind`, only those at `places` if given. Others are left out, and so is
+    a file that cannot be read: who writes it may be killed at any byte."""
     rows = list[T]()
     with suppress(OSError):
-        for line in read_file(path).split(b"\n"):
+        lines = read_file(path).split(b"\n")
+        for line in lines if places is None else [lines[place] for place in places if place < len(lines)]:
             with suppress(ValueError):
                 rows.append(parse_json(line, kind))
     return rows

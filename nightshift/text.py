@@ -27,6 +27,11 @@ def escape_formula(text: str) -> str:
     return _FORMULA.sub("'", text)
 
 
+def counted(count: int, noun: str = "experiment") -> str:
+    """Return `1 experiment`, `2 experiments`."""
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
 def local(moment: datetime) -> str:
     """A moment on this machine's clock, with its zone."""
     return moment.astimezone().strftime("%Y-%m-%d %H:%M %Z")

@@ -12,6 +12,7 @@ from nightshift.text import clean
 
 waits: list[Callable[[], str]] = []  # what is waited for and how far it is, the innermost last
 watchers: list[Callable[[], None]] = []  # called by `look`
+markers: list[Callable[[str, str, bool], None]] = []  # called by `mark`
 
 
 @contextmanager
@@ -34,6 +35,13 @@ def look() -> None:
     """Show again how far it is. Call it now and then where a wait is long."""
     for watcher in watchers:
         watcher()
+
+
+def mark(row: str, figure: str = "", is_shown: bool = True) -> None:
+    """Say that a row of proof.json begins (experiment/prove.py), or with a figure that it ends. `is_shown`: whether the
+    figure shows what the row is about."""
+    for marker in markers:
+        marker(row, figure, is_shown)
 
 
 def lasted(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Recorded campaigns, made up: single records, campaigns judged by the real rule, and one in a real ledger."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -52,7 +53,8 @@ def a_result(score: float = 0.5, num_examples: int = 2, seed: int = 1001) -> Res
     """An evaluated run: the first examples are right, as many as `score` says."""
     right = round(score * num_examples)
     scores = (1.0,) * right + (0.0,) * (num_examples - right)
-    evaluation = Evaluation(score, 0.01, packed(scores), "e" * 64, 0.0, 12.5, Weights(40, "f" * 64), 3.0)
+    stderr = math.sqrt(right * (num_examples - right) / num_examples**3)
+    evaluation = Evaluation(score, stderr, packed(scores), "e" * 64, 0.0, 12.5, Weights(40, "f" * 64), 3.0)
     training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1, reward_mean=0.4, peak_memory_gb=0.9)
     return Result(seed, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
 

@@ -13,7 +13,7 @@ from nightshift_arithmetic import data as arithmetic
 from xdist.scheduler import LoadScopeScheduling
 
 from nightshift.executors.gpus import list_gpus
-from nightshift.executors.watchdog import is_alive
+from nightshift.executors.process import WATCHDOG, is_alive
 from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
 from tests.waiting import Clock
 
@@ -82,7 +82,7 @@ def _watches_another(process: psutil.Process) -> bool:
         *_, script, harness = ["", "", *process.cmdline()]
     except psutil.Error:
         return False
-    return script.endswith("watchdog.py") and harness != str(os.getpid())
+    return script == WATCHDOG[1] and harness != str(os.getpid())
 
 
 @pytest.fixture

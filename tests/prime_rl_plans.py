@@ -66,7 +66,7 @@ def open_configs() -> dict[str, Config]:
     """A config for every open key at each of its choices and near each of its bounds, as far as it is valid alone."""
     found = {}
     for key in KEYS:
-        for value in _samples(key):
+        for value in samples(key):
             changes: dict[str, Any] = {}
             if key.only_if and key.only_if[1] != (None,):
                 changes[key.only_if[0]] = key.only_if[1][0]
@@ -85,7 +85,8 @@ def open_configs() -> dict[str, Config]:
     return found
 
 
-def _samples(key: Key) -> list[Value]:
+def samples(key: Key) -> list[Value]:
+    """Return values of an open key: its choices, its default, and those at its bounds."""
     if key.kind is Kind.BOOL:
         return [True, False]
     if key.kind is Kind.TABLE:

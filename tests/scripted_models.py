@@ -2,9 +2,8 @@
 
 It listens on 127.0.0.1:8000, runs COMMAND and exits with its code. It speaks the Anthropic Messages, the OpenAI
 Responses and Chat Completions, and the Gemini API. As the model it reads train.toml with the program's own tool,
-raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is. FOLDER/case, which may
-change at any time, is `ok` or `usage`: a limit is reached. FOLDER/requests.jsonl gets a line a request: what was
-answered, the path, the whole prompt.
+raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is. FOLDER/requests.jsonl
+gets a line a request: what was answered, the path, the whole prompt.
 """
 
 from __future__ import annotations
@@ -98,19 +97,15 @@ def _text(value: object) -> str:
 
 def next_step(request: Request) -> Step:
     """What the model does next: `say` a text, or the name of a tool with its arguments."""
-    done, folder, text = len(request.results), request.folder, "\n".join(request.texts)
+    done, folder = len(request.results), request.folder
     if not request.tools:  # a title, a summary
         return {"say": "Learning rate"}
-    if asked := re.search(r"answer with one word: (\w+)", text):
-        return {"say": asked[1]}
     if done == 0:
         return {"tool": "read", "path": str(folder / "train.toml")}
-    number = re.search(r"so that experiment (\d+)", text)  # each experiment tries another value
     if done == 1:
         lr = LR.search(request.results[0])
         old, value = (lr[1], float(lr[2])) if lr else ("lr = 3e-6", 3e-6)
-        factor = 1.5 + (int(number[1]) / 10 if number else 0.0)
-        return {"tool": "edit", "path": str(folder / "train.toml"), "old": old, "new": f"lr = {factor * value:.4g}"}
+        return {"tool": "edit", "path": str(folder / "train.toml"), "old": old, "new": f"lr = {1.5 * value:.4g}"}
     if done == 2:
         answer = "HYPOTHESIS: a larger learning rate learns more in the same steps\nPREDICTION: +1.0 pp\nLESSON: none\n"
         return {"tool": "write", "path": str(folder / "hypothesis.txt"), "text": answer}
@@ -255,45 +250,17 @@ def wire_of(path: str) -> Wire | None:
     return gemini if re.search(r":(stream)?[gG]enerateContent$", path) else None
 
 
-GOOGLE = "type.googleapis.com/google.rpc."
-LIMIT_SECONDS = 7200
-
-
-def limit(wire: Wire) -> tuple[dict[str, str], dict[str, Any]]:
-    """Headers and body with which a provider says that a usage limit is reached, as the programs' own code reads it."""
-    ends = int(time.time() + LIMIT_SECONDS)
-    if wire is anthropic:
-        unified = {"status": "rejected", "representative-claim": "five_hour", "reset": str(ends)}
-        unified |= {"overage-status": "rejected", "overage-disabled-reason": "overage_not_provisioned"}
-        headers = {f"anthropic-ratelimit-unified-{name}": value for name, value in unified.items()}
-        message = "This request would exceed your account's rate limit. Please try again later."
-        error: dict[str, Any] = {"type": "error", "error": {"type": "rate_limit_error", "message": message}}
-        return {**headers, "retry-after": str(LIMIT_SECONDS)}, error
-    if wire is gemini:
-        named = {"uiMessage": "true", "model": "gemini", "quotaResetDelay": "2h0m0s"}
-        reason = {"reason": "QUOTA_EXHAUSTED", "domain": "cloudcode-pa.googleapis.com", "metadata": named}
-        details = [{"@type": f"{GOOGLE}ErrorInfo", **reason}]
-        details.append({"@type": f"{GOOGLE}RetryInfo", "retryDelay": f"{LIMIT_SECONDS}s"})
-        message = "You have exhausted your capacity on this model. Your quota will reset after 2h0m0s."
-        return {}, {"error": {"code": 429, "message": message, "status": "RESOURCE_EXHAUSTED", "details": details}}
-    kind = "usage_limit_reached"
-    error = {"message": "The usage limit has been reached", "type": kind, "code": kind, "param": None}
-    error |= {"plan_type": "plus", "resets_at": ends, "resets_in_seconds": LIMIT_SECONDS}  # of the plans of ChatGPT
-    headers = {"x-codex-primary-used-percent": "100", "x-codex-primary-window-minutes": "300"}
-    return {**headers, "x-codex-primary-reset-at": str(ends)}, {"error": error}
-
-
 class Handler(BaseHTTPRequestHandler):
     """One request; its path tells the API."""
 
     protocol_version = "HTTP/1.1"
     folder: Path
 
-    def _answer(self, status: int, body: object, headers: dict[str, str] | None = None) -> None:
+    def _answer(self, status: int, body: object) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
         named = {"Content-Type": "application/json", "Content-Length": str(len(data)), "Connection": "close"}
-        for name, value in {**named, **(headers or {})}.items():
+        for name, value in named.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
@@ -315,8 +282,6 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(data)
         request = parse(body, self.path)
         step: Step | str = next_step(request)
-        if (self.folder / "case").read_text() == "usage":
-            step = "usage"
         if not any(self.headers.get(name) for name in ("Authorization", "x-api-key", "x-goog-api-key")):
             step = "auth"
         line = {"answer": step, "path": self.path, "prompt": "\n".join(request.texts)}
@@ -324,8 +289,7 @@ class Handler(BaseHTTPRequestHandler):
             file.write(json.dumps(line) + "\n")
         self.close_connection = True
         if isinstance(step, str):
-            headers, error = limit(wire) if step == "usage" else ({}, {"error": {"message": "no credentials"}})
-            return self._answer(429 if step == "usage" else 401, error, headers)
+            return self._answer(401, {"error": {"message": "no credentials"}})
         streams = bool(body.get("stream")) or "streamGenerateContent" in self.path
         parts = wire(step, request, streams)
         if not streams:

@@ -6,8 +6,14 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from nightshift.executors.slurm import SlurmConfig
+
+CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=20)
 NODES = ("n1", "n2")
 CORES, GPUS = 8, 4  # of a node, as its configuration says
 SLURMD_TIMEOUT_SECONDS = 10
@@ -93,12 +99,15 @@ ReturnToService=2
 SlurmdTimeout={SLURMD_TIMEOUT_SECONDS}
 KillWait=5
 MinJobAge=300
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
 DebugFlags=NO_CONF_HASH
 """
         for node, port in zip(NODES, self.ports[1:], strict=True):
             lines += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
             lines += f"CPUs={CORES} RealMemory=8000 Gres=gpu:{GPUS} State=UNKNOWN\n"
-        lines += f"PartitionName=gpu Nodes={','.join(NODES)} Default=YES MaxTime=60 State=UP\nFirstJobId=1\n"
+        lines += f"PartitionName=gpu Nodes={','.join(NODES)} Default=YES MaxTime=60 State=UP\n"
+        lines += f"PartitionName=urgent Nodes={','.join(NODES)} PriorityTier=10 MaxTime=60 State=UP\nFirstJobId=1\n"
         self.conf.write_text(lines)
         gpus = f"{at}/nvidia[0-{GPUS - 1}]"
         (at / "gres.conf").write_text("".join(f"NodeName={node} Name=gpu File={gpus}\n" for node in NODES))
@@ -143,6 +152,10 @@ DebugFlags=NO_CONF_HASH
     def calm(self) -> None:
         """No job, and both nodes idle; a controller that forgot a job drains the node that still ran it."""
         self.ask("scancel", "--user=root")
+        self.calm_nodes()
+
+    def calm_nodes(self) -> None:
+        """Both nodes accept jobs."""
 
         def is_idle() -> bool:
             states = self.ask("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
@@ -163,3 +176,12 @@ DebugFlags=NO_CONF_HASH
                     os.kill(int(path.read_text()), signal.SIGTERM)
                 except ProcessLookupError:
                     continue
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster for the tests of a module."""
+    made = Cluster(tmp_path_factory.mktemp("slurm"))
+    made.start()
+    yield made
+    made.stop()

@@ -34,7 +34,7 @@ GROUPS = 4  # a step's rollouts are GROUPS groups of 2
 def install(folder: Path) -> Path:
     """A bin/ folder with the stand-ins, as a prime-rl installation would have, and `reader.py`; returns it."""
     bin_dir = folder / "bin"
-    bin_dir.mkdir(parents=True)
+    bin_dir.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, str(HERE / "stand_in_prime_rl.py"), str(folder), "reader"]
     (bin_dir / "reader.py").write_text(f"import os, sys\nos.execv({words[0]!r}, [*{words!r}, *sys.argv[1:]])\n")
     for name in PROGRAMS:
@@ -371,15 +371,10 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
         return 0 if fault == "serves_the_start" else step_of(folder)
 
     server = StandInServer(
-        config["vllm"]["model"],
-        config["server"]["port"],
-        fault,
-        answer,
-        max_model_len=8192,
-        step=served,
+        config["vllm"]["model"], config["server"]["port"], fault, answer, max_model_len=8192, step=served
     )
-    if fault in ENDS:
-        threading.Thread(target=die_after, args=(server, orders["step"], ENDS[fault]), daemon=True).start()
+    if fault == "server_dies":
+        threading.Thread(target=die_after, args=(server, orders["step"]), daemon=True).start()
     server.serve()
 
 
@@ -406,25 +401,10 @@ def reader(base: str, folder: str, served: str, answer: str, fault: str | None) 
     Path(answer).write_text(json.dumps(told))
 
 
-def break_engine() -> None:
-    """An exception in the engine core, and what each request in flight says of it; the API server ends in order."""
-    say(f"{TRACEBACK}KeyError: 'block_table'", CORE)
-    for _ in range(512):
-        say(ENGINE_DEAD, API)
-    say(ENGINE_DIED, "(APIServer pid=30442) ")
-    os._exit(0)
-
-
-ENDS: dict[str | None, Any] = {
-    "server_dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "engine_breaks": break_engine,
-}
-
-
-def die_after(server: Any, num_updates: int, end: Any) -> None:
+def die_after(server: Any, num_updates: int) -> None:
     while sum(path == "/update_weights" for path, _ in server.requests) < num_updates:
         time.sleep(0.02)
-    end()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def validator(arguments: list[str], orders: dict[str, Any]) -> None:

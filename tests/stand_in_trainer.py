@@ -2,8 +2,8 @@
 
 Its "policy" answers a share of the validation split right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
-{"fault": "exit_at_start" | "error" | "hang" | "sigkill" | "short_answers" | "no_step",
-"once": true}
+{"fault": "exit_at_start" | "error" | "sigkill" | "short_answers" | "no_step" | "few_steps" | "no_weights" |
+"no_peak" | "holds_card", "once": true, "run": "0003"}; `run`: in this run only
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
 "collapse"} the policy learns less. With {"fault": "rewards"} rewards are the share that its policy would get right.
 With {"fault": "no_gradient"} every group has reward 0, with {"fault": "late_no_gradient"} after its third step. It ends
@@ -36,10 +36,12 @@ def asked_in(run_dir: Path) -> Path | None:
     return next((path for folder in run_dir.parents if (path := folder / "stand-in.json").exists()), None)
 
 
-def fault_of(path: Path | None) -> str | None:
+def fault_of(path: Path | None, run: str) -> str | None:
     if path is None:
         return None
     order = json.loads(path.read_text())
+    if order.get("run", run) != run:
+        return None
     if order.get("once"):
         path.unlink()
     return str(order["fault"])
@@ -78,8 +80,9 @@ def expression_for(question: str) -> str:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    asked = asked_in(Path(sys.argv[1]).resolve().parent)
-    fault = fault_of(asked)
+    run_dir = Path(sys.argv[1]).resolve().parent
+    asked = asked_in(run_dir)
+    fault = fault_of(asked, run_dir.name)
     if fault == "exit_at_start":
         sys.exit("stand-in: no model here")
     settings = spec["settings"]
@@ -96,11 +99,17 @@ def main() -> None:
         command = json.loads(line)
         if command["command"] == "train":
             most = min(settings["max_steps"] or math.inf, math.ceil(command["budget_seconds"] / STEP_SECONDS))
-            most = 0 if fault == "no_step" else most
+            most = {"no_step": 0, "few_steps": 3}.get(fault or "", most)
             outcome = "finished" if most == settings["max_steps"] else "budget"
             held_by = asked if fault == "hold" else None
             reward = right if fault == "rewards" else 0.5
-            steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), reward)
+            if fault == "holds_card":  # as if its memory were never released
+                nvml = importlib.import_module("pynvml")  # a stand-in
+                nvml.CARDS.write_text(json.dumps([{"used_gb": 40.0, "total_gb": 80.0}]))
+            peak_gb = 2.0 if spec.get("device") == "cuda" and fault != "no_peak" else None
+            steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), reward, peak_gb)
+        elif command["command"] == "load_final_weights" and fault == "no_weights":
+            emit(event="error", cause="the weights cannot be read")
         elif command["command"] == "load_final_weights":
             weights = Path(spec["weights_dir"]) / "model.safetensors"
             weights.parent.mkdir(exist_ok=True)
@@ -127,6 +136,7 @@ def train(
     held_by: Path | None,
     metrics_path: Path,
     reward: float,
+    peak_gb: float | None,
 ) -> int:
     """So many "steps", of STEP_SECONDS by its own count: other load makes them slower and not fewer."""
     step = 0
@@ -145,13 +155,12 @@ def train(
                 break
             if fault == "sigkill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if fault == "hang":
-                time.sleep(600)
             if fault == "error":
                 emit(event="error", cause="loss is nan at step 1 with lr 1")
                 sys.exit(1)
     seconds = step * STEP_SECONDS
     training = {"outcome": outcome, "num_steps": step, "training_seconds": seconds, "reward_mean": reward}
+    training |= {"peak_memory_gb": peak_gb}
     emit(event="trained", training=training)
     return step
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A stand-in for uv: records what it was asked, and makes the layout of an environment, or fails on demand.
 
-UV_STAND_IN: `ok`, `fail`, `full` (disk) or `die` (killed half-way). It installs nothing.
+UV_STAND_IN: `ok`, `run:FAULT` (with prime-rl's stand-ins), `fail`, `full` (disk) or `die` (killed half-way). It
+installs nothing.
 """
 
 import json
@@ -33,6 +34,13 @@ for name in PACKAGES[: 1 if mode == "die" else None]:
     (site_packages / f"{name}.dist-info" / "METADATA").write_text("Name: {}\nVersion: {}\n".format(*name.split("-")))
 if mode == "die":
     os.kill(os.getpid(), signal.SIGKILL)
+if mode.startswith("run:"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests import stand_in_prime_rl
+
+    stand_in_prime_rl.install(Path(".venv").resolve())
+    stand_in_prime_rl.misbehave(Path(".venv").resolve(), mode.removeprefix("run:"))
+    sys.exit()
 python = Path(".venv/bin/python")
 python.unlink(missing_ok=True)
 python.symlink_to(sys.executable)

@@ -4,7 +4,8 @@
     python stand_ins.py KIND ROOT FOLDER   # a worker, as an executor starts it then
 
 KIND: `trl`, the real engine around a trainer that trains nothing; `night`, the same with another scale of learning
-rates; `prime-rl:FOLDER`, the real engine around programs that train nothing; `real`, no stand-in at all.
+rates; `mac`, as `trl` without what only Linux has; `prime-rl:FOLDER`, the real engine around programs that train
+nothing; `real`, no stand-in at all.
 """
 
 import json
@@ -21,6 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 from nightshift.config.rules import Rules  # noqa: E402
 from nightshift.config.rules_toml import rules_here  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
+from tests import stand_in_mac  # noqa: E402
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
@@ -91,7 +93,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
         module.rules_here = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]
     else:
         module.rules_here = lambda *arguments: small(rules_here(*arguments))  # type: ignore[attr-defined]
-        module.open_engine = {"trl": trl_engine, "night": night_engine}[name]  # type: ignore[attr-defined]
+        module.open_engine = {"trl": trl_engine, "mac": trl_engine, "night": night_engine}[name]  # type: ignore[attr-defined]
 
 
 def save_time(with_page: bool) -> None:
@@ -109,17 +111,24 @@ def save_time(with_page: bool) -> None:
 def install(kind: str) -> None:
     """Have this process, as the controller, and its workers use the stand-in. It does not wait long for git's locks."""
     from nightshift.campaign import git
-    from nightshift.executors import local, slurm
+    from nightshift.executors import base, process
     from nightshift.experiment import experiment
 
     git.LOCK_SECONDS = 0.3
     if kind != "real":
         _put_into(experiment, kind)
-        local.PROGRAM = slurm.PROGRAM = (__file__, kind)
+        base.PROGRAM = (__file__, kind)
+    if kind == "mac":
+        stand_in_mac.remove_linux()
+        process.WATCHDOG = (stand_in_mac.__file__,)
 
 
 if __name__ == "__main__":
+    from nightshift.executors import process
     from nightshift.experiment import worker
 
     _put_into(worker, sys.argv[1])
+    if sys.argv[1] == "mac":
+        stand_in_mac.remove_linux()
+        process.WATCHDOG = (stand_in_mac.__file__,)
     sys.exit(worker.main(Path(sys.argv[2]), Path(sys.argv[3])))

@@ -25,6 +25,7 @@ from nightshift.cli.status import Status
 from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
 from nightshift.engines.prime_rl.config import AC, OFFLOAD, SHARE, preset
 from nightshift.engines.trl.engine import AT_ONCE
+from nightshift.experiment.prove import STEPS
 from nightshift.files import Document
 
 ROOT = Path(__file__).parents[1]
@@ -319,6 +320,17 @@ def presets() -> str:
     )
 
 
+def proof_rows() -> str:
+    """Return what `prepare.py --prove` measures, in its order."""
+    return table(
+        "row | measured by `uv run ...` | time | download | engine",
+        (
+            (name, f"`{step.command}`", step.time, step.download, " and ".join(step.engines))
+            for name, step in STEPS.items()
+        ),
+    )
+
+
 def kinds() -> str:
     names = ("ordinary", "bad", "bold", "disastrous")
     return ", ".join(
@@ -345,6 +357,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "replayed": replayed,
     "recorded-night": recorded_night,
     "presets": presets,
+    "proof-rows": proof_rows,
     "gain-ratio": gain_ratio,
     "kinds": kinds,
     "noises": lambda: listed(factor for factor, _ in RULES.noises),
@@ -354,7 +367,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "drift-sd": lambda: percent_points(RULES.drift_sd),
     "examples-share": lambda: f"{RULES.examples_share:g}",
     "accident": lambda: f"{normal(*RULES.accidents[1][:2])} pp, with probability {100 * RULES.accidents[1][2]:g} %",
-    "in-out": lambda: f"In at P >= {RULES.keep_at:g}, out at P < {RULES.revert_below:g}",
+    "in-out": lambda: f"A change is kept at P >= {RULES.keep_at:g}, and reverted at P < {RULES.revert_below:g}",
     "confirmed": lambda: f"{RULES.confirmed_above:g}",
     "least-worth": lambda: f"{100 * RULES.least_worth:.2f}",
     "shrink": lambda: f"{RULES.shrink[0]:g}",

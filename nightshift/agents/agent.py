@@ -24,7 +24,7 @@ from msgspec import structs
 
 from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import MAX_GRID, compose, logs, most_answers, save_notes
+from nightshift.agents.brief import MAX_GRID, compose, logs, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
@@ -89,7 +89,6 @@ def open_agent(
         clone,
         chosen,
         settings=tuple(filter(None, (model, effort))),
-        login_files=tuple(login.files(environ).values()),
     )
 
 
@@ -137,7 +136,6 @@ class Agent:
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
     settings: tuple[str, ...] = ()  # model and effort
-    login_files: tuple[Path, ...] = ()  # the user's: a change of them may end a wait
 
     @property
     def title(self) -> str:
@@ -252,8 +250,7 @@ class Agent:
         bare = Answer(None, Proposal(notes=notes, **parse_answer(text)[0]), lessons)  # type: ignore[arg-type]
         if ending.is_stopped:
             return (replace(bare, cause=f"{self.name}: {ending.cause}", is_stopped=True),)
-        sources = list(texts)[: most_answers(context, list(texts))]
-        answers = [Answer(source, Proposal(**parse_answer(texts[source])[0]), lessons) for source in sources]  # type: ignore[arg-type]
+        answers = [Answer(source, Proposal(**parse_answer(text)[0]), lessons) for source, text in texts.items()]  # type: ignore[arg-type]
         is_whole = all(answer.proposal.description for answer in answers)
         if not answers:
             is_whole = not edits and bool(lessons or bare.proposal.description)

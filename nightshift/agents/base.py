@@ -38,7 +38,6 @@ class Context:
     in_flight: tuple[Record, ...] = ()  # experiments that run now
     waiting: tuple[Answer, ...] = ()  # proposals that run next
     weakest: str = ""  # where the incumbent scores worst (report/slices.py)
-    new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
     runs_left: int | None = None  # until the night ends, this one included
     direction: str = ""  # the user's, at most 1,500 characters
@@ -75,7 +74,6 @@ class Answer:
     number: int = 0  # of the experiment that the proposal was made for
     change: Change | None = None
     rider: Change | None = None  # the change that the run measures again
-    kept: tuple[Change, ...] = ()  # the incumbent's changes when the proposal was made
     direction: str = ""  # the user's direction then
 
     def with_proposal(self, **changes: Any) -> Answer:

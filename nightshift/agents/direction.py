@@ -55,11 +55,11 @@ def _source(root: Path, given: str | None) -> tuple[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        return read_file(path.resolve(), _MAX_BYTES).decode()
+        return read_file(os.path.realpath(path), _MAX_BYTES).decode()
     except UnicodeDecodeError:
         reason = "it is not UTF-8 text"
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
     raise UsageError(f"the direction in {path.name} cannot be read: {reason}", "Write a plain text file.")
 
 

@@ -140,7 +140,13 @@ def history(
     """Return what a campaign measured in its decided experiments. `now`: the incumbent's config. `used_keys`: the keys
     that the engine uses, None for all; others are not listed as untried."""
     assert campaign.baseline is not None
-    keys = _keys(campaign, configs, now)
+    keys, runs = _keys(campaign, configs, now), list[RunRow]()
+    for record, row in zip(campaign.decided, campaign.rows(campaign.decided), strict=True):
+        difference = campaign.differences.get(record.number)
+        mean, halfwidth = (difference.mean, Z95 * difference.sd) if difference else (None, None)
+        runs.append(
+            RunRow(**structs.asdict(row), difference=mean, difference_halfwidth=halfwidth, starts=record.starts)
+        )
     tried = {key.key for key in keys}
     parameters = sorted(path for path in used_keys or () if path.startswith(f"{PARAMETERS}.") and ANY not in path)
     paths = [path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved] + parameters
@@ -148,17 +154,10 @@ def history(
         branch=campaign.baseline.branch,
         rules_hash=campaign.baseline.rules_hash,
         kept=tuple(kept_changes(campaign)),
-        runs=tuple(_run_rows(campaign)),
+        runs=tuple(runs),
         keys=tuple(keys),
         untried_keys=tuple(path for path in paths if path not in tried and (used_keys is None or path in used_keys)),
     )
-
-
-def _run_rows(campaign: Campaign) -> Iterator[RunRow]:
-    for record, row in zip(campaign.decided, campaign.rows(campaign.decided), strict=True):
-        difference = campaign.differences.get(record.number)
-        mean, halfwidth = (difference.mean, Z95 * difference.sd) if difference else (None, None)
-        yield RunRow(**structs.asdict(row), difference=mean, difference_halfwidth=halfwidth, starts=record.starts)
 
 
 def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
@@ -225,11 +224,9 @@ def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[
         if set(records[0].environments) & set(rules.environment_names) or _model(ledger, records[0]) == rules.model:
             fates = fates_of(records)
             rows = {row.change: row for row in (row_of(record, fates) for record in records) if row.effect}
-            for row in sorted(
-                rows.values(), key=lambda row: (row.now != "kept", abs((row.now == "kept") - (row.p_helps or 0)))
-            ):
+            for row in sorted(rows.values(), key=lambda row: (not row.is_kept, abs(row.is_kept - (row.p_helps or 0)))):
                 if row.now != "replaced":
-                    verb = "kept" if row.now == "kept" else "rejected"
+                    verb = "kept" if row.is_kept else "rejected"
                     text = f"{verb} {', '.join(row.changes)}; its effect there was {row.effect}."
                     lines.append(f"{clean(branch, 60)} {text}")
     return lines[:MAX_EARLIER]

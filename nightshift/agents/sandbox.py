@@ -30,7 +30,7 @@ import psutil
 from nightshift.agents.clone import LOGS_NAME, Clone, make_private
 from nightshift.campaign.records import NO_SANDBOX
 from nightshift.errors import UsageError
-from nightshift.executors.watchdog import KILL_SECONDS, describe, is_alive
+from nightshift.executors.process import KILL_SECONDS, describe, is_alive
 from nightshift.files import read_file, remove_tree, write_atomically
 
 MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
@@ -440,11 +440,7 @@ class OtherUser(Sandbox):
 
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         inside = self._variables(
-            PATH=self._search,
-            HOME=f"{clone.folder}/home",
-            TMPDIR=f"{clone.folder}/tmp",
-            USER="agent",
-            LOGNAME="agent",
+            PATH=self._search, HOME=f"{clone.folder}/home", TMPDIR=f"{clone.folder}/tmp", USER="agent", LOGNAME="agent"
         )
         return [*_ENTRY, *_as_user(self.uid), *words], inside
 

@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import optuna
@@ -73,15 +73,14 @@ class SearchProposer:
         return (self.answer(context),)
 
     def answer(self, context: Context) -> Answer:
-        """Return one change; the same ledger and seed give the same change. A new direction is a random draw."""
+        """Return one change; the same ledger and seed give the same change."""
         space = space_of(context)
         # A seed of its own for every proposal, also for one that follows a refusal; a resumed night repeats none.
         seed = f"{self.seed} {len(context.campaign.decided)} {len(context.refusals)}"
         if context.in_flight or context.waiting:
             seed += f" {context.number + len(context.waiting)}"
         rng = random.Random(seed)
-        is_random = context.new_direction or len(context.campaign.decided) < NUM_STARTUP
-        name = "random" if is_random else self.name
+        name = "random" if len(context.campaign.decided) < NUM_STARTUP else self.name
         tried = {config.hash for config in (*context.configs.values(), *_configs_ahead(context))}
         cause = "no change by one step is left to try"
         for _ in range(_MAX_DRAWS):
@@ -289,14 +288,8 @@ def _applies(dimension: Dimension, config: Config) -> bool:
 # -- the steps of a run ------------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
-    """The steps that a run is expected to make in its budget, and the sd of their logarithm."""
-
-    num_steps: float
-    log_sd: float
-
-
-Planner = Callable[[Mapping[str, Value]], Plan]
+# The steps that a run is expected to make in its budget, and the sd of their logarithm.
+Planner = Callable[[Mapping[str, Value]], tuple[float, float]]
 
 
 def planner(runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Planner:
@@ -317,10 +310,10 @@ def planner(runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Pla
     covariance = np.linalg.inv(precision)
     mean = covariance @ pull
 
-    def plan(resolved: Mapping[str, Value]) -> Plan:
+    def plan(resolved: Mapping[str, Value]) -> tuple[float, float]:
         drivers = _drivers(resolved)
         log_sd = math.sqrt(float(drivers @ covariance @ drivers) + NOISE_SD**2)
-        return Plan(max(budget_seconds * math.exp(-float(drivers @ mean)), LEAST_STEPS), log_sd)
+        return max(budget_seconds * math.exp(-float(drivers @ mean)), LEAST_STEPS), log_sd
 
     return plan
 

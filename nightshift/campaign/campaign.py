@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from statistics import NormalDist, fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -40,6 +40,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
     percent,
+    settings_of,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.config.train_toml import Config
@@ -74,7 +75,7 @@ class Campaign:
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
-        """Return a campaign; of `before`, folded earlier, only later events. UsageError for unlike scores."""
+        """Return a campaign; of `before`, folded earlier, only later events."""
         campaign, records = cls(branch, rules_hash), list(records)
         events = events_of(records, branch, rules_hash)
         names = [(is_start, record.number) for is_start, record in events]
@@ -123,7 +124,7 @@ class Campaign:
         return [*filter(None, [self.posterior]), *self.guards.values()]
 
     def step(self, is_start: bool, record: Record) -> None:
-        """Fold the start or the decision of one experiment. UsageError first for scores unlike the baseline's."""
+        """Fold the start or the decision of one experiment."""
         if self.posterior is None:
             if not is_start and record.is_keep:
                 self.posterior = _first_posterior(record)
@@ -149,13 +150,10 @@ class Campaign:
 
     def _observe(self, record: Record, *, decides: bool = True) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
         """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
-        scores, num = run_scores(record), len(run_scores(self.baseline or record))
-        if len(scores) != num:
-            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num}"
-            raise UsageError(cause, without(record))
         assert self.posterior is not None
+        assert record.score is not None
         hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()
-        decisions = self.posterior.observe(record.run, float(scores.mean()), hours, decides=decides)
+        decisions = self.posterior.observe(record.run, record.score, hours, decides=decides)
         for guard in record.evaluation.guards if record.evaluation else ():
             posterior = self.guards[guard.environment]
             posterior.observe(record.run, guard.score, hours, decides=False)
@@ -172,7 +170,7 @@ class Campaign:
             if change in before:  # if no valid train.toml is left without the change, the next run tries again
                 self.posterior.set_kept([other for other in self.posterior.kept if other != change])
             else:
-                self.posterior.forbid(change)
+                self.posterior.decide_for_user(change, False)  # no later run keeps it or tests it again
         return decisions, falls
 
     def judge(
@@ -211,7 +209,7 @@ class Campaign:
         status = Verdict.MEASURED  # also if its change was kept while it ran
         if record.decision is not None:
             status = Verdict.KEEP if record.decision.action is Action.KEEP else Verdict.DISCARD
-        why = [measured_text(record, float(run_scores(record).mean()))]
+        why = [measured_text(record)]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         why += [f"{d.change.name} not {d.action.past}: {falls[d.change.identity]}" for d in forbidden]
@@ -278,8 +276,8 @@ class Campaign:
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config; None if none did."""
-        settings, runs = _settings(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
-        return next((record for record in runs if _settings(record.run.changes) == settings), None)
+        settings, runs = settings_of(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
+        return next((record for record in runs if settings_of(record.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
@@ -355,14 +353,22 @@ class Campaign:
         )
 
 
-def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Record | None:
-    """Return the last experiment with this config, or with the same changes besides its rider."""
+def already_tried(
+    decided: Sequence[Record], run: Run, config_hash: str, effective: Mapping[str, Any] | None = None
+) -> Record | None:
+    """Return the last experiment with this config, or with the same changes besides its rider.
+
+    `effective`: the engine's settings. Configs that differ in keys without effect train the same.
+    """
 
     def contents(run: Run) -> set[Settings]:
         return {change.identity for change in replace(run, rider=None).changes}
 
-    same = (r for r in reversed(decided) if r.config_hash == config_hash or contents(r.run) == contents(run))
-    return next(same, None)
+    for record in reversed(decided):
+        is_same = record.config_hash == config_hash or (effective and record.effective == effective)
+        if is_same or contents(record.run) == contents(run):
+            return record
+    return None
 
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:
@@ -374,8 +380,8 @@ def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[E
 
 
 def _first_posterior(baseline: Record) -> Posterior:
-    scores = run_scores(baseline)
-    return Posterior(float(scores.mean()), float(scores.std()) / len(scores) ** 0.5, baseline.decision_rules)
+    assert baseline.evaluation is not None
+    return Posterior(baseline.evaluation.eval_score, baseline.evaluation.eval_stderr, baseline.decision_rules)
 
 
 def _first_guards(baseline: Record) -> dict[str, Posterior]:
@@ -385,25 +391,6 @@ def _first_guards(baseline: Record) -> dict[str, Posterior]:
 
 def _began(record: Record) -> datetime:
     return datetime.fromisoformat((record.result and record.result.started) or record.started)
-
-
-def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
-    return {key: value for change in changes for key, value in change.keys.items()}
-
-
-def run_scores(record: Record) -> Array:
-    """Return the values by which a run is judged, (n,). UsageError if the record has none, or if they are damaged."""
-    try:
-        if (evaluation := record.evaluation) and evaluation.example_scores:
-            return weighted(evaluation.example_scores, evaluation.parts)
-    except ValueError as error:
-        raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", without(record)) from None
-    raise UsageError(f"experiment {record.number:04d} has no scores", without(record))
-
-
-def without(record: Record) -> str:
-    """Return the fix for a record that cannot be used."""
-    return f"Move runs/{record.number:04d} out of runs/ to go on without it."
 
 
 def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
@@ -503,13 +490,11 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     steps, head, path = record.judgement.steps, Head(record.branch, record.commit), repo.root / CONFIG_NAME
     try:
         texts = {ledger.stored_config(record).source, repo.config_at("HEAD")}
-        # After a kill: commits of the journal were made, even if the user has reset the branch since.
-        if not (commits := ledger.made_commits(record.number)):
-            others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
-            ids = commit(repo, head, steps, others)
-            commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
-            if commits:
-                ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
+        others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
+        ids = commit(repo, head, steps, others)
+        commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
+        if commits:
+            ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
         left = [step.name for step in steps if step.keys and step.name not in commits]
         actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]

@@ -234,7 +234,7 @@ def _edit(config: Config, values: Values) -> Config:
 
 
 def _subject(name: str, before: Config, after: Config) -> str:
-    """Return `keep 0012: lr 3e-6 → 5e-6`, with as many keys as fit."""
+    """Return `keep 0012: lr 3e-6 → 5e-6`."""
     trained = {change.key: change for change in diff(before, after)}  # with prime-rl's default for a key not in a file
     items = []
     for key in _changed(before.values, after.values):
@@ -242,13 +242,7 @@ def _subject(name: str, before: Config, after: Config) -> str:
         if key in trained:
             old, new = trained[key].old, trained[key].new
         items.append(f"{short_key(key)} {old or 'unset'} → {new or 'unset'}")
-    for num_shown in range(len(items), 0, -1):
-        num_more = len(items) - num_shown
-        more = f" and {num_more} more key{'s' if num_more > 1 else ''}" if num_more else ""
-        subject = f"{name}: {', '.join(items[:num_shown])}"
-        if len(subject + more) <= MAX_SUBJECT:
-            break
-    return clean(shorten(subject, MAX_SUBJECT - len(more)) + more)
+    return clean(shorten(f"{name}: {', '.join(items)}", MAX_SUBJECT))
 
 
 def short_key(key: str) -> str:

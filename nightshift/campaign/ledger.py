@@ -59,8 +59,8 @@ Event = Literal["begun", "submitted", "access", "decided", "committed"]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the journal. `event`: an `Event`; `file`: a path below runs/. The event `access` permits a job to read
-    the test split: the line has the job's `token`, and campaign and `number` of its comparison."""
+    """A line of the journal. `event`: an `Event`; `file`: a path below runs/. The event `access`: a job is to
+    read the test split; the line has campaign and `number` of its comparison."""
 
     time: str  # ISO 8601, UTC
     event: str
@@ -68,7 +68,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int = 0
     branch: str = ""
     rules_hash: str = ""
-    token: str = ""
     commits: dict[str, str] = {}  # of the event `committed`: the ids that git gave, by decision
 
 
@@ -191,12 +190,6 @@ class Ledger:
     def accesses(self) -> list[Line]:
         """Return the uses of the test split in order, one for each job."""
         return [line for line in self.journal() if line.event == "access"]
-
-    def made_commits(self, number: int) -> dict[str, str]:
-        """Return the ids that git gave to the commits of an experiment, by decision, from the journal."""
-        file = (self.run_dir(number) / RECORD_NAME).relative_to(self.runs_dir).as_posix()
-        lines = [line for line in self.journal() if line.event in ("begun", "committed") and line.file == file]
-        return lines[-1].commits if lines else {}  # none after `begun`: an earlier experiment had the number
 
     def close(self, record: Record) -> None:
         """Write the final record and row, when no run of it is left. EngineError if the disk refuses."""

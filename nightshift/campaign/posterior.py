@@ -198,10 +198,6 @@ class Posterior:
         if self._kept != before:
             self._final_scores.clear()
 
-    def forbid(self, change: Change) -> None:
-        """Leave a change out for good: no later run keeps it or tests it again."""
-        self.decide_for_user(change, False)
-
     def is_fixed(self, change: Change) -> bool:
         """Return True if the rule may not decide about a change any more."""
         return change.identity in self._fixed

@@ -35,6 +35,7 @@ NO_DIFFERENCE = "no significant difference"  # the verdict of a comparison that 
 # A run collapsed if its score is by more than this below the median of its side's other runs: half of what the decision
 # rule takes for a typical accident.
 COLLAPSE = -min(mean for mean, _, _ in RuleConstants().accidents) / 2
+JOB_OF = ", job of "  # in the hardware of a run that was a job of a cluster
 LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, and is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
@@ -285,6 +286,7 @@ class Result(Struct, frozen=True):
     job_sha256: str = ""  # of the job.json that the worker read
     started: str = ""  # ISO 8601, UTC, by the worker's clock
     slot: str = ""  # slot or node; empty if runs follow each other
+    disk_bytes: Count | None = None  # of the run's folder when the run ended
 
 
 class Effect(Struct, frozen=True):
@@ -354,6 +356,11 @@ class Change(Struct, frozen=True, kw_only=True):
         return f"{self.name}: {self.settings}"
 
 
+def settings_of(changes: Iterable[Change]) -> dict[str, str | None]:
+    """Return the keys and values that changes set together."""
+    return {key: value for change in changes for key, value in change.keys.items()}
+
+
 def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
     """Return each change with the settings that remain of it in a config: a later change wins on a shared key."""
     taken = set[str]()
@@ -421,7 +428,6 @@ class Request:
     baseline: bool = False  # run the campaign's baseline again, whatever train.toml holds
     run: Run | None = None  # None: what train.toml says
     only: tuple[str, ...] = ()  # the scope of the direction: the keys and tables that may change; empty for all
-    keep_all: bool = False
     detach: bool = False
     dry_run: bool = False
     verbose: bool = False  # of a dry run
@@ -589,7 +595,6 @@ class Job:
     name: str = ""  # of the job in SLURM; empty on this machine
     hardware: str | None = None  # the campaign's; None for its baseline
     gpus: str | None = None  # --gpus
-    keep_all: bool = False
     # Settings whose start tells whether a failed start is the config's fault. None for a baseline, whose training does
     # not end when no gradient is left.
     incumbent: dict[str, Any] | None = None
@@ -613,7 +618,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     names: dict[str, str]  # by side: `experiment 0004`, or a commit
     num_seeds: int
     first_seed_index: int
-    environments: tuple[str, ...] = ()  # with the next two: options of `nightshift certify`
+    environment: str = ""  # with the next two: options of `nightshift certify`
     budget_seconds: float | None = None
     revisions: dict[str, str] = {}
     night: str = ""  # `started` of the night that began it; empty for `nightshift certify`

@@ -18,11 +18,10 @@ from nightshift.campaign.records import (
     Settings,
     Stage,
     Standing,
-    Verdict,
     remaining,
 )
 from nightshift.errors import Failure
-from nightshift.text import clean, escape_formula
+from nightshift.text import clean, counted, escape_formula
 
 # Of results.tsv. The first five are those of autoresearch's results.tsv; `status` is the verdict. A new one goes last.
 COLUMNS = (
@@ -33,7 +32,8 @@ COLUMNS = (
 UNDECIDED = "undecided"  # in place of a verdict: in flight, or cut off and not closed yet
 
 VerdictName = Literal["baseline", "keep", "discard", "re-run", "crash", "interrupted"]
-Now = Literal["kept", "replaced", "reverted", ""]  # what a change that was kept once is now
+# What a change that was kept once is now. "kept later": its own experiment discarded it.
+Now = Literal["kept", "kept later", "replaced", "reverted", ""]
 Fate = tuple[Now, str | None]  # and the commit that kept it last
 
 
@@ -77,9 +77,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return None if mean is None or sd is None else Effect(mean, sd)
 
     @property
+    def is_kept(self) -> bool:
+        """True if the incumbent has its change."""
+        return self.now in ("kept", "kept later")
+
+    @property
     def status(self) -> str:
-        """`keep, now replaced`."""
-        return ", now ".join(filter(None, (self.verdict or UNDECIDED, self.now)))
+        """`keep`, `keep, now replaced`, `discard, kept later`."""
+        now = {"kept": "", "kept later": "kept later", "": ""}.get(self.now, f"now {self.now}")
+        return ", ".join(filter(None, (self.verdict or UNDECIDED, now)))
 
     @property
     def cells(self) -> dict[str, Any]:
@@ -107,6 +113,8 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     standing = record.judgement and record.judgement.standing
     new = record.run.new if verdict in ("keep", "discard") else None
     now, commit = fates.get(new.identity if new else frozenset(), ("", None))
+    if now == "kept" and verdict == "discard":
+        now = "kept later"
     names = ("number", "failure", "parent", "strict_score", "why", "total_seconds", "branch", "engine", "started")
     fields: dict[str, Any] = {name: getattr(record, name) for name in names}
     fields |= {name: getattr(training, name, None) for name in ("num_steps", "reward_mean", "training_seconds")}
@@ -203,19 +211,20 @@ class Counts(msgspec.Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        """`30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes: 4 kept, 1 reverted`."""
-        count = sum(self.verdict.values())
+        """`30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes now: 4 kept, 1 kept later, 1 reverted`."""
         parts = (", ".join(f"{n} {word}" for word, n in part.items()) for part in (self.verdict, self.now))
-        return f"{count:,} experiment{'' if count == 1 else 's'}: {'; changes: '.join(filter(None, parts)) or 'none'}"
+        num = counted(sum(self.verdict.values()))
+        return f"{num}: {'; changes now: '.join(filter(None, parts)) or 'none'}"
 
 
-def measured_text(record: Record, score: float) -> str:
+def measured_text(record: Record) -> str:
     """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, ...: keep`."""
     run, decision = record.run, record.decision
-    text = f"measured {100 * score:.1f} %{run.with_rider}"
+    assert record.score is not None
+    text = f"measured {percents(record.score)}{run.with_rider}"
     if record.judgement and record.judgement.expected_score is not None:
         name = "incumbent" if run.new or run.kept else "baseline"
-        text += f", expected of the {name} before the run {100 * record.judgement.expected_score:.1f} %"
+        text += f", expected of the {name} before the run {percents(record.judgement.expected_score)}"
     if decision and decision.estimate:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text
@@ -226,18 +235,32 @@ def decisions_text(decisions: Iterable[Decision]) -> str:
     return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
 
 
-def num_since_keep(decided: Sequence[Record]) -> int:
-    """Count the experiments since the last keep, without those that had no new change."""
-    tried = [record for record in decided if record.status != Verdict.MEASURED]
-    return next((index for index, record in enumerate(reversed(tried)) if record.is_keep), len(tried))
-
-
 def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
-    """Return `expected score 0.5120, baseline 0.4710: +4.1 ± 2.4 pp by 0003, 0007`."""
+    """Return `gain +4.1 ± 2.4 pp over the baseline (estimated scores 47.1 % → 51.2 %; ± is half of a 95 % interval) by
+    0003, 0007`."""
     names = ", ".join(change.name for change in kept)
-    gain = f"{gain_text(standing)} by {names}" if kept else "nothing is kept"
-    text = f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain}"
+    text = f"nothing is kept; estimated score of the baseline {percents(standing.baseline)}"
+    if kept:
+        text = f"gain {gain_text(standing)} over the baseline ({estimates(standing)}) by {names}"
     return ". ".join(filter(None, (text, contradiction(standing))))
+
+
+def estimates(standing: Standing) -> str:
+    """Return the estimated scores of baseline and incumbent, and what ± means."""
+    text = "± is half of a 95 % interval"
+    if standing.contradicted:  # the gain is no difference of estimates
+        return text
+    return f"estimated scores {percents(standing.baseline)} \N{RIGHTWARDS ARROW} {incumbent_text(standing)}; {text}"
+
+
+def incumbent_text(standing: Standing) -> str:
+    """Return the incumbent's estimated score: to the shown digits it is the baseline's plus the gain."""
+    return percents(round(standing.baseline, 3) + round(standing.gain, 3))
+
+
+def percents(score: float) -> str:
+    """Return `51.2 %`."""
+    return f"{100 * score:.1f} %"
 
 
 def contradiction(standing: Standing) -> str:

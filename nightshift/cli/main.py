@@ -67,7 +67,7 @@ def status(as_json: bool) -> None:
 
 
 @commands.command()
-@option("--environment", "environments", multiple=True, help="Compare there; several joined by +. Repeatable.")
+@option("--environment", default="", help="Compare there; several joined by +.")
 @option("--budget-seconds", type=float, help="Train for so long: does the winner of a short run win a long one?")
 @option("--baseline", metavar="REV", help="A commit whose train.toml is the baseline. Default: the campaign's.")
 @option("--incumbent", metavar="REV", help="A commit whose train.toml is the incumbent. Default: the campaign's.")
@@ -91,14 +91,13 @@ def certify(dry_run: bool, gpus: str | None, slurm: Path | None, as_json: bool, 
     revisions = {side: revision for side, revision in sides.items() if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
-        find = partial(certificates.tasks, controller, revisions=revisions, **question)
-        # A wrong question is refused before anything is ended.
-        plan = tuple(line for task in find() for line in task.describe())
+        find = partial(certificates.open_task, controller, revisions=revisions, **question)
+        plan = tuple(find().describe())  # a wrong question is refused before anything is ended
         comparisons = tuple[Comparison, ...]()
         if not dry_run:
             with controller.ledger.lock():
                 end_leftovers(controller.bench.root, reporter.note)
-                comparisons = tuple(certificates.certify(find()))
+                comparisons = (certificates.certify(find()),)
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
     print_found(certified, plan if dry_run else [str(certified)], as_json)
 
@@ -128,7 +127,7 @@ def history(as_json: bool) -> None:
 @option("--only", metavar="KEYS", help="Change only these keys and tables: trainer.scheduler,trainer.optim.lr.")
 @option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @option("--experiments", type=IntRange(min=1), help="Stop after so many, the baseline and the last runs included.")
-@option("--plateau", type=IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
+@option("--plateau", type=IntRange(min=1), help="Stop when nothing was kept in so many.")
 @option("--riders", type=IntRange(0, 1), default=1, show_default=True, help="Discarded changes that each run re-tests.")
 @option("--certify", type=IntRange(1, 100), metavar="N", help="End with a certificate: N fresh runs of each side.")
 @option("--fill/--no-fill", default=None, help="While the agent is unavailable, tpe proposes. Not with a --direction.")
@@ -150,17 +149,17 @@ def history(as_json: bool) -> None:
 @option("--wandb", metavar="PROJECT", help="Log each experiment in this W&B project while it runs.")
 @option("--no-tag", is_flag=True, help="Do not tag the branch at the end with results.tsv and certificate.")
 @shell.BRANCH
-@option("--allow-sleep", is_flag=True, help="Let this machine fall asleep during the night.")
 @option("--detach", is_flag=True, help="Return when the first run trains; nightshift wait --night follows it.")
 @option("--stop", is_flag=True, help="Alone: cancel the SLURM jobs of a night whose controller was killed.")
+@option("--controller-job", is_flag=True, help="With --slurm: run the night itself in a job, without GPUs.")
 def night(
     stop: bool,
     slurm: Path | None,
     notify: str | None,
     wandb: str | None,
     no_tag: bool,
-    allow_sleep: bool,
     detach: bool,
+    controller_job: bool,
     **flags: Any,
 ) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
@@ -183,6 +182,16 @@ def night(
         raise UsageError("--wandb: the package wandb is not installed", "Install it: uv sync --extra wandb.")
     branch = flags.pop("branch")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
+    if controller_job:
+        if slurm is None or detach:
+            raise click.UsageError("--controller-job needs --slurm, and goes without --detach.")
+        from nightshift.executors.slurm import read, submit_controller
+
+        words = [word for word in sys.argv[1:] if word != "--controller-job"]
+        with reporting("submitting the night as a job"):
+            name = submit_controller(root, read(slurm), words)
+        print_text(f"job {name} runs the night; to end it, create the file STOP\nuv run nightshift wait --night")
+        return
     if detach:
         with reporting() as reporter:
             create_branch(root, request, reporter, branch)
@@ -191,7 +200,7 @@ def night(
             has_begun = partial(views.is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
-        exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch, wandb, not no_tag)
+        exit_code = night(root, request, reporter, print_text, notify, branch, wandb, not no_tag)
     sys.exit(exit_code)
 
 
@@ -214,7 +223,7 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
     from nightshift.agents.agent import check_agent
     from nightshift.engines.doctor import Doctor, checks
     from nightshift.evaluation.template import look
-    from nightshift.executors.slurm import SlurmExecutor, ask_node
+    from nightshift.executors.slurm import SlurmExecutor, read, run_on_node
     from nightshift.experiment.experiment import open_controller
 
     root, (sandbox, *seen) = run.process_root(), [flags.pop(name) for name in ("sandbox", "agent_env", "agent_sees")]
@@ -228,11 +237,11 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
         return
     if slurm is not None:
         with reporting() as reporter:
-            bench = open_controller(root, Request(engine=given.engine, slurm=slurm), reporter).bench
-            assert isinstance(bench.executor, SlurmExecutor)
+            executor = SlurmExecutor(root, os.environ, read(slurm))
+            executor.require_ready()
+            engine = open_controller(root, Request(engine=given.engine, slurm=slurm), reporter).bench.engine.name
             reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-            words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
-            node, answer = ask_node(bench.executor, bench.job({}, 0), (*words, bench.engine.name))
+            node, answer = run_on_node(executor, ("doctor", "--json", "--engine", engine))
         report = msgspec.json.decode(answer, type=Doctor)
     else:
         with reporting("looking at what experiments need"):

@@ -18,13 +18,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nightshift.agents.notebook import compare_prediction
-from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, percent
-from nightshift.campaign.results import UNDECIDED, column_of, decisions_text, row
+from nightshift.campaign.records import Record
+from nightshift.campaign.results import row
 from nightshift.errors import NightshiftError
+from nightshift.report.fields import PROPOSAL, fields
 from nightshift.text import ANSI
 
-_NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 _NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
 _BAR_COLUMNS = 12
 Line = tuple[str, float | None]  # a line of the live display, and the share that is done, which a bar shows
@@ -35,45 +34,10 @@ _drawn: Sequence[Line] = ()
 
 def summary(record: Record) -> str:
     """The block that agents grep: `key: value` lines. What was not measured has no line."""
-    values = row(record, {}).cells
-    scores = dict.fromkeys(record.environments[:1], record.score) | record.environment_scores
-    games = record.evaluation.figures if record.evaluation else {}
-    outcome = record.result.training.outcome if record.result else None
-    is_baseline = record.is_keep and record.parent is None
-
-    def figures(*names: str, spec: str = ".6f") -> list[tuple[str, str]]:
-        return [(name, _number(values[name], spec)) for name in names]
-
-    lines = (
-        *figures("eval_score", "eval_stderr"),
-        *((column_of(name), _number(score, ".6f")) for name, score in scores.items()),
-        *figures("strict_score"),
-        *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
-        *([] if is_baseline else figures("incumbent_score")),
-        *figures("effect_at_decision", spec="+.6f"),
-        ("p_helps", "" if values["p_helps"] is None else f"{percent(values['p_helps']) / 100:.2f}"),
-        ("verdict", values["verdict"] or UNDECIDED),
-        ("outcome", _NO_GRADIENT if outcome is Outcome.NO_GRADIENT else ""),
-        ("why", record.why),
-        ("prediction", compare_prediction(record) if record.proposal.prediction else ""),
-        *figures("reward_mean"),
-        *figures("num_steps", spec=".0f"),
-        *figures("training_seconds", "total_seconds", spec=".1f"),
-        ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
-        ("run", f"{record.number:04d}"),
-        ("starts", record.starts),
-        ("changes", values["changes"]),
-        ("rider", values["rider"]),
-        *(("scaled", line) for line in record.scaled),
-        ("unused_keys", f"the engine {record.engine} does not use {', '.join(record.unused_keys)}"),
-        ("git", record.git_action or ""),
-        ("agent", "" if record.proposal.is_isolated else NOT_ISOLATED),
-        *(("health", finding) for finding in (record.health or "").splitlines()),
-        ("next", _NEXT if is_baseline else ""),
-        ("train.toml", decisions_text(d for d in record.moved if f"{d.action} {d.change.name}" in record.commits)),
-    )
-    shown = [line for line in lines if line[1] and (line[0] != "unused_keys" or record.unused_keys)]
-    return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in shown)])
+    lines = [field for field in fields(record, row(record, {})) if field[0] not in PROPOSAL]
+    if record.is_keep and record.parent is None:
+        lines.append(("next", _NEXT))
+    return "\n".join(["---", *(printable(f"{name + ': ':18}{text}") for name, text in lines)])
 
 
 def print_text(*lines: str) -> None:
@@ -160,10 +124,6 @@ def _write(name: str, text: str) -> None:
     except OSError:
         if name == "stdout":
             raise  # a terminal that went away must not end a night, which prints its progress to stderr
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "" if value is None else format(value, spec)
 
 
 def printable(text: str) -> str:

@@ -48,7 +48,7 @@ class TerminalReporter:
         lines: list[Line] = [(wait(), None) for wait in waits[-1:]]
         for folder, reading in self._runs.items():
             text, share = describe_run(folder, reading)
-            name = ("experiment " if folder.name.isdigit() else "") + folder.name.replace("-", " ")
+            name = f"experiment {folder.name}" if folder.name.isdigit() else folder.name.replace("-", ", seed ")
             lines.append((f"{name}: {text}", share))
         lines = lines or [(self._what, None)]
         if output.is_terminal():

@@ -143,11 +143,17 @@ def plan(request: Request, controller: Controller) -> Iterator[str]:
 
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
+    from nightshift.experiment.prove import prove, proving
+
     with reporting() as reporter:
-        rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
+        least = 1 if flags.prove else 0  # a machine without a GPU is refused, with the reason
+        rules = rules_here(root, flags.engine_meant, max(num_gpus(os.environ), least))
         rules = on_cards(rules, root, os.environ, flags.gpus)
         engine = open_engine(rules, root, dict(os.environ), flags.gpus, prime_rl=flags.prime_rl)
-        engine.prepare(flags, reporter.note)
+        with proving(root, engine) as proof:
+            if flags.prove:
+                return prove(proof, flags, reporter.note)
+            engine.prepare(flags, reporter.note)
         if flags.smoke is None:
             reporter.note(f"ready for {rules.name}: uv run run.py")
     return ExitCode.MEASURED

@@ -15,7 +15,7 @@ from click import option
 
 from nightshift.cli.output import print_error
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.executors.watchdog import STOP_SIGNALS
+from nightshift.executors.process import STOP_SIGNALS
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import psutil
 
 from nightshift.campaign.ledger import STARTED, Ledger, campaign_cost, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
@@ -34,6 +33,7 @@ from nightshift.cli.progress import describe_run, reporting
 from nightshift.config.train_toml import UNSET
 from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, read_file
+from nightshift.report.fields import OF_RUN, fields
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
@@ -49,18 +49,11 @@ def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
 
 def experiment_lines(record: Record, row: Row, files: Path) -> Iterator[str]:
     """Yield one screen about an experiment: what the run printed, and what became of it."""
-    left_out = ("---", "scaled:", "unused_keys:", "next:")
-    yield from (line for line in summary(record).splitlines() if not line.startswith(left_out))
-    fields = {
-        "hypothesis": record.proposal.description,
-        "proposer": row.proposer or "you",
-        "now": row.now,
-        "with": ", ".join(row.kept),
-        "started": f"{local(datetime.fromisoformat(record.started))} on {record.branch}",
-        "files": files,
-        "more": f"uv run nightshift show {record.number} --all",
-    }
-    yield from (f"{name + ':':17} {value}" for name, value in fields.items() if value)
+    lines = [field for field in fields(record, row) if field[0] not in OF_RUN]
+    lines.append(("started", f"{local(datetime.fromisoformat(record.started))} on {record.branch}"))
+    lines.append(("files", str(files)))
+    lines.append(("more", f"uv run nightshift show {record.number} --all"))
+    yield from (f"{name + ':':17} {text}" for name, text in lines)
 
 
 def all_lines(value: Any, name: str, indent: str = "") -> Iterator[str]:
@@ -313,7 +306,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     from nightshift.executors.slurm import jobs_left
     from nightshift.night.observers import next_stop
 
-    is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
+    is_on = state.cause is None and is_running and ledger.holder.startswith(f"process {state.pid} ")
     left = jobs_left(ledger, state.first, of_certificates=True) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,

@@ -8,8 +8,11 @@ from nightshift.config.allowlist import (
     ANY,
     CURRICULUM,
     FORMER,
+    LOSS,
     NAME_RULE,
     OTHER_VERSION,
+    PARAMETERS,
+    PRIME_RL_LOSSES,
     Key,
     Kind,
     Lock,
@@ -214,6 +217,9 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
             fix = f"Delete it, or write {name} = {' or '.join(map(value_text, wanted))}"
             fix = f"Delete one of the two: {leaf} or {name}" if wanted == (None,) else fix
             yield f" has no effect with {selector} = {value_text(resolved.get(selector))}", fix, path, selector
+        if path.startswith(f"{PARAMETERS}.") and resolved[LOSS] in PRIME_RL_LOSSES:
+            fix = "Delete it, or write the name of a loss that rules.toml offers"
+            yield f" has no effect with {LOSS} = {value_text(resolved[LOSS])}", fix, path, LOSS
     batch_path, group_path = "orchestrator.batch_size", "orchestrator.group_size"
     algo, batch, group = resolved["orchestrator.algo.type"], resolved.get(batch_path), resolved[group_path]
     if group < 2 and algo in ("grpo", "max_rl"):

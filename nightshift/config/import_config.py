@@ -239,6 +239,7 @@ def _name_loss(result: Import, losses: Mapping[str, str]) -> None:
         result.values[LOSS] = names[0]
         result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(names[0])}")
         result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
+    names += [name for name in losses if name == result.values.get(LOSS)]  # of a train.toml
     for path, value in result.values.items() if not names else ():
         if path.startswith(f"{PARAMETERS}.") or (path == LOSS and value not in _KEYS[LOSS].choices):
             cause = f"{path} = {value_text(value)} belongs to a loss that rules.toml does not offer"

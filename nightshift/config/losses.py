@@ -7,11 +7,23 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from nightshift.config import allowlist
-from nightshift.config.allowlist import IMPORT_PATH, KEYS, LOSS, PARAMETERS, PRIME_RL_LOSSES, Key, Search, Value
+from nightshift.config.allowlist import (
+    IMPORT_PATH,
+    KEYS,
+    LOSS,
+    PARAMETERS,
+    PRIME_RL_LOSSES,
+    Key,
+    Search,
+    Value,
+    accept,
+    spelled_out,
+    value_text,
+)
 from nightshift.config.checks import Problem
 from nightshift.config.rules import LossRules
 from nightshift.config.train_toml import Config, line_numbers, refusal
+from nightshift.errors import ConfigError
 
 _WIDE = 10.0  # high / low of a parameter that is searched by its logarithm
 
@@ -55,16 +67,16 @@ def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]
     parameters = {path: key for path, key in keys.items() if key.table == PARAMETERS}
     for path, value in config.values.items():
         place, key = tuple(path.split(".")), keys.get(path)
-        spelled = allowlist.spelled_out(place, value)
         if key is None and path.startswith(f"{PARAMETERS}."):
-            lines = [
-                f"{key.leaf} = {allowlist.value_text(key.default)} ({key.allowed()})" for key in parameters.values()
-            ]
+            lines = [f"{key.leaf} = {value_text(key.default)} ({key.allowed()})" for key in parameters.values()]
+            cause = f"{spelled_out(place, value)} is no parameter of the loss {name}"
             fix = f"Delete it; [{PARAMETERS}] may have {', '.join(lines) or 'nothing'}"
-            problems.append(Problem(place, value, f"{spelled} is no parameter of the loss {name}", fix))
-        elif key is not None and not allowlist.is_accepted(key, value):
-            fix = f"Write {key.leaf} = {allowlist.value_text(allowlist.instead(key, value))}"
-            problems.append(Problem(place, value, f"{spelled} is not allowed ({key.allowed()})", fix))
+            problems.append(Problem(place, value, cause, fix))
+        elif key is not None and (path == LOSS or path in parameters):
+            try:
+                accept(key, value)
+            except ConfigError as error:
+                problems.append(Problem(place, value, error.cause, error.fix))
     if problems:
         raise refusal("train.toml", problems, line_numbers(config.source.decode()))
     if name in PRIME_RL_LOSSES:

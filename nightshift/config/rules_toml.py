@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -42,6 +43,7 @@ ANY_MODEL = "any"
 ROLLOUT_ENGINE = "prime-rl"  # plays episodes of several turns
 _TOOL_PARSERS = {"qwen": "hermes"}  # vLLM's names, by what a model's name contains
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of an environment; part of the names of its package and of the rules
+_LIBRARIES = ("prime_rl", "torch", "verifiers", "vllm")  # which a package of the same name would hide
 _TAKEN = ("agg", "eval", "incumbent", "strict")  # other scores and rewards have names that begin with these
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -225,6 +227,7 @@ def _complete(
         _check_model(root, model, chosen)
     environments = tuple(_environment(root, name, chosen.table(name), entry, model) for name, entry in declared.items())
     losses = tuple(_loss(root, name, table) for name, table in chosen.loss.items())
+    _check_loss_packages(losses, environments)
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
@@ -304,17 +307,30 @@ def _loss(root: Path, name: str, table: LossTable) -> LossRules:
             cause = f"{where}: {parameter} = {number.default:g} in {number.low:g} to {number.high:g}"
             raise UsageError(cause, "Write low below high, and the default between them.")
     top, folder = root.resolve(), (root / table.package).resolve()
-    place = folder if folder.name == module else folder / module
+    is_package = folder.name == module and (folder / "__init__.py").is_file()
+    place = folder if is_package else folder / module
     if not place.is_relative_to(top) or not (place / "__init__.py").is_file():
         cause = f"{where}: package = {json.dumps(table.package)} is no folder of this checkout with a package {module}"
         raise UsageError(cause, f"Name the folder that has {module}/__init__.py.")
-    for path in sorted(place.rglob("*.py")):
+    for path in sorted(filter(Path.is_file, place.rglob("*.py"))):  # an editor's lock is a link to nothing
         try:
-            ast.parse(read_file(path), path.name)
+            ast.parse(path.read_bytes(), path.name)
         except SyntaxError as error:
             cause = f"{where}: {path.relative_to(top)}:{error.lineno}: {error.msg}"
             raise UsageError(cause, "Correct the line, or delete the table.") from None
     return LossRules(name, f"{place.relative_to(top).as_posix()}/", table.import_path, table.parameters)
+
+
+def _check_loss_packages(losses: Sequence[LossRules], environments: Sequence[EnvironmentRules]) -> None:
+    """Raise UsageError if the copy for prime-rl, one folder, would mix a loss's package with another package."""
+    folders = {one.taskset.module if one.taskset else one.package: f"environment {one.name}" for one in environments}
+    for loss in losses:
+        module = loss.import_path.partition(".")[0]
+        is_library = module.startswith("nightshift") or module in sys.stdlib_module_names or module in _LIBRARIES
+        other = "a library's name" if is_library else folders.setdefault(module, loss.folder)
+        if other != loss.folder:
+            cause = f"{RULES_NAME}: [loss.{loss.name}]: the package {module} of {loss.folder} has the name of another"
+            raise UsageError(f"{cause}: {other}", "Give the package a name of its own.")
 
 
 def _environment(root: Path, name: str, table: Table, declared: _Declared, model: str) -> EnvironmentRules:

@@ -15,17 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from nightshift.config.allowlist import (
-    ANY,
-    BY_PRESET,
-    Value,
-    default,
-    find_key,
-    quoted,
-    resolve,
-    shorten,
-    value_text,
-)
+from nightshift.config.allowlist import ANY, BY_PRESET, Value, default, find_key, quoted, resolve, shorten, value_text
 from nightshift.config.checks import MAX_DEPTH, MAX_PROBLEMS, Problem, read_values, rule_problems
 from nightshift.errors import ConfigError
 from nightshift.files import parse_toml, read_file

@@ -29,16 +29,9 @@ from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors import network
-from nightshift.executors.gpus import (
-    SIZES_GB,
-    Gpu,
-    choose_gpus,
-    gpu_problems,
-    gpu_warnings,
-    list_gpus,
-    parse_gpus,
-)
+from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
 from nightshift.executors.local import Capacity
+from nightshift.waiting import mark
 
 Note = Callable[[str], None]  # one line of news
 Plan = tuple[Mapping[str, Sequence[str]], Mapping[str, Any]]  # the words of each process by its name, and their config
@@ -59,18 +52,17 @@ def open_engine(
     root: Path,
     environ: Mapping[str, str],
     gpus: str | None = None,
-    keep_all: bool = False,
     prime_rl: Path | None = None,
 ) -> Engine:
     """Return the engine that the rules name, for the checkout at `root`. UsageError for a flag that is for another.
 
-    `environ` is the harness's own environment; `gpus`, `keep_all` and `prime_rl` are the flags of these names.
+    `environ` is the harness's own environment; `gpus` and `prime_rl` are the flags of these names.
     """
     if prime_rl is not None and rules.engine != "prime-rl":
         cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
         raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
     module, name = _ENGINES[rules.engine]
-    engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
+    engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus)
     engine.machine  # noqa: B018  a mistake in machine.toml is refused before anything starts
     return engine
 
@@ -123,6 +115,7 @@ class PrepareFlags:
     gpus: str | None = None
     prime_rl: Path | None = None
     smoke: float | None = None  # seconds of training
+    prove: bool = False
     gsm8k: Path | None = None
     math: Path | None = None
 
@@ -239,17 +232,9 @@ class Engine(ABC):
     name: str
     min_driver: int
 
-    def __init__(
-        self,
-        rules: Rules,
-        root: Path,
-        environ: Mapping[str, str],
-        gpus: str | None = None,
-        keep_all: bool = False,
-    ) -> None:
-        """`gpus` and `keep_all` are the flags of these names. UsageError for GPUs that this engine cannot use."""
-        self.rules, self.root, self._environ, self._keep_all = rules, root, environ, keep_all
-        self._gpus = gpus
+    def __init__(self, rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None = None) -> None:
+        """`gpus` is the flag of this name. UsageError for GPUs that this engine cannot use."""
+        self.rules, self.root, self._environ, self._gpus = rules, root, environ, gpus
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
 
     @cached_property
@@ -295,6 +280,19 @@ class Engine(ABC):
         if not names:
             return "no such GPUs"  # `check` reports it before anything runs
         return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+
+    def free_gpus(self) -> Sequence[Gpu]:
+        """Return the GPUs of a run. EngineError for too few, and for one that another process uses."""
+        mark("driver and memory")
+        gpus = self.gpus()
+        for problem in gpu_problems(gpus):
+            raise problem
+        mark("driver and memory", "; ".join(map(_describe, gpus)))
+        return gpus
+
+    @abstractmethod
+    def under(self, rules: Rules) -> Engine:
+        """Return an engine for the same machine and installation under other rules."""
 
     @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:

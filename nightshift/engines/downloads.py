@@ -11,7 +11,7 @@ from nightshift.engines.base import Note
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.files import parse_json, read_file
-from nightshift.waiting import waiting
+from nightshift.waiting import mark, waiting
 
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -86,6 +86,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def prepare_model(root: Path, rules: Rules, note: Note) -> None:
     """Download the rules' model if it is missing. EngineError if the model is of no use."""
+    mark("model and data")
     if rules.model_revision is not None and not is_whole_model(model_folder(rules, root)):
         _download(rules, note)
     if problem := model_problem(rules, root):
@@ -123,6 +124,7 @@ def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: No
     for environment in load_environments(root, [*rules.scored, *named]):
         with waiting(f"fetching the data of {environment.name}, if it is not there"):
             environment.prepare(sources.get(environment.name), note)
+    mark("model and data", f"{rules.model}, {', '.join(environment.name for environment in rules.scored)}")
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:

@@ -13,9 +13,8 @@ from itertools import groupby
 from operator import itemgetter, mul
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, Literal
 
-from nightshift.campaign.ledger import JOURNAL_NAME, Ledger
 from nightshift.campaign.records import Completion, Evaluation, Guard, Part, ProgressCallback, packed
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.errors import EngineError
@@ -35,25 +34,13 @@ from nightshift.evaluation.environment import (
 from nightshift.files import write_atomically
 
 
-def examples_of_validation_split(rules: Rules, root: Path) -> list[Task]:
-    """Return the examples that decide, environment by environment, in a fixed order. EngineError for missing data."""
-    environments = load(root, rules.scored)
-    return [(environment, example) for environment in environments for example in environment.examples("validation")]
+def examples_of(split: Literal["validation", "test"], rules: Rules, root: Path) -> list[Task]:
+    """Return the examples of a split, environment by environment, in a fixed order. EngineError for missing data.
 
-
-def examples_of_test_split(rules: Rules, root: Path, token: str) -> list[Task]:
-    """Return the examples of the test split, for a job of the last access. EngineError for any other job.
-
-    Only this function loads them (tests/unit/test_access.py walks the sources for others). An access is a line of
-    runs/journal.jsonl with the tokens of its jobs. The controller adds it before the job's worker starts, so no access
-    is uncounted.
+    Only a job of certify names the test split: before its worker starts, the journal has the access.
     """
-    accesses = Ledger(root).accesses()
-    tokens = {access.token for access in accesses if access.number == accesses[-1].number}
-    if not token or token not in tokens:
-        raise EngineError(f"the journal ({JOURNAL_NAME}) holds no access to the test split for this job")
     environments = load(root, rules.scored)
-    return [(environment, example) for environment in environments for example in environment.examples("test")]
+    return [(environment, example) for environment in environments for example in environment.examples(split)]
 
 
 def evaluate(

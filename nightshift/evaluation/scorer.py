@@ -22,7 +22,7 @@ import msgspec
 from nightshift.campaign.records import Seconds
 from nightshift.config.rules import Fraction
 from nightshift.errors import EngineError
-from nightshift.executors.process import Pipes, ProcessGroup, python_command, python_environment
+from nightshift.executors.process import Pipes, ProcessGroup, python_command, python_environment, tail
 from nightshift.files import parse_json
 from nightshift.text import clean
 
@@ -288,5 +288,5 @@ class Scorer:
             self._child.wait(_GRACE_SECONDS)
         except TimeoutExpired:
             return "its process sent no reply"
-        last = " | ".join(self._child.tail(1))
+        last = " | ".join(tail(self._child.log_path, 1))
         return f"its process ended: {self._child.exit_cause()}" + (f": {last}" if last else "")

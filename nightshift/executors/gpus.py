@@ -48,23 +48,11 @@ class Gpu:
 
 
 def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
-    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver."""
-    with nvml_session(nvml) as session:
-        try:
-            count = int(session.nvmlDeviceGetCount()) if session else 0
-        except session.NVMLError:
-            return 0
-    devices = visible_devices(environ)
-    return count if devices is None else min(count, len(devices))
-
-
-def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES, as CUDA reads them up to the first -1; None when it is not set."""
-    value = environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
-    return entries[: entries.index("-1")] if "-1" in entries else entries
+    """Return how many NVIDIA GPUs a run could use. 0 without a driver, or if `choose_gpus` would refuse them all."""
+    try:
+        return len(visible_gpus(list_gpus(nvml), environ))
+    except EngineError:
+        return 0
 
 
 def list_gpus(nvml: Any = None) -> list[Gpu]:
@@ -106,14 +94,10 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
     visible = visible_gpus(gpus, environ)
     if ids is None:
         if len(visible) < num:
-            needs = {1: "this needs an NVIDIA GPU", 2: "prime-rl needs two NVIDIA GPUs"}
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            fixes = {
-                1: _CHOOSE_OTHERS,
-                2: "Run it with --engine trl, with both on one GPU (--gpus 0,0), or on a machine with more.",
-            }
-            cause = f"{needs.get(num, f'these rules need {num} NVIDIA GPUs')}, this machine has {len(visible)}{hidden}"
-            raise EngineError(cause, fixes.get(num, f"Write smaller infer_gpus and train_gpus in {RULES_NAME}."))
+            cause = f"a run needs {num} NVIDIA GPU{'s' if num > 1 else ''}, this machine has {len(visible)}{hidden}"
+            fix = "Run it with --engine trl, with both sides on one GPU (--gpus 0,0), or with smaller infer_gpus and "
+            raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
         return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}
     for index in ids:
@@ -125,15 +109,16 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
 
 
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; all when it is not set.
-
-    Entries are NVML indices or UUIDs (`GPU-` and as much as makes them unique). EngineError for others.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, as CUDA reads it up to the first -1; all when it is not
+    set. Entries are NVML indices or UUIDs (`GPU-` and as much as makes them unique). EngineError for others.
     """
-    entries = visible_devices(environ)
-    if entries is None:
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
         return list(gpus)
     visible: list[Gpu] = []
-    for entry in entries:
+    for entry in map(str.strip, value.split(",") if value.strip() else ()):
+        if entry == "-1":
+            break
         matching = [gpu for gpu in gpus if entry == str(gpu.index) or ("GPU-" in entry and gpu.uuid.startswith(entry))]
         if len(matching) != 1 or matching[0] in visible:
             cause = f"CUDA_VISIBLE_DEVICES names {entry!r}, no whole GPU of its own"

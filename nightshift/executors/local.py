@@ -6,161 +6,91 @@ the controller's watchdog ends it if it cannot.
 
 import os
 import re
-import select
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import PIPE
 
 import psutil
 
-from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, RESULT_NAME, Job, Result
-from nightshift.errors import EngineError, UsageError
-from nightshift.executors.process import Child, ProcessGroup, python_command, python_environment
-from nightshift.files import parse_json, read_file, write_json
+from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, Job
+from nightshift.errors import EngineError, Failure, UsageError
+from nightshift.executors import base, process
+from nightshift.executors.base import Executor, Flight, Slot
+from nightshift.executors.process import SYS, Child, ProcessGroup, control_groups
 from nightshift.waiting import waiting
 
-PROGRAM = ("-m", "nightshift.experiment.worker")
-GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
-# The same where the controller is dead: then a worker has 10 s in all, with prime-rl 30 s.
-ORPHAN_GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
-SYS = Path("/sys")  # where the kernel shows the processors
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The place of one worker. `gpus`: as --gpus names them, None for the engine's own choice; `cores`: of the
-    operating system, which the worker is pinned to; none where it is free."""
-
-    number: int = 0
-    gpus: str | None = None
-    cores: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    group: ProcessGroup
-    child: Child
-    job: Job
-    slot: Slot
-    ends_at: float  # on the monotonic clock; what runs on hangs
+# Of a worker that is asked to end, and first ends its engine's processes, which have a grace of their own.
+GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
 
 
 @dataclass(slots=True)
-class LocalExecutor:
-    """The slots of this machine. SlurmExecutor has the same methods. `environ` is what workers inherit."""
+class _Worker(Flight):
+    group: ProcessGroup
+    child: Child
 
-    root: Path
-    environ: Mapping[str, str]
-    slots: tuple[Slot, ...] = (Slot(),)
-    _workers: dict[Path, _Worker] = field(default_factory=dict)
 
-    @property
-    def num_slots(self) -> int:
-        return len(self.slots)
+class LocalExecutor(Executor[_Worker]):
+    """The slots of this machine."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str], slots: Sequence[Slot] = (Slot(),)) -> None:
+        num_cores, layout = len(slots[0].cores), ""
+        if len(slots) > 1:  # such runs compare with such runs only
+            layout = f", {len(slots)} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
+        super().__init__(root, environ, len(slots), layout)
+        self.slots = slots
 
     @property
     def free_slots(self) -> list[Slot]:
-        """The places on this machine that the next runs take, in their order; none of a cluster."""
-        taken = [worker.slot for worker in self._workers.values()]
-        return [slot for slot in self.slots if slot not in taken]
+        """The slots without a run, but for those that are avoided."""
+        taken = {*self.avoided, *(worker.job.slot for worker in self._flights.values())}
+        return [slot for slot in self.slots if slot.name not in taken]
 
-    def hardware(self, of_engine: str) -> str:
-        """What its runs have, where the engine has this: runs with others beside them compare with such runs only."""
-        if len(self.slots) == 1:
-            return of_engine
-        num_cores = len(self.slots[0].cores)
-        return f"{of_engine}, {len(self.slots)} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
+    @property
+    def num_free(self) -> int:
+        """One run in each free slot."""
+        return len(self.free_slots)
 
-    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-        """Write job.json into `folder`, call `enter`, which adds a line to the journal, and only then start the
-        worker of that run. EngineError where none can be started."""
+    def _placed(self, job: Job) -> Job:
         if not (free := self.free_slots):
             raise EngineError(f"all {len(self.slots)} slots are taken")
-        slot, layout = free[0], self.hardware("")
-        name = f"slot {slot.number + 1}" if layout else ""
-        job = replace(job, gpus=slot.gpus or job.gpus, cores=slot.cores, layout=layout, slot=name)
-        write_json(folder / JOB_NAME, job)
-        enter()
-        group = ProcessGroup(folder.name, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine], is_subreaper=True)
+        slot = free[0]
+        return replace(super()._placed(job), gpus=slot.gpus or job.gpus, cores=slot.cores, slot=slot.name)
+
+    def _start(self, folder: Path, job: Job) -> None:
+        group = ProcessGroup(folder.name, GRACE_SECONDS[job.rules.engine])
         try:
-            command = python_command(*PROGRAM, str(self.root), str(folder))
-            environ = python_environment(self.environ, {})
+            command = process.python_command(*base.PROGRAM, str(self.root), str(folder))
+            environ = process.python_environment(self.environ, {})
             child = group.start("worker", command, log_path=folder / LOG_NAME, env=environ, cwd=self.root, stdin=PIPE)
             ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
-            self._workers[folder] = _Worker(group, child, job, slot, ends_at)
+            self._flights[folder] = _Worker(job, ends_at, group, child)
         except BaseException:
             group.stop()
             raise
 
-    def is_over(self, folder: Path) -> bool:
-        """True if nothing more will come of the run: also for a worker that hangs past its own deadline."""
-        worker = self._workers.get(folder)
-        return worker is None or worker.child.poll() is not None or time.monotonic() > worker.ends_at
-
-    def wait(self, timeout_seconds: float) -> None:
-        """Return when a run in flight ends, at the latest after `timeout_seconds`; one that had ended may wait."""
-        poll = select.poll()
-        for worker in self._workers.values():
-            if worker.child.poll() is None and worker.child.stdin:
-                poll.register(worker.child.stdin, 0)  # an error of the pipe: the worker, its only reader, has ended
-        poll.poll(1000 * timeout_seconds)
-
-    def in_flight(self) -> dict[Path, Job]:
-        """The runs that were submitted and not collected, by their folders."""
-        return {folder: worker.job for folder, worker in self._workers.items()}
-
-    def has_begun(self, folder: Path) -> bool:
-        """Whether a run in flight is more than a job that waits."""
-        return folder in self._workers
+    def _has_ended(self, folder: Path) -> bool:
+        return self._flights[folder].child.poll() is not None
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """End the workers of these runs and all that they started; nothing where one was collected. Never fails."""
-        ours = [folder for folder in folders if folder in self._workers]
+        """End the workers of these runs, together, and all that they started."""
+        ours = [folder for folder in folders if folder in self._flights]
         for folder in ours:  # all are asked before one is waited for
-            self._workers[folder].child.terminate()
+            self._flights[folder].child.terminate()
         if not ours:
             return
         runs = "the run" if len(ours) == 1 else f"{len(ours)} runs"
-        with waiting(f"ending {runs} (Ctrl-\\ does not wait)", len(ours) * GRACE_SECONDS):
+        with waiting(f"ending {runs} (Ctrl-\\ does not wait)"):
             for folder in ours:
-                self._end(folder)
+                self._flights[folder].group.stop()
+                del self._flights[folder]
 
-    def _end(self, folder: Path) -> _Worker:
-        self._workers[folder].group.stop()
-        return self._workers.pop(folder)
-
-    def result(self, folder: Path) -> Result:
-        """What came back of a run that is over, after whatever its worker left behind is gone. EngineError where that
-        cannot be relied on, or where nothing did."""
-        if folder not in self._workers:
-            raise EngineError(f"no worker was started for {folder}, which the record says is the run in flight")
-        how = self._workers[folder].child.exit_cause()
-        worker = self._end(folder)
-        try:
-            return read_result(folder, worker.job)
-        except FileNotFoundError:
-            last_words = "".join(f"; last in {LOG_NAME}: {line}" for line in worker.child.tail(1))
-            raise EngineError(f"the worker returned no result: {how}{last_words}", "Run it again.") from None
-
-
-def read_result(folder: Path, job: Job) -> Result:
-    """Read runs/NNNN/result.json, which a worker leaves last. FileNotFoundError if there is none; EngineError, which
-    names the file, if it cannot be read or is of another job."""
-    path = folder / RESULT_NAME
-    try:
-        result = parse_json(read_file(path), Result)
-        _ = result.evaluation and result.evaluation.example_scores
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, TypeError) as error:
-        raise EngineError(f"{path} is no result of a worker: {error}") from None
-    found, wanted = (result.token, result.seed, result.job_sha256), (job.token, job.seed, job.sha256)
-    if found != wanted:
-        raise EngineError(f"{path} has another token, seed or sha256 of its job: {found}, not {wanted}")
-    return result
+    def _ending(self, folder: Path) -> tuple[str, Failure]:
+        child = self._flights[folder].child
+        last_words = "".join(f"; last in {LOG_NAME}: {line}" for line in process.tail(child.log_path, 1))
+        return f"the worker returned no result: {child.exit_cause()}{last_words}", Failure.INFRASTRUCTURE
 
 
 # -- slots ------------------------------------------------------------------------------------------------
@@ -175,12 +105,11 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
         return [Slot()]
-    if num_slots * gpus_each > len(gpu_ids):
-        cause = f"--pairs {num_slots} needs {num_slots * gpus_each} GPUs, there are {len(gpu_ids)}"
-        raise UsageError(cause, f"Write --pairs {max(len(gpu_ids) // gpus_each, 1)}.")
-    if num_slots > len(cores):
-        cause = f"--pairs {num_slots} needs a core each, there are {len(cores)}"
-        raise UsageError(cause, f"Write --pairs {max(len(cores), 1)}.")
+    needs = (f"{num_slots * gpus_each} GPUs", gpus_each, len(gpu_ids)), ("a core each", 1, len(cores))
+    for what, num_each, num_here in needs:
+        if num_slots * num_each > num_here:
+            cause = f"--pairs {num_slots} needs {what}, there are {num_here}"
+            raise UsageError(cause, f"Write --pairs {max(num_here // num_each, 1)}.")
     if gpus_each:
         share = len(cores) // num_slots
         parts = [list(cores[share * i :]) for i in range(num_slots)]
@@ -192,12 +121,13 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
         parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
         share = min(map(len, parts))
     gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
-    return [Slot(i, gpus[i], tuple(parts[i][:share])) for i in range(num_slots)]
+    return [Slot(gpus[i], tuple(parts[i][:share]), f"slot {i + 1}") for i in range(num_slots)]
 
 
 def own_cores() -> list[int]:
-    """The logical processors that this process may use; none where the system does not tell."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    """The logical processors that this process may use: all of them where the system does not tell."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return sorted(affinity(0)) if affinity else [*range(os.cpu_count() or 1)]
 
 
 def physical_cores(cores: Sequence[int], sys: Path = SYS) -> list[list[int]]:
@@ -229,35 +159,46 @@ RUN_GB = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Physical cores, or fewer where a container limits CPU time, and free memory in 1e9 bytes.
+    """Physical cores, or fewer where a container limits CPU time, and free memory in 1e9 bytes. `limit_gb`: of memory
+    in this container, None without one.
 
     `nightshift doctor` prints `num_runs`, and `--pairs auto` uses it.
     """
 
     num_cores: float
     free_gb: float
+    limit_gb: float | None = None
 
     @property
     def num_runs(self) -> int:
         return max(1, min(int(self.num_cores), int(self.free_gb / RUN_GB)))
 
+    @property
+    def memory(self) -> str:
+        """`5.1 GB of memory free (this container may use 8.0 GB)`."""
+        limit = "" if self.limit_gb is None else f" (this container may use {self.limit_gb:.1f} GB)"
+        return f"{self.free_gb:.1f} GB of memory free{limit}"
+
     def __str__(self) -> str:
         cores = f"{self.num_cores:g} core{'s' if self.num_cores != 1 else ''}"
-        return f"{self.num_runs} side by side: {cores}; {self.free_gb:.1f} GB of memory free, {RUN_GB:g} GB a run"
+        return f"{self.num_runs} side by side: {cores}; {self.memory}, {RUN_GB:g} GB a run"
 
 
 def capacity(proc: Path = Path("/proc"), sys: Path = SYS) -> Capacity:
     """Measure what this process may use now. `proc` and `sys`: where the kernel shows it.
 
-    cpu.max of its control group and of those around it may grant less CPU time than it has cores, or have no limit.
+    cpu.max and memory.max of its control group and of those around it may grant less than the machine has, or "max". Of
+    the memory in use, files that nobody reads any more (inactive_file) make room.
     https://docs.kernel.org/admin-guide/cgroup-v2.html
     """
-    num_cores, folder = float(len(physical_cores(own_cores(), sys))), sys / "fs/cgroup"
-    with suppress(OSError):
-        paths = (proc / "self/cgroup").read_text().splitlines()
-        folder = folder.joinpath(*(path.removeprefix("0::/") for path in paths if path.startswith("0::/")))
-    for group in (folder, *folder.parents):  # a container may see a path of its host: then only the top has the file
+    num_cores, free, limit = float(len(physical_cores(own_cores(), sys))), psutil.virtual_memory().available, None
+    for group in control_groups(proc, sys):
         with suppress(OSError, ValueError, ZeroDivisionError):  # ValueError: "max", no limit
             quota, period = (group / "cpu.max").read_text().split()
             num_cores = min(num_cores, int(quota) / int(period))
-    return Capacity(num_cores, psutil.virtual_memory().available / 1e9)
+        with suppress(OSError, ValueError):
+            most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+            unused = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+            free = min(free, max(most - used + int(unused[1] if unused else 0), 0))
+            limit = most if limit is None else min(limit, most)
+    return Capacity(num_cores, free / 1e9, None if limit is None else limit / 1e9)

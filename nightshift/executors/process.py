@@ -1,20 +1,21 @@
 """Starts, watches and stops the processes of a run; nothing is ever left behind.
 
 Each child gets a session of its own, the group's marker in its environment, and a log file. While a group is open, a
-watchdog process (watchdog.py) ends the tree if this process dies. On macOS, which has no child subreaper, an orphan is
-found by memory and marker only.
+watchdog, which is this module as a program, ends them if this process dies. Orphans are found by marker, and by session
+where a process has no marker or environments cannot be read.
 """
 
 import ctypes
 import hashlib
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -23,16 +24,24 @@ from typing import IO
 import psutil
 
 from nightshift.errors import EngineError, Interrupted
-from nightshift.executors import watchdog
-from nightshift.executors.watchdog import MARKER_NAME, STOP_SIGNALS, ProcessTree, describe, environment_of, session_of
 from nightshift.files import open_regular
 from nightshift.startup import is_own
 from nightshift.text import ANSI, clean
 from nightshift.waiting import waiting
 
 CHECKOUT = str(Path(__file__).absolute().parents[2])
+MARKER_NAME = "NIGHTSHIFT_RUN"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that stop a command
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
+OUT_OF_MEMORY = "for lack of memory"  # in the cause of a process that the kernel killed for it
+SYS = Path("/sys")  # where the kernel shows processors and control groups
+WATCHDOG = ("-m", "nightshift.executors.process")
+WATCH_SECONDS = 1.0  # how often the watchdog looks at the tree
+KILL_SECONDS = 10.0  # a process that holds a large CUDA context may need seconds to die of SIGKILL
+FIRST_PAUSE_SECONDS = 0.01  # between two looks at a tree that is ending; doubles up to:
+LAST_PAUSE_SECONDS = 0.2
+NUM_QUIET_SWEEPS = 2  # one look at /proc can miss a process that forks while it is read
 _PIPE_BYTES = 65536
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -42,18 +51,35 @@ class Child(subprocess.Popen[bytes]):
 
     name: str
     log_path: Path
+    num_oom_kills: int  # in this control group when the process started
 
     def exit_cause(self) -> str:
-        """How it ended: `exit code 1`, `killed by SIGKILL`, `still running`."""
+        """How it ended: `exit code 1`, `killed by SIGKILL`, `killed by SIGKILL for lack of memory`, `still running`."""
         code = self.poll()
         if code is None:
             return "still running"
         if code >= 0:
             return f"exit code {code}"
-        return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        is_out_of_memory = -code == signal.SIGKILL and num_oom_kills() > self.num_oom_kills
+        return f"killed by {name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
 
-    def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-        return tail(self.log_path, num_lines, line_length, num_bytes)
+
+def control_groups(proc: Path = Path("/proc"), sys: Path = SYS) -> list[Path]:
+    """Return the folders of this process's control group (v2) and of those around it, the innermost first."""
+    folder = sys / "fs/cgroup"
+    with suppress(OSError):
+        paths = (proc / "self/cgroup").read_text().splitlines()
+        folder = folder.joinpath(*(path.removeprefix("0::/") for path in paths if path.startswith("0::/")))
+    return [folder, *folder.parents]  # a container may see a path of its host: then only the top has the files
+
+
+def num_oom_kills(proc: Path = Path("/proc"), sys: Path = SYS) -> int:
+    """Return how many processes the kernel has killed for lack of memory, in this control group if it counts them."""
+    for path in (*(group / "memory.events" for group in control_groups(proc, sys)), proc / "vmstat"):
+        with suppress(OSError):
+            return sum(map(int, re.findall(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)))
+    return 0
 
 
 def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
@@ -151,27 +177,153 @@ def _signals_deferred() -> Iterator[None]:
             raise errors[0]
 
 
-class ProcessGroup:
+def is_alive(process: psutil.Process) -> bool:
+    """True if this very process (pid and create time) still runs. A zombie does not, unless other threads run on."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    return False
+
+
+class ProcessTree:
+    """The processes below one harness, found by descent, by memory and by marker; by the sessions of the harness's
+    children in place of the marker where the system shows no environment (macOS shows few).
+
+    Each alone loses some: descent loses orphans, memory what was never seen, the marker programs that clear their
+    environment, a session what makes its own (torchrun and verifiers do). psutil compares the create time before each
+    signal, so a recycled pid is never touched.
+    """
+
+    harness: psutil.Process | None = None  # None: it is dead
+
+    def __init__(self, *markers: str) -> None:
+        """`markers`: of its processes, each perhaps only the beginning."""
+        self.markers, self.sessions, self.seen = {*markers}, set[int | None](), set[psutil.Process]()
+        self._shows_markers = bool(environment_of(psutil.Process()))
+
+    def claims(self, process: psutil.Process) -> bool:
+        """Return whether a direct child of the harness belongs here: its descendants do with it."""
+        return False
+
+    def reap(self, ended: Collection[psutil.Process]) -> None:
+        """Act on processes of the tree that have ended."""
+
+    def sample(self) -> None:
+        """Remember the living processes of the tree, each one until it is gone."""
+        self.reap(self._look()[1])
+
+    def end(self, grace_seconds: float) -> list[str]:
+        """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
+
+        Returns a description of each process that outlived KILL_SECONDS of SIGKILL, normally none.
+        """
+        spared = {psutil.Process(), *psutil.Process().parents()}
+        asked: set[psutil.Process] = set()
+        found: set[psutil.Process] = set()
+        kill_at = time.monotonic() + grace_seconds
+        pause, num_quiet = FIRST_PAUSE_SECONDS, 0
+        while True:
+            self.seen |= {process for process in psutil.process_iter() if self._is_marked(process)}
+            found |= self.seen
+            alive, ended = self._look()
+            left = alive - spared
+            # A chain that forks faster than /proc can be read shows only by the zombies it leaves.
+            num_quiet = 0 if left or ended - found else num_quiet + 1
+            found |= ended
+            if time.monotonic() >= kill_at:
+                for process in left | ended:
+                    _kill(process)
+            else:
+                for process in left - asked:  # once: a second SIGTERM makes many programs drop their clean-up
+                    with suppress(psutil.Error):  # gone, or not ours to signal: then it is left, and reported
+                        process.terminate()
+                        process.resume()  # of one that was stopped the signal waits
+                asked |= left
+            self.reap(ended)
+            if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
+                return sorted(describe(process) for process in left)
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE_SECONDS)
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        if not self._shows_markers:
+            return session_of(process) in self.sessions
+        return environment_of(process).get(MARKER_NAME, "").startswith((*self.markers,))
+
+    def _look(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
+        """The living processes of the tree, and those that have ended since the last look (zombies, or gone)."""
+        known = self.seen | self._descendants()
+        self.seen = {process for process in known if is_alive(process)}
+        return self.seen, known - self.seen
+
+    def _descendants(self) -> set[psutil.Process]:
+        if self.harness is None or not is_alive(self.harness):
+            # Its orphans have gone to init: only what is remembered leads on.
+            return {child for process in self.seen for child in _children_of(process)}
+        below = dict[int, psutil.Process]()
+        for process in _children_of(self.harness):  # in one look at /proc; parents come before their children
+            with suppress(psutil.NoSuchProcess):
+                parent = process.ppid()
+                is_claimed = parent == self.harness.pid and self.claims(process)
+                if is_claimed:
+                    self.sessions.add(session_of(process))
+                if is_claimed or parent in below:
+                    below[process.pid] = process
+        return {*below.values()}
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """What a process was started with; empty if it does not tell, and for root's and others' unless this is root."""
+    with suppress(psutil.Error):  # it ended meanwhile, or may not be read
+        return process.environ() if os.getuid() in (0, process.uids().real) else {}
+    return {}
+
+
+def session_of(process: psutil.Process) -> int | None:
+    """The session id of a process, None if it is gone."""
+    with suppress(ProcessLookupError):
+        return os.getsid(process.pid)
+    return None
+
+
+def _children_of(process: psutil.Process) -> list[psutil.Process]:
+    """All that descend from it; none if it is gone."""
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
+
+
+def _kill(process: psutil.Process) -> None:
+    """SIGKILL, to its whole process group first: only that stops a program which forks faster than we look. Also to a
+    zombie: until it is reaped, its pid and its group are nobody else's."""
+    with suppress(psutil.Error, ProcessLookupError, PermissionError):
+        group = os.getpgid(process.pid)
+        if process.is_running() and group != os.getpgrp():
+            os.killpg(group, signal.SIGKILL)
+        process.kill()
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        return f"pid {process.pid} {process.name()!r} ({process.status()})"
+    except psutil.Error:
+        return f"pid {process.pid}"
+
+
+class ProcessGroup(ProcessTree):
     """The processes of one part of a run that are stopped together. Main thread only.
 
     A child in another session than this process's belongs to a run: start nothing else with `start_new_session`.
     """
 
-    def __init__(
-        self, name: str, grace_seconds: float, orphan_grace_seconds: float | None = None, *, is_subreaper: bool = False
-    ) -> None:
-        """`name`: a word without spaces; its marker in the children's environment is NIGHTSHIFT_RUN.
-        `orphan_grace_seconds`: the grace that the watchdog gives when the harness is dead; None: the same.
-        `is_subreaper`: the child takes the orphans below it, so that none of them comes to the harness."""
-        self.marker, self.grace_seconds, self.is_subreaper = f"{name}-{uuid.uuid4().hex}", grace_seconds, is_subreaper
-        self.orphan_grace_seconds = grace_seconds if orphan_grace_seconds is None else orphan_grace_seconds
+    def __init__(self, name: str, grace_seconds: float) -> None:
+        """`name`: a word without spaces, of the marker."""
+        self.marker, self.grace_seconds = new_marker(name), grace_seconds
+        super().__init__(self.marker)
         self.children: list[Child] = []
-        if sys.platform == "linux":  # orphans become children of this process, not of init, and so are found
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        harness = psutil.Process()
-        self._tree = ProcessTree(harness, self._claims, self._reap)
-        self._tree.markers.add(self.marker)
-        self._foreign = frozenset(harness.children())
+        if prctl := getattr(ctypes.CDLL(None), "prctl", None):  # on Linux: orphans become children of this process
+            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.harness = psutil.Process()
+        self._foreign = frozenset(self.harness.children())
 
     def start(
         self,
@@ -189,43 +341,43 @@ class ProcessGroup:
             _open_groups.add(self)
             try:
                 _keep_watchdog()
+                num_kills = num_oom_kills()
                 with open_regular(log_path, "ab") as log:
                     child = Child(
                         [os.fspath(word) for word in argv],
                         stdin=subprocess.DEVNULL if stdin is None else stdin,
                         stdout=log if stdout is None else stdout,
                         stderr=log,
-                        env={**env, MARKER_NAME: self.marker, **mark()},
+                        env={**env, MARKER_NAME: self.marker},
                         cwd=cwd,
                         start_new_session=True,
                     )
             except OSError as error:
                 cause = f"{name} cannot be started: {error.strerror}: {error.filename!r}"
                 raise EngineError(cause, "Run prepare.py, which names what is missing.") from error
-            child.name, child.log_path = name, log_path
+            child.name, child.log_path, child.num_oom_kills = name, log_path, num_kills
             self.children.append(child)
             return child
 
     def check(self) -> list[Child]:
         """The children that have ended by themselves. Call about once a second: it also remembers processes."""
-        self._tree.sample()
+        self.sample()
         return [child for child in self.children if child.poll() is not None]
 
     def kill_below(self, child: Child) -> None:
         """SIGKILL to all that a child has started, so that it has nobody to wait for when it is asked to end."""
         with suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(child.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            for process in _children_of(psutil.Process(child.pid)):
+                process.kill()
 
     def stop(self) -> list[str]:
-        """End every process of the group (see ProcessTree.end); returns what could not be killed, normally nothing.
+        """End every process of the group (see `end`); returns what could not be killed, normally nothing.
 
         Safe to call twice. A signal that arrives meanwhile is delivered afterwards.
         """
         with _signals_deferred():
             _open_groups.add(self)  # if it has started nothing: what began meanwhile is its own all the same
-            left = self._tree.end(self.grace_seconds)
+            left = self.end(self.grace_seconds)
             for child in self.children:
                 child.poll()
                 for pipe in filter(None, (child.stdin, child.stdout)):
@@ -236,25 +388,23 @@ class ProcessGroup:
                 _dismiss_watchdog()
             return left
 
-    def _claims(self, process: psutil.Process) -> bool:
-        """True for a direct child of this process that the group started, or that is an orphan of the group, as far as
-        is known: an orphan may have cleared its environment and made its own session."""
-        session = session_of(process)
+    def claims(self, process: psutil.Process) -> bool:
+        """True for a direct child of this process with the group's marker. One without a marker, an orphan that cleared
+        its environment, belongs to any group unless another one started its session."""
+        session, marker = session_of(process), environment_of(process).get(MARKER_NAME)
         is_watchdog = _watchdog is not None and process.pid == _watchdog.pid
         if session in (None, os.getsid(0)) or is_watchdog or process in self._foreign:
             return False
+        if marker is not None:
+            return marker.startswith(self.marker)
+        return session not in {child.pid for group in _open_groups - {self} for child in group.children}
 
-        def knows(group: ProcessGroup) -> bool:
-            is_seen = process in group._tree.seen or session in {child.pid for child in group.children}
-            return is_seen or environment_of(process).get(MARKER_NAME) == group.marker
-
-        return knows(self) or not (self.is_subreaper or any(map(knows, _open_groups)))
-
-    def _reap(self, process: psutil.Process) -> None:
-        """Collect the zombie of an orphan. A child's exit code belongs to its Popen."""
-        if process.is_running() and process.pid not in {child.pid for child in self.children}:
-            with suppress(ChildProcessError):  # another process's child: that one reaps it
-                os.waitpid(process.pid, os.WNOHANG)
+    def reap(self, ended: Collection[psutil.Process]) -> None:
+        """Collect the zombies of orphans: a program may leave thousands. A child's exit code belongs to its Popen."""
+        for process in ended:
+            if process.is_running() and process.pid not in {child.pid for child in self.children}:
+                with suppress(ChildProcessError):  # another process's child: that one reaps it
+                    os.waitpid(process.pid, os.WNOHANG)
 
 
 _open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
@@ -310,12 +460,12 @@ def _keep_watchdog() -> None:
     if _watchdog is None or _watchdog.poll() is not None:  # the first, or somebody killed it
         _dismiss_watchdog()
         _watchdog = subprocess.Popen(
-            [sys.executable, "-I", watchdog.__file__, str(os.getpid())],
+            python_command(*WATCHDOG, str(os.getpid())),
             stdin=subprocess.PIPE,  # not inheritable: this process alone holds the write end
             # Not this process's own: `run.py | tee log` must end when run.py does.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=engine_environment(os.environ, {}),
+            env=python_environment(os.environ, {}),
             cwd="/",
             start_new_session=True,
             bufsize=0,
@@ -323,7 +473,7 @@ def _keep_watchdog() -> None:
     assert _watchdog.stdin is not None
     for group in _open_groups:
         with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
-            _watchdog.stdin.write(f"{group.marker} {group.orphan_grace_seconds}\n".encode())
+            _watchdog.stdin.write(f"{group.marker} {group.grace_seconds}\n".encode())
 
 
 def _dismiss_watchdog() -> None:
@@ -335,19 +485,17 @@ def _dismiss_watchdog() -> None:
 
 
 # -- what an earlier controller left, because its watchdog was killed with it -----------------------------
-# What a controller starts has a digest of the checkout's path in its environment, and so has what that starts. A
-# process that cleared its environment is not found.
+# A process that cleared its environment is not found.
 
-CHECKOUT_NAME = "NIGHTSHIFT_CHECKOUT"
 LEFTOVERS_GRACE_SECONDS = 5.0
 
 _checkout = ""  # the digest of the checkout whose controller this process is
 
 
-def mark() -> dict[str, str]:
-    """The variable that a child gets; a worker passes on what its controller gave it."""
-    checkout = _checkout or os.environ.get(CHECKOUT_NAME)
-    return {CHECKOUT_NAME: checkout} if checkout else {}
+def new_marker(name: str) -> str:
+    """Return a marker for what this process starts: behind the marker of this process itself, and the digest of the
+    checkout whose controller this process is."""
+    return "/".join(filter(None, (os.environ.get(MARKER_NAME), _checkout, f"{name}-{uuid.uuid4().hex}")))
 
 
 def digest_of(root: Path) -> str:
@@ -358,15 +506,58 @@ def digest_of(root: Path) -> str:
 def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
     """End what earlier controllers of the checkout at `root` left running, and say so. Call as the controller."""
     global _checkout
-    _checkout = digest_of(root)
-    marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
-    if not (found := marked - {psutil.Process(), *psutil.Process().parents()}):
+    _checkout, tree = digest_of(root), ProcessTree()
+    for process in {*psutil.process_iter()} - {psutil.Process(), *psutil.Process().parents()}:
+        marker = environment_of(process).get(MARKER_NAME, "")
+        if _checkout in marker.split("/"):
+            tree.seen.add(process)
+            tree.markers.add(marker)
+    if not tree.seen:
         return
-    tree = ProcessTree(None, lambda process: False)
-    tree.seen |= found
-    tree.markers |= {environment_of(process).get(MARKER_NAME, _checkout) for process in found}
-    names = ", ".join(sorted(map(describe, found)))
+    names = ", ".join(sorted(map(describe, tree.seen)))
     with waiting(f"ending what an earlier start left running: {names}", LEFTOVERS_GRACE_SECONDS):
         left = tree.end(LEFTOVERS_GRACE_SECONDS)
     ended = f"processes of an earlier start in this checkout still ran and were ended: {names}"
     note(f"{ended}; not to be ended: {', '.join(left)}" if left else ended)
+
+
+# -- the watchdog ------------------------------------------------------------------------------------------
+
+
+class _Watched(ProcessTree):
+    """The tree of a harness that may die, or is dead already."""
+
+    def __init__(self, harness_pid: int) -> None:
+        super().__init__()
+        parent = psutil.Process().parent()
+        self.harness = parent if parent is not None and parent.pid == harness_pid else None
+        self._sessions_spared = {None, os.getsid(0), session_of(self.harness) if self.harness else None}
+
+    def claims(self, process: psutil.Process) -> bool:
+        return session_of(process) not in self._sessions_spared
+
+
+def watch(harness_pid: int) -> None:
+    """Run as the watchdog of this parent, which holds the pipe to stdin and writes `MARKER GRACE_SECONDS` for each
+    group that it opens. When the pipe closes, end what is left."""
+    for number in STOP_SIGNALS:  # who stops the harness must not take its watchdog away: it ends with the harness
+        signal.signal(number, signal.SIG_IGN)
+    tree, grace_seconds, received = _Watched(harness_pid), 0.0, b""
+    while True:
+        if select.select([0], [], [], WATCH_SECONDS)[0]:
+            data = os.read(0, _PIPE_BYTES)
+            if not data:
+                break
+            *lines, received = (received + data).split(b"\n")
+            for line in lines:
+                marker, grace = line.decode().split(" ")
+                tree.markers.add(marker)
+                grace_seconds = max(grace_seconds, float(grace))
+        elif os.getppid() != harness_pid:  # dead, although a forked copy of it still holds the pipe open
+            break
+        tree.sample()
+    tree.end(grace_seconds)
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))

@@ -20,7 +20,6 @@ if R is `seed_sd` squared instead.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import secrets
@@ -68,7 +67,7 @@ from nightshift.engines.base import Effective, on_cards, open_engine
 from nightshift.engines.downloads import data_problem
 from nightshift.errors import ConfigError, EngineError, Failure, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
-from nightshift.executors.slurm import SlurmExecutor, job_left
+from nightshift.executors.slurm import job_left
 from nightshift.experiment.checkout import IntegrityError, changed_files, require_unchanged
 from nightshift.experiment.experiment import Bench, Controller
 from nightshift.files import Document, read_json, remove_tree, write_json
@@ -160,85 +159,64 @@ class _Run(NamedTuple):
         self.task.controller.reporter.note(f"{self.side}, seed {self.seed}: {text}")
 
 
-def tasks(
+def open_task(
     controller: Controller,
     num_seeds: int | None = None,
-    environments: Sequence[str] = (),
+    environment: str = "",
     budget_seconds: float | None = None,
     revisions: Mapping[str, str] | None = None,
     *,
     resume: int | None = None,
     night: str = "",
-) -> list[Task]:
-    """Return the comparisons to make; nothing is run. UsageError if there is nothing to compare, or a config is invalid
-    there. `environments`: names, several joined by +. With one, or a budget, their validation split is used.
+) -> Task:
+    """Return the comparison to make; nothing is run. UsageError if there is nothing to compare, or a config is invalid
+    there. `environment`: a name, or several joined by +. With it, or with a budget, their validation split is used.
     `revisions`: a commit by side. `resume`: a begun comparison, whose own arguments apply. `night`: the start of the
     night that asks; it resumes its own."""
-    ledger, revisions = controller.ledger, dict(revisions or {})
+    ledger, here, revisions = controller.ledger, controller, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
-    begun = {number: plan for number, plan in plans.items() if plan is not None}
-    taken = max([*plans, *_uses(ledger)], default=0)
+    old = plans.get(
+        resume or max((n for n, plan in plans.items() if night and plan and plan.night == night), default=0)
+    )
     if resume is not None:
-        if num_seeds or environments or revisions or budget_seconds is not None:
+        if num_seeds or environment or revisions or budget_seconds is not None:
             raise UsageError("--resume has the options with which the comparison began", "Leave the others out.")
-        if (old := begun.get(resume)) is None:
+        if old is None:
             raise UsageError(f"runs/{CERTIFY_NAME} has no comparison {resume:04d}", "Leave --resume out.")
-        num_seeds, environments = old.num_seeds, old.environments
-        budget_seconds, revisions = old.budget_seconds, old.revisions
+        environment, budget_seconds, revisions = old.environment, old.budget_seconds, old.revisions
     first, configs, names = _contenders(controller, revisions)
-    is_elsewhere = bool(environments) or budget_seconds is not None
-    wanted = dict.fromkeys(environments or ["+".join(controller.bench.rules.environment_names)])
-    planned = list[Task]()
-    for name in wanted:
-        here = _elsewhere(controller, name, budget_seconds) if is_elsewhere else controller
-        plan = Plan(
-            number=taken + 1,
-            branch=controller.repo.head().branch,
-            rules_hash=here.bench.rules_hash,
-            split="validation" if is_elsewhere else "test",
-            configs={side: configs[side].hash for side in SIDES},
-            names=names,
-            num_seeds=num_seeds or DEFAULT_SEEDS,
-            first_seed_index=FIRST_SEED_INDEX + _SEEDS_OF_PLAN * secrets.randbelow(_NUM_BLOCKS),
-            environments=tuple(environments),
-            budget_seconds=budget_seconds,
-            revisions=revisions,
-            night=night,
-        )
-        plan = _same(ledger, begun, plan, resume) or plan
-        if num_seeds not in (None, plan.num_seeds):
-            cause = f"comparison {plan.number:04d} with these arguments has {plan.num_seeds} seeds"
-            raise UsageError(cause, "Leave --seeds out.")
-        taken = max(taken, plan.number)
-        effective = dict[str, Effective]()
-        try:
-            for side, config in configs.items():
-                effective[side] = here.bench.engine.validate(config)
-        except ConfigError as error:
-            cause = f"{plan.names[side]} is invalid under {here.bench.rules.name}: {error.cause}"
-            raise UsageError(cause, error.fix) from None
-        planned.append(Task(here, first, plan, effective))
-    if resume is not None and resume not in [task.plan.number for task in planned]:
-        cause = "its branch, its rules or a config changed, or the test split was used again since"
-        fix = "Begin another: uv run nightshift certify"
-        raise UsageError(f"comparison {resume:04d} cannot be resumed: {cause}", fix)
-    return planned
-
-
-def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None) -> Plan | None:
-    """Return the begun comparison of this question that is resumed or shown again; None to begin another. On the
-    validation split a finished comparison is shown again: nobody repeats it until it looks better."""
-    last = max(_uses(ledger), default=0)  # a worker reads the test split for a job of the last use only
-    for number in sorted(begun, key=lambda number: (number == resume, number), reverse=True):
-        old = begun[number]
-        is_finished = (folder_of(ledger, number) / COMPARISON_NAME).exists()
-        is_asked = resume is not None or bool(plan.night and old.night == plan.night)
-        is_shown = is_finished and (is_asked or old.split == "validation")
-        can_resume = is_asked and (old.split == "validation" or number >= last)
-        if _QUESTION(old) == _QUESTION(plan) and (is_shown or can_resume):
-            return old
-    return None
+    is_elsewhere = bool(environment) or budget_seconds is not None
+    if is_elsewhere:
+        here = _elsewhere(controller, environment, budget_seconds)
+    plan = Plan(
+        number=1 + max([*plans, *_uses(ledger)], default=0),
+        branch=controller.repo.head().branch,
+        rules_hash=here.bench.rules_hash,
+        split="validation" if is_elsewhere else "test",
+        configs={side: configs[side].hash for side in SIDES},
+        names=names,
+        num_seeds=num_seeds or DEFAULT_SEEDS,
+        first_seed_index=FIRST_SEED_INDEX + _SEEDS_OF_PLAN * secrets.randbelow(_NUM_BLOCKS),
+        environment=environment,
+        budget_seconds=budget_seconds,
+        revisions=revisions,
+        night=night,
+    )
+    if old is not None:
+        if _QUESTION(old) == _QUESTION(plan):
+            plan = old
+        elif resume is not None:
+            cause = f"comparison {resume:04d} cannot be resumed: its branch, its rules or a config changed"
+            raise UsageError(cause, "Begin another: uv run nightshift certify")
+    effective = dict[str, Effective]()
+    try:
+        for side, config in configs.items():
+            effective[side] = here.bench.engine.validate(config)
+    except ConfigError as error:
+        cause = f"{plan.names[side]} is invalid under {here.bench.rules.name}: {error.cause}"
+        raise UsageError(cause, error.fix) from None
+    return Task(here, first, plan, effective)
 
 
 def _contenders(
@@ -272,14 +250,15 @@ def _contenders(
     return first, configs, names
 
 
-def _elsewhere(controller: Controller, names: str, budget_seconds: float | None) -> Controller:
+def _elsewhere(controller: Controller, environment: str, budget_seconds: float | None) -> Controller:
     """Return a controller for other environments, or for another budget. UsageError if it is not possible here."""
     bench = controller.bench
-    rules = rules_elsewhere(bench.root, bench.rules, names.split("+"), num_gpus(os.environ))
+    names = environment.split("+") if environment else bench.rules.environment_names
+    rules = rules_elsewhere(bench.root, bench.rules, names, num_gpus(os.environ))
     rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
     rules = on_cards(rules, bench.root, os.environ, bench.request.gpus)
     if problem := data_problem(bench.root, rules):
-        raise UsageError(f"--environment {names}: {problem.cause}", problem.fix)
+        raise UsageError(f"--environment {'+'.join(names)}: {problem.cause}", problem.fix)
     opened = partial(open_engine, rules, bench.root, dict(os.environ))
     engine, engine_of = opened(bench.request.gpus), {gpus: opened(gpus) for gpus in bench.engine_of}
     bench = replace(bench, rules=rules, rules_hash=rules.hash(bench.root), engine=engine, engine_of=engine_of)
@@ -303,63 +282,63 @@ def _access(ledger: Ledger, plan: Plan) -> int | None:
     return None if plan.split != "test" else 1 + sum(number < plan.number for number in numbers)
 
 
-def certify(questions: Sequence[Task]) -> list[Comparison]:
-    """Make the missing runs, compare, and return the comparisons. EngineError if no run of a side was evaluated."""
-    controller = questions[0].controller
-    for line in itertools.chain(*(task.describe() for task in questions)):
+def certify(task: Task) -> Comparison:
+    """Make the missing runs, compare, and return the comparison. EngineError if no run of a side was evaluated."""
+    controller, rules, path = task.controller, task.bench.rules, task.folder / COMPARISON_NAME
+    for line in task.describe():
         controller.reporter.note(line)
-    _make_runs(questions)
-    sides = [*map(_evaluations, questions)]
-    estimates = [_estimate(task, evaluations) for task, evaluations in zip(questions, sides, strict=True)]
-    # One question on the test split, or several elsewhere that are corrected together.
-    access = _access(controller.ledger, questions[0].plan)
-    level, comparisons = level_of_access(access), list[Comparison]()
-    for task, evaluations, result, verdict in zip(questions, sides, estimates, verdicts(estimates, level), strict=True):
-        rules, path, parts = task.bench.rules, task.folder / COMPARISON_NAME, enumerate(evaluations[0][0].parts)
-        baseline, incumbent = ([e.strict_score for e in side if e.strict_score is not None] for side in evaluations)
-        comparison = Comparison(
-            plan=task.plan,
-            created=controller.now().isoformat(timespec="milliseconds"),
-            environments=rules.environment_names,
-            budget_seconds=rules.budget_seconds,
-            model=rules.model,
-            verdict=verdict,
-            level=level,
-            access=access,
-            estimate=result,
-            runs=tuple(ComparedRun(r.side, r.seed, r.num_steps, r.score) for r in task.finished()),
-            num_examples=len(evaluations[0][0].example_scores),
-            strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
-            by_environment={part.environment: _estimate(task, evaluations, i) for i, part in parts},
-            guards=_guard_scores(evaluations),
-            notes=tuple(_notes(task, result)),
-        )
-        write_json(path, comparison)
-        controller.ledger.log("decided", path)
-        comparisons.append(comparison)
-    return comparisons
+    if not path.exists():
+        _make_runs(task)
+    sides = _evaluations(task)
+    result, access, parts = _estimate(task, sides), _access(controller.ledger, task.plan), enumerate(sides[0][0].parts)
+    baseline, incumbent = ([e.strict_score for e in side if e.strict_score is not None] for side in sides)
+    level = level_of_access(access)
+    guards = {
+        guard.environment: [[e.guards[i].score for e in side] for side in sides]
+        for i, guard in enumerate(sides[0][0].guards)
+    }
+    comparison = Comparison(
+        plan=task.plan,
+        created=controller.now().isoformat(timespec="milliseconds"),
+        environments=rules.environment_names,
+        budget_seconds=rules.budget_seconds,
+        model=rules.model,
+        verdict=verdict(result, level),
+        level=level,
+        access=access,
+        estimate=result,
+        runs=tuple(ComparedRun(r.side, r.seed, r.num_steps, r.score) for r in task.finished()),
+        num_examples=len(sides[0][0].example_scores),
+        strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
+        by_environment={part.environment: _estimate(task, sides, i) for i, part in parts},
+        guards={name: (fmean(old), fmean(new)) for name, (old, new) in guards.items()},
+        notes=tuple(_notes(task, result)),
+    )
+    write_json(path, comparison)
+    controller.ledger.log("decided", path)
+    return comparison
 
 
-def _make_runs(questions: Sequence[Task]) -> None:
+def _make_runs(task: Task) -> None:
     """Make the missing runs, one in each slot. A run that infrastructure loses is tried once more at the end."""
-    controller, executor = questions[0].controller, questions[0].bench.executor
-    for task in questions:
-        task.bench.engine.prepare_at_start(controller.reporter.note)
-        task.bench.require_ready(executor.free_slots)
-    for task in questions:
-        if not (path := task.folder / PLAN_NAME).exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, task.plan)
-            controller.ledger.log("begun", path)
-    open_tasks = [task for task in questions if not (task.folder / COMPARISON_NAME).exists()]
+    controller, executor, path = task.controller, task.bench.executor, task.folder / PLAN_NAME
+    executor.avoided = ()  # by its night
+    task.bench.engine.prepare_at_start(controller.reporter.note)
+    executor.require_ready()
+    task.bench.require_ready(executor.free_slots)
+    controller.require_disk(controller.folded())
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, task.plan)
+        controller.ledger.log("begun", path)
     num_tries, making = Counter[Path](), dict[Path, Generator[None, None, None]]()
     try:
         while True:
-            runs = [run for task in open_tasks for run in task.runs() if not run.fresh and run.folder not in making]
+            runs = [run for run in task.runs() if not run.fresh and run.folder not in making]
             runs = sorted(runs, key=lambda run: num_tries[run.folder])
             runs = [run for run in runs if num_tries[run.folder] < _MAX_TRIES]
             for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(executor.in_flight())]:
-                making[run.folder] = _make_run(run)
+                making[run.folder] = _make_run(run, num_tries)
                 num_tries[run.folder] += 1
             if not making:
                 break
@@ -377,20 +356,18 @@ def _make_runs(questions: Sequence[Task]) -> None:
         raise Interrupted("stopped between two runs of the certificate")
 
 
-def _make_run(run: _Run) -> Generator[None, None, None]:
+def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None]:
     """Make a run and store it unless the infrastructure failed. Yields while the run or its proof is in flight."""
     task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
     controller, bench, executor = task.controller, task.bench, task.bench.executor
     job = job_left(folder)
     run.note(run.place)
     try:
-        if isinstance(executor, SlurmExecutor) and job is not None:
-            executor.take_over(folder, job)  # an earlier start of this command submitted it
-        else:
+        if job is None or not executor.take_over(folder, job):  # an earlier start of this command submitted it
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
-            use = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash, "token": job.token}
+            use = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash}
             controller.submit(folder, job, **(use if plan.split == "test" else {}))
         while not executor.is_over(folder):
             yield
@@ -411,6 +388,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         job_path.unlink(missing_ok=True)  # no later command waits for it
         if not isinstance(error, EngineError):
             raise
+        num_tries[folder] -= error.failure is Failure.INTERRUPTED  # a preempted job
         run.note(f"failed, not the config's fault: {error}")
         return
     finally:
@@ -432,7 +410,7 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
             cause = runs[0].training.cause if runs else "all runs were lost to infrastructure failures"
             fix = f"Fix that, then: uv run nightshift certify --resume {task.plan.number:04d}"
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
-    if len({evaluation.examples_sha256 for evaluation in itertools.chain(*sides)}) > 1:
+    if len({evaluation.examples_sha256 for side in sides for evaluation in side}) > 1:
         cause = f"the examples changed since comparison {task.plan.number:04d} began"
         raise UsageError(cause, "Begin another: uv run nightshift certify")
     return sides
@@ -446,13 +424,6 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
 
     baseline, incumbent = ([*map(scores, side)] for side in sides)
     return estimate(baseline, incumbent, task.bench.rules.decision)
-
-
-def _guard_scores(sides: Sequence[Sequence[Evaluation]]) -> dict[str, tuple[float, float]]:
-    """Return the mean scores of baseline and incumbent on each environment that is never trained."""
-    names = [guard.environment for guard in sides[0][0].guards]
-    means = [[fmean(e.guards[i].score for e in side) for side in sides] for i in range(len(names))]
-    return {name: (baseline, incumbent) for name, (baseline, incumbent) in zip(names, means, strict=True)}
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
@@ -490,15 +461,11 @@ def level_of_access(number: int | None) -> float:
     return LEVEL / (number * (number + 1)) if number else LEVEL
 
 
-def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
-    """Return `better`, `worse` or NO_DIFFERENCE for each of several questions that were asked together. The procedure
-    of Holm (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`."""
-    answers, p_values = [NO_DIFFERENCE] * len(estimates), [*map(p_value, estimates)]
-    for rank, index in enumerate(sorted(range(len(estimates)), key=p_values.__getitem__)):
-        if p_values[index] > level / (len(estimates) - rank):
-            break
-        answers[index] = "better" if estimates[index].difference > 0 else "worse"
-    return answers
+def verdict(result: Estimate, level: float) -> str:
+    """Return `better`, `worse` or NO_DIFFERENCE, by a test at `level`."""
+    if p_value(result) > level:
+        return NO_DIFFERENCE
+    return "better" if result.difference > 0 else "worse"
 
 
 def _notes(task: Task, result: Estimate) -> list[str]:

@@ -10,6 +10,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -32,16 +33,21 @@ from nightshift.config.train_toml import Config, diff, load
 from nightshift.engines.base import Engine, Proof, on_cards, open_engine, used_keys
 from nightshift.errors import EngineError, Failure, Interrupted, UsageError
 from nightshift.evaluation import environment
+from nightshift.executors.base import Executor, Slot
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
-from nightshift.executors.local import LocalExecutor, Slot, divide, num_slots_of, own_cores
+from nightshift.executors.local import LocalExecutor, divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 from nightshift.experiment.checkout import IntegrityError, continued, plan, require_unchanged
 from nightshift.experiment.health import Conditions, digest
+from nightshift.experiment.prove import MachineProof
+from nightshift.files import free_disk_gb
 from nightshift.waiting import lasted
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 _TICK_SECONDS = 0.5
+_LEAST_DISK_BYTES = 10_000_000  # before a run of the campaign has ended. Estimated
+_SUSPENDED_SECONDS = 30.0  # by which the wall clock is ahead: an adjusted clock makes small steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Bench:
     rules: Rules
     rules_hash: str
     engine: Engine
-    executor: LocalExecutor | SlurmExecutor
+    executor: Executor[Any]
     request: Request
     # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
     engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
@@ -104,7 +110,6 @@ class Bench:
             token=secrets.token_hex(16),
             hardware=hardware or None,
             gpus=self.request.gpus,
-            keep_all=self.request.keep_all,
             **fields,
         )
 
@@ -131,6 +136,8 @@ class Controller:
     clock: Callable[[], float] = time.monotonic  # seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
     _folded: Campaign | None = field(default=None, init=False)
+    _begins: dict[int, float] = field(default_factory=dict, init=False)  # of experiments, by the monotonic clock
+    _ahead: float | None = field(default=None, init=False)  # seconds, of the wall clock before the monotonic one
 
     def folded(self) -> Campaign:
         """Return the campaign of the branch that is checked out, as its records have it. Only new ones are folded."""
@@ -212,7 +219,11 @@ class Controller:
         changes = tuple(change.line for change in differences)
         require_within(request.only, (change.key for change in differences), candidate)
         if not (is_baseline or request.again or (request.run and request.run.new is None)):
-            if tried := already_tried(campaign.decided, run, candidate.hash):
+            if changes and bench.engine.validate(before).settings == validated.settings:
+                text = shorten(", ".join(changes), _LONGEST)
+                cause = f"the only changes are to keys that this engine does not use: {text}"
+                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+            if tried := already_tried(campaign.decided, run, candidate.hash, effective):
                 effect = tried.decision and tried.decision.estimate
                 outcome = f"{tried.status}, effect {effect}" if effect else tried.status
                 cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
@@ -221,10 +232,6 @@ class Controller:
                 is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
                 if is_same or other.config_hash == candidate.hash:
                     raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
-            if changes and bench.engine.validate(before).settings == validated.settings:
-                text = shorten(", ".join(changes), _LONGEST)
-                cause = f"the only changes are to keys that this engine does not use: {text}"
-                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
         name = "baseline " if run.is_baseline else "incumbent " if run.changes == campaign.kept else ""
         name = f"{name}again" if campaign.baseline else "baseline"
         description = request.proposal.description or ", ".join(changes) or name
@@ -260,7 +267,9 @@ class Controller:
             config = campaign.compose(())
         record, rules = self.admit(config, request, campaign), self.bench.rules
         self.bench.require_ready()
+        self.require_disk(campaign)
         record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
+        self._begins[record.number] = self.clock()
         limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in all"
         self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
@@ -273,6 +282,17 @@ class Controller:
             self.cancel(record.number)
             return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         return record
+
+    def require_disk(self, campaign: Campaign) -> None:
+        """Raise EngineError if less disk is free than this run and those in flight need, if each uses as much as the
+        campaign's last one."""
+        sizes = (r.result.disk_bytes for r in reversed(campaign.decided) if r.result and r.result.disk_bytes)
+        used, free = next(sizes, None), free_disk_gb(self.ledger.runs_dir)
+        needed = (used or _LEAST_DISK_BYTES) * (1 + len(self.bench.in_flight)) / 1e9
+        if free < needed:
+            why = f"the campaign's last run used {used / 1e9:.3f} GB" if used else "no run of the campaign has ended"
+            cause = f"{free:.3f} GB of disk are free, {needed:.3f} GB are needed: {why}"
+            raise EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
 
     def submit(self, run_dir: Path, job: Job, **access: Any) -> None:
         """Start a worker. The journal has its job, and its `access` to the test split, before the worker starts."""
@@ -303,7 +323,8 @@ class Controller:
             if proof is not None:
                 record = replace(record, health=proof.result())
         except (EngineError, UsageError, OSError) as error:
-            return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
+            failure = error.failure if isinstance(error, EngineError) else Failure.INFRASTRUCTURE
+            return self.conclude(crash(record, failure, str(error)))
         if result.evaluation is None:
             failure = result.training.failure or Failure.INFRASTRUCTURE
             return self.conclude(crash(record, failure, result.training.cause or "no cause known"))
@@ -322,8 +343,10 @@ class Controller:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
         if record.decided is None and record.failure in (None, Failure.CONFIG):
             record = replace(record, decided=self.ledger.num_decided() + 1)
-        # A wall clock may be set back: no less than its run took.
-        seconds = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
+        # The monotonic clock leaves out what the machine was suspended, and nobody can set it. Without a start in this
+        # process the wall clock is left, which may be set back: no less than its run took.
+        since = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
+        seconds = self.clock() - self._begins.pop(record.number, self.clock() - since)
         lines = [record.health] if record.health else []
         if record.result is not None:
             seconds = max(seconds, record.result.total_seconds)
@@ -335,19 +358,32 @@ class Controller:
             except UsageError as error:  # no reason to lose a verdict
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
-        return close(record, self.ledger, self.repo)
+        record = close(record, self.ledger, self.repo)
+        with suppress(EngineError, UsageError):  # a full disk, a damaged proof.json: the verdict stands
+            MachineProof(self.bench.root, self.bench.engine).add_runs(self.ledger.records(), record.rules_hash)
+        return record
 
     @property
     def in_flight(self) -> tuple[Record, ...]:
         """The experiments whose runs or proofs are in flight."""
         return tuple(map(self.ledger.record, self.bench.in_flight))
 
-    def wait(self) -> None:
-        """Wait until a run in flight ends, half a second at most; then report how far the others are."""
+    def wait(self) -> float:
+        """Wait until a run in flight ends, half a second at most; then report how far the others are.
+
+        Returns the seconds for which this machine was suspended meanwhile: then the monotonic clock, by which training
+        is limited, stands still, and the wall clock does not.
+        """
         executor, starting = self.bench.executor, Progress(Phase.STARTING, 0)
         executor.wait(_TICK_SECONDS)
         folders = executor.in_flight()
         self.reporter.show({f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in folders})
+        before, self._ahead = self._ahead, self.now().timestamp() - self.clock()
+        seconds = 0.0 if before is None else self._ahead - before
+        if seconds < _SUSPENDED_SECONDS:
+            return 0.0
+        self.reporter.note(f"{suspended(seconds)}; this is no training time")
+        return seconds
 
     def cancel(self, number: int | None = None) -> None:
         """Cancel the runs that were not collected, and the proofs; with `number` only the run of that experiment."""
@@ -372,6 +408,11 @@ class Controller:
                 close(record, self.ledger, self.repo)
 
 
+def suspended(seconds: float) -> str:
+    """Say what a controller noticed; somebody who sets the clock forward looks the same."""
+    return f"this machine was suspended for {lasted(seconds)}, or its clock was set forward"
+
+
 def open_controller(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Controller:
     """Return a controller of this checkout, which does not hold the lock yet, with engine and budget of the campaign
     that continues unless flags name them. `branch`: --branch."""
@@ -389,8 +430,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     if first and first.budget_seconds and request.budget_seconds is None:
         in_its_budget = rules.with_budget(first.budget_seconds)
         rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
-    flags = request.keep_all, request.prime_rl
-    engine, rules_hash = open_engine(rules, root, environ, request.gpus, *flags), rules.hash(root)
+    engine, rules_hash = open_engine(rules, root, environ, request.gpus, request.prime_rl), rules.hash(root)
     least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
     if cluster is not None and cluster.time_minutes < least:
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
@@ -407,7 +447,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
         if first and num_slots != fitting.num_runs:  # free memory changes, a campaign does not
             text += f"; {first.branch} began with {num_slots} and keeps to that: --branch NEW begins another campaign"
         reporter.note(text)
-    executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
+    executor: Executor[Any] = LocalExecutor(root, environ)
     if cluster is not None:
         executor = SlurmExecutor(root, environ, cluster)
     elif num_slots != 1:
@@ -416,8 +456,10 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
             raise UsageError(cause, "Leave it out: --pairs takes them in order.")
         num_each = len({*engine.gpu_ids()})
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
-        executor = LocalExecutor(root, environ, tuple(divide(num_slots, indices, num_each, own_cores())))
+        executor = LocalExecutor(root, environ, divide(num_slots, indices, num_each, own_cores()))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
-    engine_of: dict[str | None, Engine] = {ids: open_engine(rules, root, environ, ids, *flags) for ids in gpus}
+    engine_of: dict[str | None, Engine] = {
+        ids: open_engine(rules, root, environ, ids, request.prime_rl) for ids in gpus
+    }
     bench = Bench(root, rules, rules_hash, engine, executor, request, engine_of)
     return Controller(bench, ledger, repo, reporter)

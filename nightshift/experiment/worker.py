@@ -32,7 +32,7 @@ from nightshift.campaign.records import (
 from nightshift.engines.base import Engine, NoGradient, isolate, open_engine
 from nightshift.engines.machine import MACHINE_NAME
 from nightshift.errors import EngineError, ExitCode, Failure, Interrupted, NightshiftError
-from nightshift.evaluation.evaluate import evaluate, examples_of_test_split, examples_of_validation_split
+from nightshift.evaluation.evaluate import evaluate, examples_of
 from nightshift.executors.process import engine_environment, interruptible
 from nightshift.files import read_file, temporary_beside, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
@@ -79,19 +79,21 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     answers: Path | None = None
     try:
         # A cluster's node adds what a login there brings, with its tokens.
-        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
+        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus)
         here = engine.hardware() + job.layout  # before this process is pinned to its part of it
         pairs = {"rules": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or here, here)}
         for what, (wanted, actual) in pairs.items():
             if wanted != actual:
                 raise EngineError(f"the worker has other {what} than its job: {actual}, not {wanted}")
-        if job.cores:
+        if job.cores and hasattr(os, "sched_setaffinity"):  # not on macOS
             os.sched_setaffinity(0, job.cores)
-        if job.split == "test":  # only its scores are written: runs/ is where agents read
-            examples = examples_of_test_split(rules, root, job.token)
-        else:  # the file appears with the result: whoever read scores earlier could end a run whose score is low
-            examples, answers = examples_of_validation_split(rules, root), temporary_beside(folder / ANSWERS_NAME)
+        examples = examples_of(job.split, rules, root)
+        if job.split != "test":  # of which only scores are written: runs/ is where agents read
+            # The file appears with the result: whoever read scores earlier could end a run whose score is low.
+            answers = temporary_beside(folder / ANSWERS_NAME)
         machine = {MACHINE_NAME: engine.machine.text} if engine.machine.text else {}
+        if memory := os.environ.get("SLURM_MEM_PER_NODE", "") if job.name else "":
+            machine["memory of the job"] = f"{memory} MiB"
         result = structs.replace(result, hardware=here, versions=engine.versions() | machine)
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
@@ -132,7 +134,11 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         if result.evaluation is not None:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
-    return structs.replace(result, training=training, total_seconds=time.monotonic() - began)
+    disk_bytes = None
+    with suppress(OSError):  # a file is deleted meanwhile, by the user or by NFS
+        disk_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+    seconds = time.monotonic() - began
+    return structs.replace(result, training=training, total_seconds=seconds, disk_bytes=disk_bytes)
 
 
 def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> str:

@@ -1,8 +1,8 @@
 """The overnight loop: propose, run, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk. Proposals are made by proposals.py, runs are started and
-decided by slots.py. What the night waits for is in the table of waits (state.py). The page, the notifications and the
-price are observers of the night's events. train.toml is the incumbent's all the time.
+decided by slots.py. What the night waits for is in the table of waits (state.py). The page and the notifications are
+observers of the night's events. train.toml is the incumbent's all the time.
 """
 
 import signal
@@ -24,9 +24,9 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftE
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
 from nightshift.experiment.checkout import IntegrityError
-from nightshift.experiment.experiment import Controller
+from nightshift.experiment.experiment import Controller, suspended
 from nightshift.files import write_atomically
-from nightshift.night.observers import Notifications, Notifier, Page, Price, certified_line
+from nightshift.night.observers import Notifications, Notifier, Page, certified_line
 from nightshift.night.proposals import Proposals, undecided
 from nightshift.night.slots import Slots
 from nightshift.night.state import LOOK_SECONDS, STOP_NAME, Desk, Kind, NightState, Stop
@@ -55,7 +55,7 @@ class Night:
         self._executor, self._note = controller.bench.executor, controller.reporter.note
         self._proposals = Proposals(self.desk, proposer, filler)
         self._slots = Slots(self.desk, self._proposals)
-        self.desk.observers += [Price(proposer.name), Page(tell), Notifications(notifier or Notifier(None, self._note))]
+        self.desk.observers += [Page(tell), Notifications(notifier or Notifier(None, self._note))]
         self._unavailable = unavailable
         self._interrupted_by = ""  # the first Ctrl-C, so nothing new is to be begun
 
@@ -109,11 +109,11 @@ class Night:
         if self.desk.bench.in_flight:
             return "not certified: the last runs could not be judged"
         try:
-            [task] = certify.tasks(controller, self.state.request.certify, night=self.state.started)
+            task = certify.open_task(controller, self.state.request.certify, night=self.state.started)
             needed = (task.num_waves() - 0.5) * self.desk.run_seconds()  # the last run may have been slow
             if deadline is not None and controller.now() + timedelta(seconds=needed) > deadline:
                 return f"not certified: the hours left are too few for its {2 * task.plan.num_seeds} runs"
-            [comparison] = certify.certify([task])
+            comparison = certify.certify(task)
         except (UsageError, EngineError) as error:
             return f"not certified: {error}"
         except Interrupted:
@@ -214,7 +214,8 @@ class Night:
         desk.emit(Kind.IDLE)
         due = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
         while self._signs == before and (seconds or desk.over is None or due):
-            controller.wait()
+            if seconds_suspended := controller.wait():
+                desk.add_pause(suspended(seconds_suspended), seconds_suspended)
             has_answers = self._proposals.advance()  # the agent's time is bounded all the same
             if controller.clock() >= ends_at:
                 return

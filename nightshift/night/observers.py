@@ -1,5 +1,4 @@
-"""The observers of a night: a line an experiment, summary and page, notifications, its tag, and the price of its
-proposals.
+"""The observers of a night: a line an experiment, summary and page, notifications, and its tag.
 
 `nightshift night --notify COMMAND` runs your command with one JSON object on its stdin. A notification can neither stop
 nor delay a night. The command is not stored: a resumed night runs its own --notify.
@@ -9,7 +8,6 @@ import os
 import re
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -23,7 +21,7 @@ from nightshift.agents.notebook import notebook
 from nightshift.agents.presets import program_words
 from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.commits import short_key
-from nightshift.campaign.ledger import log_proposal, runs_cost
+from nightshift.campaign.ledger import runs_cost
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import (
     BLOCK_NAME,
@@ -42,11 +40,10 @@ from nightshift.campaign.records import (
 )
 from nightshift.campaign.results import Counts, decisions_text, last_scores, results_tsv, standing_text, verdict_of
 from nightshift.campaign.results import row as row_of
-from nightshift.campaign.waits import FILL, LONG_SECONDS
+from nightshift.campaign.waits import LONG_SECONDS
 from nightshift.config.train_toml import UNSET, changes_of
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.executors.process import mark
-from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
+from nightshift.executors.process import MARKER_NAME, ProcessTree, new_marker
 from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
@@ -106,7 +103,7 @@ def summary(
 ) -> str:
     """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
     own = state.own(records)
-    began, headline = datetime.fromisoformat(state.started), state.headline(now)
+    began = datetime.fromisoformat(state.started)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
@@ -116,14 +113,14 @@ def summary(
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
         ("last runs", last_scores(own)),
         *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
-        *(("note", line) for line in state.morning(records, now) if line != headline),
+        *(("note", line) for line in state.morning(records, now)),
         ("certificate", state.certificate),
         ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, own, now)),
     ]
     lines = [f"{name + ':':14}{text}" for name, text in rows if text]
     if state.cause is not None:
         lines += [f"{'page:':14}runs/{PAGE_NAME}", f"{'next:':14}{next_command(state, campaign)}"]
-    return "\n".join([*([headline] if headline else []), *lines])
+    return "\n".join(lines)
 
 
 def next_command(state: NightState, campaign: Campaign) -> str:
@@ -139,7 +136,9 @@ def next_command(state: NightState, campaign: Campaign) -> str:
 def experiment_line(record: Record) -> str:
     """Return number, change, measured score, effect at the decision, verdict and its reason of an experiment."""
     row = row_of(record, {})
-    changes = [f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes)]
+    changes = [
+        f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes) if c.old != c.new
+    ]
     change = clean(", ".join(changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", _MAX_CHANGE)
     figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]
     figures += [f"effect {row.effect}"] if row.effect else []
@@ -167,7 +166,7 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
             num_last = 4 if request.pairs == 1 else 2 * request.pairs
             parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
     if request.plateau is not None:
-        parts.append(f"after {max(request.plateau + 1 - num_since_keep(own), 0)} more without a keep")
+        parts.append(f"after {max(request.plateau - num_since_keep(own), 0)} more without a keep")
     if request.until is not None:
         parts.append(f"when the score is at least {request.until:g} (lower bound of its 95 % interval)")
     if request.max_cost is not None:
@@ -180,10 +179,9 @@ def certified_line(comparison: Comparison) -> str:
     result = comparison.estimate
     low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
     runs = f"{min(len(comparison.scores(side)) for side in SIDES)} fresh runs each"
-    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp"
+    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp, p = {p_value(result):.2g}"
     difference = f"{100 * result.difference:+.1f} pp"
     crashes = f"; {comparison.crashes}" if comparison.crashes else ""
-    where = f"{where}, p = {p_value(result):.2g}"
     return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}){crashes}"
 
 
@@ -195,7 +193,7 @@ class Notifier:
         fix = "Install it, give its path, or leave --notify out."
         self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
-        self._marker = f"notify-{uuid.uuid4().hex}"
+        self._tree = ProcessTree()
         self._processes = list[tuple[str, subprocess.Popen[bytes]]]()  # with their events
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
@@ -203,7 +201,9 @@ class Notifier:
         self._report()
         if not self._words:
             return
-        env = {**os.environ, MARKER_NAME: self._marker, **mark()}
+        marker = new_marker("notify")
+        self._tree.markers.add(marker)
+        env = {**os.environ, MARKER_NAME: marker}
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:  # in a process group of its own: Ctrl-C in the terminal is not for the command
             process = subprocess.Popen(self._words, stdin=pipe, stdout=null, stderr=null, env=env, process_group=0)
@@ -231,9 +231,7 @@ class Notifier:
                     for _, process in self._processes:
                         process.wait(max(ends_at - time.monotonic(), 0.0))
             finally:
-                tree = ProcessTree(None, lambda process: False)
-                tree.markers.add(self._marker)
-                if self._words and (left := tree.end(_GRACE_SECONDS)):
+                if self._words and (left := self._tree.end(_GRACE_SECONDS)):
                     self._note(f"--notify: could not be ended: {', '.join(left)}")
                 self._report()
 
@@ -319,24 +317,3 @@ def tag_night(desk: Desk, event: Event) -> None:
             desk.note(f"tagged as {name}: git push --tags sends the results")
     except (NightshiftError, OSError) as error:
         desk.note(f"the night is not tagged: {error}")
-
-
-class Price:
-    """An observer that logs what answers cost, and notes once that --max-cost lacks dollars."""
-
-    def __init__(self, agent: str) -> None:
-        self._agent, self._is_noted = agent, False
-
-    def __call__(self, desk: Desk, event: Event) -> None:
-        if event.answer is None or event.answer.proposal.proposer == FILL:
-            return
-        cost, state = event.answer.proposal.cost, desk.state
-        if cost is not None:
-            log_proposal(desk.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
-        is_priced = cost is not None and cost.is_whole("dollars")
-        if state.request.max_cost is None or is_priced or self._is_noted or event.answer.source is None:
-            return  # an agent that was stopped, or is unavailable, may report nothing
-        self._is_noted = True
-        num = "no" if cost is None or cost.dollars is None else "not all"
-        rule = f"--max-cost {state.request.max_cost:g}"
-        desk.note(f"{rule}: {self._agent} reported {num} dollars, so this rule cannot hold; others stop it")

@@ -7,22 +7,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 
-from nightshift.agents.agent import AgentProposer, complete
+from nightshift.agents.agent import complete
 from nightshift.agents.availability import AWAY, Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposer, Proposing
 from nightshift.agents.direction import read_direction
 from nightshift.agents.notebook import store_lessons
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys
+from nightshift.campaign.ledger import log_proposal
 from nightshift.campaign.records import Change, Record, Request, Run, Stage
 from nightshift.campaign.waits import FILL
 from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, UsageError
-from nightshift.night.state import Desk, Kind, NightState, Stop, decided, num_since_keep
+from nightshift.night.state import Desk, NightState, Stop, decided
 from nightshift.report.slices import weakest
 
 MAX_REFUSALS = 8  # of proposals in a row that were made and rejected
@@ -63,8 +63,8 @@ class Proposals:
         self._desk, self._controller = desk, desk.controller
         self._proposer, self._filler = proposer, filler
         self._work: _Work | None = None
+        self._is_unpriced = False  # the user was told that --max-cost lacks dollars
         self._answer_seconds = _ANSWER_SECONDS  # that the agent took last
-        self._logins = dict[Path, float]()  # when the files changed, when the agent was found unavailable
         self._fill_refusals = tuple[str, ...]()  # in a row
         self._fills_at = 0.0  # on the clock
 
@@ -85,7 +85,7 @@ class Proposals:
         """Ask for the next proposals, or take those that are ready. Returns True if some were taken."""
         if campaign.baseline is None:
             return False
-        is_pause = self._desk.seconds_until("agent") and self._login_times() == self._logins
+        is_pause = self._desk.seconds_until("agent")
         if self._work is None and not is_pause and (num := self._num_wanted(self._num_ahead())):
             self._work = self._open(self._proposer, campaign, num)
             self._desk.note(f"{self._proposer.name} proposes experiment {self._work.context.number:04d}")
@@ -142,7 +142,6 @@ class Proposals:
 
     def begin_wait(self, unavailable: Availability) -> None:
         """Wait for the agent. If the model was reached and proposed nothing, the agent is asked again at once."""
-        self._logins = self._login_times()
         name, meaning = self._proposer.name, unavailable.meaning
         self._desk.begin_wait(
             "agent",
@@ -156,11 +155,6 @@ class Proposals:
     @property
     def _fills(self) -> bool:
         return self._filler is not None and self._desk.state.fills
-
-    def _login_times(self) -> dict[Path, float]:
-        agents = self._proposer.agents if isinstance(self._proposer, AgentProposer) else ()
-        paths = {path for agent in agents for path in agent.login_files}
-        return {path: path.stat().st_mtime for path in paths if path.exists()}
 
     def _num_ahead(self) -> int:
         """Return how many proposals to hold ready for slots that are not free yet. An agent works while runs train: for
@@ -199,8 +193,7 @@ class Proposals:
         if committed is not None and parse(committed).hash == incumbent.hash:
             incumbent = parse(committed)  # with the user's comments
         controller.admit(incumbent, Request(again=True), campaign)  # no proposal is to blame for the set-up
-        run, plateau = campaign.incumbent_run or campaign.parent, state.request.plateau
-        left, deadline = desk.runs_left(), state.deadline
+        run, left, deadline = campaign.incumbent_run or campaign.parent, desk.runs_left(), state.deadline
         refusals, wait = state.refusals, desk.open_wait("agent")
         if wait is not None and wait.meaning not in AWAY:
             refusals = (*refusals, wait.cause)  # nobody answers what an agent asks
@@ -216,7 +209,6 @@ class Proposals:
             in_flight=controller.in_flight,
             waiting=tuple(queue),
             weakest=weakest(run, desk.bench.root) if run else "",
-            new_direction=plateau is not None and num_since_keep(desk.own()) >= plateau,
             seconds_left=None if deadline is None else max((deadline - controller.now()).total_seconds(), 1.0),
             runs_left=None if math.isinf(left) else max(int(left) - len(queue), 1),
             direction=self.direction(),
@@ -247,7 +239,8 @@ class Proposals:
         desk, proposer, is_fill = self._desk, work.proposer, work.proposer is self._filler
         name, accepted, causes = FILL if is_fill else proposer.name, list[Answer](), list[str]()
         answers = [a.with_proposal(proposer=name, sandbox=proposer.sandbox) for a in work.answers or ()]
-        desk.emit(Kind.ANSWERED, answer=answers[0])
+        if not is_fill:
+            self._log_cost(answers[0])
         store_lessons(desk.ledger, work.context.campaign, answers[0].lessons)
         if answers[0].is_stopped:
             return
@@ -276,6 +269,19 @@ class Proposals:
         self._fill_refusals = () if is_fill else self._fill_refusals
         desk.update(pending=pending, refusals=refusals, notes=())
 
+    def _log_cost(self, answer: Answer) -> None:
+        """Log what the answers cost, of which this is the first. Note once that --max-cost lacks dollars."""
+        desk, cost, most = self._desk, answer.proposal.cost, self._desk.state.request.max_cost
+        if cost is not None:
+            log_proposal(desk.ledger.runs_dir, desk.state.branch, desk.state.rules_hash, desk.state.started, cost)
+        is_priced = cost is not None and cost.is_whole("dollars")
+        # An agent that was stopped, or is unavailable, may report nothing.
+        if most is not None and answer.source is not None and not is_priced and not self._is_unpriced:
+            self._is_unpriced = True
+            num = "no" if cost is None or cost.dollars is None else "not all"
+            name = self._proposer.name
+            desk.note(f"--max-cost {most:g}: {name} reported {num} dollars, so this rule cannot hold; others stop it")
+
     def _accept(self, work: _Work, answer: Answer, queue: Sequence[Answer], campaign: Campaign) -> Answer:
         """Return a proposal as a change of the incumbent, with its rider. UsageError if it cannot be run."""
         if answer.source is None or answer.cause is not None:
@@ -293,8 +299,7 @@ class Proposals:
         rider = context.rider if list(queue) == self.queue() else self._rider(campaign, queue)
         if rider is not None and rider.keys.keys() & change.keys.keys():
             rider = None
-        number, kept = self._desk.ledger.next_number(), context.campaign.kept
-        return replace(answer, number=number, change=change, rider=rider, kept=kept, direction=direction)
+        return replace(answer, number=self._desk.ledger.next_number(), change=change, rider=rider, direction=direction)
 
     def _refuse(self, cause: str, notes: Sequence[str], *, is_fill: bool) -> None:
         """Go on without a proposal. Too many refusals in a row end the night with `cause`."""

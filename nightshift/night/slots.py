@@ -12,14 +12,15 @@ from nightshift.campaign.campaign import Campaign, crash
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.posterior import measuring_run
-from nightshift.campaign.records import Record, Request, Run, Stage
+from nightshift.campaign.records import LOG_NAME, Record, Request, Run, Stage
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import EngineError, Failure, UsageError
+from nightshift.executors.process import OUT_OF_MEMORY
 from nightshift.night.proposals import Proposals, attempts, undecided
 from nightshift.night.state import Desk, Kind, Stop
 
-MAX_TRIES = 3  # of one config whose runs infrastructure ends
+MAX_TRIES = 3  # of one config whose runs infrastructure ends; one that the kernel killed for lack of memory has two
 _BASELINE_HOLDS = timedelta(hours=1)  # a night begins with a run of the baseline unless the last one is younger
 
 
@@ -43,11 +44,11 @@ class Slots:
     def begin(self, campaign: Campaign) -> bool:
         """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
         desk, most = self._desk, self._desk.state.request.experiments
-        if desk.seconds_until("run"):
+        if not desk.num_free():
             return False
         if campaign.baseline is None:
             return self._begin_baseline(campaign)
-        if (most is not None and len(desk.runs()) >= most) or not desk.num_free():
+        if most is not None and len(desk.runs()) >= most:
             return False
         stage, last = desk.stage(), campaign.last_baseline()
         # Once a night, if the last run of the baseline was long before: the machine may drift.
@@ -88,12 +89,6 @@ class Slots:
             rider = None  # it must not set a key of the incumbent
         if attempts(answer, self._desk.own()):  # only the first experiment of a proposal has the proposal's cost
             proposal = structs.replace(proposal, cost=None)
-        before, now = ({k: v for c in changes for k, v in c.keys.items()} for changes in (answer.kept, kept))
-        keys = [key for key in answer.change.keys if before.get(key) != now.get(key)]
-        if keys and proposal.prediction is not None:
-            cause = f"the incumbent's {', '.join(keys)} changed meanwhile"
-            note = f"prediction not scored, because {cause}: {proposal.prediction}"
-            proposal = structs.replace(proposal, prediction=None, notes=(*proposal.notes, note))
         try:
             run = Run(kept=kept, rider=rider, new=campaign.known(answer.change.keys))
             try:
@@ -115,19 +110,24 @@ class Slots:
     def _conclude(self, record: Record) -> None:
         """Act on a verdict. A proposal whose run infrastructure lost runs again."""
         desk, is_lost = self._desk, record.failure is Failure.INFRASTRUCTURE
+        folder, result = desk.ledger.run_dir(record.number), record.result
+        place = result.slot if result else desk.executor.place(folder)
         if is_lost:  # a worker that was killed may have left gigabytes
-            remains.clean(desk.ledger.runs_dir, desk.ledger.run_dir(record.number))
-        else:
-            desk.end_wait("run")
+            remains.clean(desk.ledger.runs_dir, folder)
+        elif record.failure is not Failure.INTERRUPTED:
+            desk.end_wait("run", place=place)
         desk.emit(Kind.CLOSED, record=record)
         if not is_lost:
             return
-        own = desk.own()
+        own, most = desk.own(), 2 if OUT_OF_MEMORY in record.why else MAX_TRIES
         for answer in undecided(desk.state, own):
             tries = attempts(answer, own)
-            if record in tries and sum(r.failure is Failure.INFRASTRUCTURE for r in tries) >= MAX_TRIES:
-                self._proposals.drop(answer, f"infrastructure lost its run {MAX_TRIES} times: {record.why}")
-        desk.begin_wait("run", f"experiment {record.number:04d} was lost: {record.why}", "a run comes to its end")
+            if record in tries and sum(r.failure is Failure.INFRASTRUCTURE for r in tries) >= most:
+                self._proposals.drop(answer, f"infrastructure lost its run {most} times: {record.why}")
+        where = f" on {place}" if place else ""
+        log = folder.relative_to(desk.ledger.root) / ((result and result.training.log) or LOG_NAME)
+        cause = f"experiment {record.number:04d} was lost{where} ({log}): {record.why}"
+        desk.begin_wait("run", cause, f"a run{where} comes to its end", place=place)
 
     def take_back(self, cause: str) -> None:
         """Cancel the jobs that still wait on a cluster: they would begin when the night is over."""

@@ -19,15 +19,15 @@ from nightshift.agents.presets import PRESETS, SEARCHES
 from nightshift.agents.sandbox import end_earlier
 from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.campaign import resume, uncommitted
-from nightshift.campaign.git import CONFIG_NAME, Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import NIGHT_NAME
 from nightshift.config.train_toml import read_source
 from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.process import end_leftovers
-from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
-from nightshift.experiment.checkout import checked_head
+from nightshift.executors.slurm import end_jobs, jobs_left
+from nightshift.experiment.checkout import plan
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night
 from nightshift.night.observers import Notifier, next_stop, tag_night
@@ -50,7 +50,6 @@ def night(
     reporter: Reporter,
     tell: Callable[[str], None],
     notify: str | None = None,
-    allow_sleep: bool = False,
     branch: str | None = None,
     wandb: str | None = None,
     has_tag: bool = True,
@@ -77,14 +76,14 @@ def night(
         executor = controller.bench.executor
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
-        elif isinstance(executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
-            for folder, job in jobs.items():
-                executor.take_over(folder, job)
-            numbers = ", ".join(sorted(folder.name for folder in jobs))
-            reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
+        else:
+            jobs = jobs_left(ledger, state.first).items()
+            if numbers := ", ".join(sorted(folder.name for folder, job in jobs if executor.take_over(folder, job))):
+                reporter.note(f"took over the jobs that an earlier start of this night submitted: {numbers}")
         reporter.note(f"the night stops {next_stop(state, state.own(ledger.records()), controller.now())}")
+        reporter.note("a line an experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
-        with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
+        with inhibit_sleep(reporter.note):
             night = Night(state, controller, proposer, tell, notifier, filler, unavailable)
             night.desk.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
             stop = night.run()
@@ -151,36 +150,24 @@ def stop_night(root: Path) -> str:
 def open_night(
     root: Path, request: NightRequest, reporter: Reporter, branch: str | None
 ) -> tuple[Controller, Proposer]:
-    """Switch back to the branch of the night that was cut off, if it is the same night. Return the set-up, whose engine
-    is ready, and the proposer. Call as the controller. UsageError for a direction that cannot be read."""
+    """Return the set-up, whose engine is ready, and the proposer. Call as the controller. UsageError for a direction
+    that cannot be read, and if the night was cut off on a branch on which this start would not go on."""
     if (root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
-    repo, old = Repo(root), load(Ledger(root))
-    head = checked_head(repo)
-    is_away = old is not None and branch in (None, old.branch) and _is_same(old, request, datetime.now(UTC))
-    if old is not None and is_away and head.branch != old.branch and old.branch in repo.branches():
-        _require_switch(repo, head, old.branch)
-        repo.switch(old.branch)
-        reporter.note(f"switched from {head} back to {old.branch}, the branch of the night that was cut off")
+    repo, ledger, now = Repo(root), Ledger(root), datetime.now(UTC)
+    old, start = load(ledger), plan(repo, ledger.records(), now, name=branch)
+    is_away = old is not None and start.head.branch != old.branch and branch is None and _is_same(old, request, now)
+    if old is not None and is_away and old.branch in repo.branches():
+        fix = f"git switch {shlex.quote(old.branch)}, then the same command resumes it. --branch NEW begins another."
+        raise UsageError(f"the night that was cut off works on {old.branch}; here is {start.before}", fix)
     controller = open_controller(root, request.request, reporter, branch)
+    controller.bench.executor.require_ready()
     controller.bench.require_ready(controller.bench.executor.free_slots)
     proposer = proposer_of(request, controller)
     if request.agent in SEARCHES and request.direction is not None:
         raise UsageError(f"--direction: {request.agent} reads no text", "Write --only KEYS, or name an agent.")
     read_direction(root, request.direction, request.only)
     return controller, proposer
-
-
-def _require_switch(repo: Repo, head: Head, branch: str) -> None:
-    """Raise UsageError, with the command for the user, where this process may not switch back to the night's branch."""
-    fix = f"git switch {shlex.quote(branch)}, then the same command resumes it."
-    if repo.changes():
-        cause = f"files have changes that are not committed, and the night that was cut off works on {branch}"
-        raise UsageError(cause, f"Commit them, or put them aside: git stash && {fix}")
-    here, there = repo.files_at(str(head.commit)), repo.files_at(repo.branches()[branch])
-    if any(here.get(name) != there.get(name) for name in {*here, *there} if name.startswith("nightshift/")):
-        cause = f"the night that was cut off works on {branch}, where nightshift/ differs from that of {head}"
-        raise UsageError(cause, fix)
 
 
 def create_branch(root: Path, request: NightRequest, reporter: Reporter, branch: str | None) -> None:

@@ -21,12 +21,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta
 
 from nightshift.agents.base import Answer
-from nightshift.campaign import results
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import STARTED, Ledger, proposals_cost
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import NIGHT_NAME, Z95, Cost, Record, Request, Stage, Verdict
-from nightshift.campaign.waits import FILL, NightStatus, Wait, WaitKind, parse_time
+from nightshift.campaign.waits import FILL, NightStatus, Wait, WaitKind
 from nightshift.config.scope import scope_of
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.experiment.experiment import Controller
@@ -99,12 +98,6 @@ class NightState(NightStatus):
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
     version: Literal[5] = 5
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a time that cannot be read, or an answer without a change."""
-        parse_time(self.started)
-        if any(answer.change is None for answer in self.pending):
-            raise ValueError("a pending answer has no change")
-
     @property
     def fills(self) -> bool:
         """Whether tpe proposes while the agent cannot be asked. Of a direction it reads the scope only."""
@@ -154,9 +147,14 @@ def decided(records: Sequence[Record]) -> list[Record]:
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Count the experiments since the last keep. One that filled a slot while the agent could not be asked counts only
-    if it was kept."""
-    return results.num_since_keep([r for r in decided(records) if r.is_keep or r.proposal.proposer != FILL])
+    """Count the experiments since the last keep, without those that had no new change. One that filled a slot while the
+    agent could not be asked counts only if it was kept."""
+    tried = [
+        record
+        for record in decided(records)
+        if record.is_keep or (record.status != Verdict.MEASURED and record.proposal.proposer != FILL)
+    ]
+    return next((index for index, record in enumerate(reversed(tried)) if record.is_keep), len(tried))
 
 
 def by_end(records: Sequence[Record]) -> list[Record]:
@@ -169,7 +167,7 @@ def num_incidents(crashes: Sequence[Record]) -> int:
     """Count crashes, the last one first. Runs that infrastructure lost at once, in several slots, count as one."""
     num, began = 0, math.inf  # of the first lost run of an incident
     for record in crashes:
-        start = parse_time(record.started).timestamp()
+        start = datetime.fromisoformat(record.started).timestamp()
         is_lost = record.failure is Failure.INFRASTRUCTURE
         if is_lost and start + (record.total_seconds or 0.0) > began:
             continue
@@ -180,7 +178,6 @@ def num_incidents(crashes: Sequence[Record]) -> int:
 class Kind(StrEnum):
     """The kinds of events."""
 
-    ANSWERED = "answered"  # `answer`: the first of an agent's answers, which has the cost of all
     CLOSED = "closed"  # `record`: an experiment that has its verdict
     WAITING = "waiting"  # a wait began, was in vain again, or ended
     IDLE = "idle"  # nothing is left to do at this moment
@@ -194,7 +191,6 @@ class Event(NamedTuple):
     kind: Kind
     why: str = ""
     record: Record | None = None
-    answer: Answer | None = None
 
 
 class Desk:
@@ -215,39 +211,49 @@ class Desk:
         for observer in self.observers:
             observer(self, Event(kind, **fields))
 
-    def open_wait(self, kind: str) -> Wait | None:
-        """Return the wait of this kind that has not ended."""
-        return next((wait for wait in self.state.waits if wait.kind == kind and wait.ended is None), None)
+    def open_waits(self, kind: str) -> list[Wait]:
+        """Return the waits of this kind that have not ended: of the kind run one for each place."""
+        return [wait for wait in self.state.waits if wait.kind == kind and wait.ended is None]
 
-    def begin_wait(
-        self, kind: WaitKind, cause: str, ends_when: str, *, meaning: str = "", meanwhile: str = "", at_once: int = 0
-    ) -> None:
+    def open_wait(self, kind: str, place: str = "") -> Wait | None:
+        """Return the wait of this kind and place that has not ended."""
+        return next((wait for wait in self.open_waits(kind) if wait.place == place), None)
+
+    def begin_wait(self, kind: WaitKind, cause: str, ends_when: str, *, at_once: int = 0, **more: str) -> None:
         """Begin a wait, or note that it was in vain once more. `at_once`: so many first tries follow without a pause.
+        `more`: further fields of Wait.
 
         A branch and a disk are looked at every few seconds, a machine every LOOK_SECONDS. An agent, and a run after
         one that was lost, are tried after a pause that doubles with each try in vain.
         """
-        now, before = self.controller.now(), self.open_wait(kind)
+        now, before = self.controller.now(), self.open_wait(kind, more.get("place", ""))
         if before is not None and before.checks_at is None and before.cause == cause:
             return
         since, num_tries = now.isoformat(timespec="seconds"), 1
         if before is not None:  # several runs that are lost at once count as one try
-            since, num_tries = before.since, before.num_checks + (not self.seconds_until(kind))
+            since, num_tries = before.since, before.num_checks + (not self._seconds_left(before))
         seconds = LOOK_SECONDS
         if kind in ("agent", "run"):
             num = num_tries - at_once
             seconds = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
         check = (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
         checks_at = None if kind in ("branch", "disk") else check
-        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, meaning, meanwhile)
+        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
 
-    def end_wait(self, *kinds: str) -> None:
-        """End the waits of these kinds that have not ended."""
-        if any(map(self.open_wait, kinds)):
-            now, waits = self.controller.now().isoformat(timespec="seconds"), self.state.waits
-            self._set_waits(*(replace(w, ended=w.ended or now) if w.kind in kinds else w for w in waits))
+    def end_wait(self, *kinds: str, place: str | None = None) -> None:
+        """End the waits of these kinds that have not ended; with `place` only those of that or of an unknown place."""
+        waits = [w for kind in kinds for w in self.open_waits(kind) if place is None or w.place in (place, "")]
+        if waits:
+            now = self.controller.now().isoformat(timespec="seconds")
+            self._set_waits(*(replace(w, ended=now) if w in waits else w for w in self.state.waits))
+
+    def add_pause(self, cause: str, seconds: float) -> None:
+        """Add a wait for the machine that is over."""
+        now = self.controller.now()
+        since, ended = (t.isoformat(timespec="seconds") for t in (now - timedelta(seconds=seconds), now))
+        self._set_waits(*self.state.waits, Wait("machine", cause, "it runs again", since, ended=ended))
 
     def _set_waits(self, *waits: Wait) -> None:
         with suppress(EngineError):  # the disk may be what is waited for: the table is written with the next change
@@ -255,11 +261,13 @@ class Desk:
         self.emit(Kind.WAITING)
 
     def seconds_until(self, kind: str) -> float:
-        """Return the seconds until the next try; 0 if it is due, or nothing of this kind is waited for."""
-        wait = self.open_wait(kind)
-        if wait is None or wait.checks_at is None:
+        """Return the seconds until the next try; 0 if none is to come, or nothing of this kind is waited for."""
+        return min(filter(None, map(self._seconds_left, self.open_waits(kind))), default=0.0)
+
+    def _seconds_left(self, wait: Wait) -> float:
+        if wait.checks_at is None:
             return 0.0
-        return max((parse_time(wait.checks_at) - self.controller.now()).total_seconds(), 0.0)
+        return max((datetime.fromisoformat(wait.checks_at) - self.controller.now()).total_seconds(), 0.0)
 
     def disk_problem(self) -> str | None:
         """Return why runs/ cannot be written; None if it can."""
@@ -316,7 +324,9 @@ class Desk:
         return next_stage(len(runs) + num_queued, num_last, self.runs_left() - num_queued, self.executor.num_slots)
 
     def num_free(self) -> int:
-        return max(self.executor.num_slots - len(self.executor.in_flight()), 0)
+        """Return how many runs can begin: none in a slot, or on a node, that lost one, until its next try."""
+        self.executor.avoided = {wait.place for wait in self.open_waits("run") if self._seconds_left(wait)}
+        return self.executor.num_free
 
     def is_spent(self) -> bool:
         """Return True if the night's proposals have cost --max-cost, by their agents' own figures."""
@@ -334,8 +344,8 @@ class Desk:
             certificate = " and the certificate" if request.certify else ""
             hours = f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s"
             return Stop(f"{hours}{certificate}")
-        if request.plateau is not None and num_without > request.plateau:
-            return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
+        if request.plateau is not None and num_without >= request.plateau:
+            return Stop(f"plateau: nothing kept in {num_without} experiments")
         judgements = (record.judgement for record in reversed(decided(own)))
         standing = next((each.standing for each in judgements if each and each.standing), None)
         if request.until is not None and standing is not None:

@@ -14,14 +14,14 @@ from typing import Any
 from nightshift.agents.history import KeyHistory
 from nightshift.campaign.commits import short_key
 from nightshift.campaign.records import Z95, Standing
+from nightshift.campaign.results import incumbent_text
 from nightshift.report.data import CURVES, Experiment
-from nightshift.report.text import incumbent_score, score
+from nightshift.report.text import score
 
 Spec = dict[str, Any]
 _NAMES = ("ink", "quiet", "rule", "page", "blue", "good", "bad", "grey")  # of colours, in report.css
-_LIGHT = ("#1c2128", "#5d6675", "#e3e6ea", "#ffffff", "#2459d3", "#14804a", "#c2410c", "#8b95a3")
-LIGHT = dict(zip(_NAMES, _LIGHT, strict=True))
-PAGE = {name: f"var(--{name})" for name in LIGHT}
+_LIGHT = ("#1c2128", "#5d6675", "#e3e6ea", "#ffffff", "#2459d3", "#14804a", "#c2410c", "#8b95a3")  # of the PNG
+COLOURS = {name: f"var(--{name})" for name in _NAMES}
 # Of a dot: its name in the legend, shape, fill and stroke, by Experiment.kind.
 STYLES = {
     "keep": ("kept", "circle", "good", "good"),
@@ -32,16 +32,17 @@ STYLES = {
     "crash": ("crashed", "cross", "bad", "bad"),
     "below": ("below the axis", "triangle-down", "page", "grey"),
 }
+MAX_VALUES = 12  # of a key; the others are in `nightshift history`
 MANY = 150  # experiments: with more the dots are small, without intervals and numbers
 SVG_WIDTH, PNG_WIDTH, HEIGHT = 1110, 1000, 340
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _TIPS = ("experiment", "hypothesis", "change", "score", "effect")
-_IS_CHOSEN = "indexof(chosen, datum.n) >= 0"
+_IS_CHOSEN, _HUE = "indexof(chosen, datum.n) >= 0", "hues[indexof(chosen, datum.n)]"
 
 
-def _spec(colours: Mapping[str, str], height: int, **parts: Any) -> Spec:
-    text = {"labelColor": colours["quiet"], "titleColor": colours["quiet"], "labelFontSize": 11, "titleFontSize": 11}
-    lines = {"domainColor": colours["rule"], "gridColor": colours["rule"], "tickColor": colours["rule"]}
+def _spec(height: int, **parts: Any) -> Spec:
+    text = {"labelColor": COLOURS["quiet"], "titleColor": COLOURS["quiet"], "labelFontSize": 11, "titleFontSize": 11}
+    lines = {"domainColor": COLOURS["rule"], "gridColor": COLOURS["rule"], "tickColor": COLOURS["rule"]}
     legend = {"orient": "top", "title": None, "symbolSize": 70, "columnPadding": 14, "labelLimit": 260}
     config = {
         "font": _FONT,
@@ -79,7 +80,7 @@ def domain(experiments: Sequence[Experiment], now: Standing | None) -> tuple[flo
     return min(ends) - margin, max(ends) + margin
 
 
-def progress(experiments: Sequence[Experiment], now: Standing | None, colours: Mapping[str, str] = PAGE) -> Spec | None:
+def progress(experiments: Sequence[Experiment], now: Standing | None) -> Spec | None:
     """Return the chart of all scores, and of the estimated scores of incumbent and baseline; None without a score."""
     shown = [e for e in experiments if e.is_crash or e.has_score]
     if (span := domain(experiments, now)) is None:
@@ -95,28 +96,28 @@ def progress(experiments: Sequence[Experiment], now: Standing | None, colours: M
     scale = {"domain": span, "nice": False, "zero": False}
 
     def layer(data: str, mark: Spec, y: str, **encoding: Any) -> Spec:
-        field = {"field": y, "type": "quantitative", "scale": scale, "title": "score, validation split"}
+        field = {"field": y, "type": "quantitative", "scale": scale, "axis": {"format": "%", "title": "measured score"}}
         return {"data": {"name": data}, "mark": mark, "encoding": {"y": field, **encoding}}
 
     def style(values: Sequence[str]) -> Spec:
         return {"field": "label", "type": "nominal", "scale": {"domain": names, "range": values}}
 
-    line, bold = {"color": colours["blue"], "interpolate": "step-after"}, {"type": "text", "fontWeight": "bold"}
-    rule, point = {"type": "rule", "color": colours["grey"], "opacity": 0.45}, {"type": "point", "strokeWidth": 1.5}
+    line, bold = {"color": COLOURS["blue"], "interpolate": "step-after"}, {"type": "text", "fontWeight": "bold"}
+    rule, point = {"type": "rule", "color": COLOURS["grey"], "opacity": 0.45}, {"type": "point", "strokeWidth": 1.5}
     high = {"field": "high"}
     is_shown = {"test": "!only.length || indexof(only, datum.n) >= 0", "value": 1}
     size = {"condition": {"test": "datum.label == 'kept'", "value": 60}, "value": 16} if is_long else {"value": 64}
     dot = {
         "size": size,
         "shape": style(shapes),
-        "fill": style([colours[name] for name in fills]),
-        "stroke": style([colours[name] for name in strokes]),
+        "fill": style([COLOURS[name] for name in fills]),
+        "stroke": style([COLOURS[name] for name in strokes]),
         "opacity": {"condition": is_shown, "value": 0.12},
         "tooltip": _tips(*_TIPS),
     }
     ring = layer("dots", point | {"size": 260, "strokeWidth": 3}, "y", stroke={"field": "hue", "scale": None})
-    choice = [{"filter": _IS_CHOSEN}, {"calculate": "hues[indexof(chosen, datum.n)]", "as": "hue"}]
-    number = bold | {"dy": -12, "color": colours["good"]}
+    choice = [{"filter": _IS_CHOSEN}, {"calculate": _HUE, "as": "hue"}]
+    number = bold | {"dy": -12, "color": COLOURS["good"]}
     datasets: dict[str, list[Spec]] = {"dots": dots}
     datasets["numbers"] = [] if is_long else [dot for dot in dots if dot["kind"] == "keep"]
     layers = []
@@ -129,14 +130,14 @@ def progress(experiments: Sequence[Experiment], now: Standing | None, colours: M
         datasets["baseline"] = [{"n": first, "to": last, "y": now.baseline}]
         # The two labels are moved apart.
         gap = max(0.05 * (span[1] - span[0]) - abs(now.gain), 0.0) / 2 * (1 if now.gain >= 0 else -1)
-        ends = [(now.incumbent + gap, f"incumbent {incumbent_score(now)}")] if now.gain else []
+        ends = [(now.incumbent + gap, f"incumbent {incumbent_text(now)}")] if now.gain else []
         ends.append((now.baseline - gap, f"baseline {score(now.baseline)}"))
         datasets["ends"] = [{"n": last, "y": y, "text": text} for y, text in ends]
         layers = [
             layer("steps", line | {"type": "area", "opacity": 0.13}, "low", y2=high),
             layer("baseline", rule | {"strokeDash": [5, 4], "opacity": 1}, "y", x2={"field": "to"}),
             layer("steps", line | {"type": "line", "strokeWidth": 2}, "y"),
-            layer("ends", bold | {"align": "left", "dx": 6, "color": colours["quiet"]}, "y", text={"field": "text"}),
+            layer("ends", bold | {"align": "left", "dx": 6, "color": COLOURS["quiet"]}, "y", text={"field": "text"}),
         ]
     layers += [
         layer("dots", rule, "low", y2=high),
@@ -145,7 +146,7 @@ def progress(experiments: Sequence[Experiment], now: Standing | None, colours: M
         layer("numbers", number, "y", text={"field": "n", "format": "04d"}),
     ]
     params: list[Spec] = [{"name": name, "value": []} for name in ("chosen", "hues", "only")]
-    return _spec(colours, HEIGHT, params=params, datasets=datasets, encoding={"x": x}, layer=layers)
+    return _spec(HEIGHT, params=params, datasets=datasets, encoding={"x": x}, layer=layers)
 
 
 def _dot(e: Experiment, low: float, high: float, is_long: bool) -> Spec:
@@ -166,38 +167,42 @@ def _tips(*names: str) -> list[Spec]:
 def values(key: KeyHistory, scores: Mapping[int, float | None], span: tuple[float, float]) -> Spec:
     """Return the chart of the measured scores of a key's values: a dot a run, and the mean of each value."""
     runs, means = list[Spec](), list[Spec]()
-    for row in key.values:
+    for row in key.values[:MAX_VALUES]:
         name = row.value + "".join(f" +{short_key(other)}" for other in row.others)
-        runs += [{"n": n, "value": name, "score": scores.get(n)} for n in row.numbers]
+        runs += [{"n": n, "value": name, "measured": scores.get(n)} for n in row.numbers]
         if row.mean_score is not None:
             _, counted, mean, difference = str(row).split(" | ")
             texts = {"runs_counted": counted, "mean_score": mean, "difference": difference}
             means.append({"value": name, "mean": row.mean_score, "setting": f"{key.key} = {row.name}", **texts})
-    order = [mean["value"] for mean in means]
     is_now = f"datum.value == {json.dumps(key.now)}"
     axis = {
         "title": None,
-        "labelAngle": 0,
-        "labelLimit": 280 // max(len(order), 1),
-        "grid": False,
+        "labelLimit": 170,
         "labelFontWeight": {"condition": {"test": is_now, "value": "bold"}, "value": "normal"},
-        "labelColor": {"condition": {"test": is_now, "value": PAGE["good"]}, "value": PAGE["quiet"]},
+        "labelColor": {"condition": {"test": is_now, "value": COLOURS["good"]}, "value": COLOURS["quiet"]},
     }
-    y = {"type": "quantitative", "scale": {"domain": span, "nice": False, "zero": False, "clamp": True}, "title": None}
-    tick = {"type": "tick", "thickness": 3, "color": PAGE["blue"], "size": 26}
-    point = {"type": "point", "filled": True, "size": 45, "cursor": "pointer", "opacity": 0.75}
-    color = {"condition": {"test": _IS_CHOSEN, "value": PAGE["ink"]}, "value": PAGE["grey"]}
+    x = {"type": "quantitative", "scale": {"domain": span, "nice": False, "zero": False, "clamp": True}}
+    x["axis"] = {"title": None, "format": "%", "tickCount": 4}
+    tick = {"type": "tick", "thickness": 3, "color": COLOURS["blue"], "size": 18}
+    point = {"type": "point", "filled": True, "size": 45, "cursor": "pointer", "opacity": 0.8}
+    hue = {"calculate": f"{_IS_CHOSEN} ? {_HUE} : '{COLOURS['grey']}'", "as": "hue"}
     tips = _tips("setting", "runs counted", "mean score", "difference")
-    mean_y = y | {"field": "mean", "axis": {"tickCount": 4}}
-    run_encoding = {"y": y | {"field": "score"}, "color": color, "tooltip": _tips(*_TIPS)}
     return _spec(
-        PAGE,
-        150,
+        60 + 22 * len(means),
         params=[{"name": name, "value": []} for name in ("chosen", "hues")],
-        encoding={"x": {"field": "value", "type": "nominal", "sort": order, "axis": axis}},
+        encoding={"y": {"field": "value", "type": "nominal", "sort": [mean["value"] for mean in means], "axis": axis}},
         layer=[
-            {"data": {"values": means}, "mark": tick, "encoding": {"y": mean_y, "tooltip": tips}},
-            {"data": {"values": runs}, "mark": point, "encoding": run_encoding},
+            {"data": {"values": means}, "mark": tick, "encoding": {"x": x | {"field": "mean"}, "tooltip": tips}},
+            {
+                "data": {"values": runs},
+                "transform": [hue],
+                "mark": point,
+                "encoding": {
+                    "x": x | {"field": "measured"},
+                    "color": {"field": "hue", "scale": None},
+                    "tooltip": _tips(*_TIPS),
+                },
+            },
         ],
     )
 
@@ -210,10 +215,9 @@ def curve(name: str) -> Spec:
     tips = [{"field": "run", "title": "experiment"}, {"field": "step"}, {"field": name, "title": CURVES[name]}]
     smoothed = {"type": "line", "strokeWidth": 2, "point": {"opacity": 0, "size": 80}}
     return _spec(
-        PAGE,
         150,
         data={"name": "runs"},
-        title={"text": CURVES[name], "anchor": "start", "fontSize": 12, "color": PAGE["ink"]},
+        title={"text": CURVES[name], "anchor": "start", "fontSize": 12, "color": COLOURS["ink"]},
         transform=[{"window": [smooth], "frame": [-3, 3], "groupby": ["run"], "sort": [{"field": "step"}]}],
         encoding={"x": x, "color": {"field": "hue", "type": "nominal", "scale": None}, "detail": {"field": "run"}},
         layer=[
@@ -232,11 +236,15 @@ def svg(spec: Spec) -> str:
 
 
 def png(spec: Spec, title: str, subtitle: str) -> bytes:
-    """Return a picture for a README; `spec` has the colours of LIGHT."""
+    """Return the picture for a README, in light colours."""
     import vl_convert
 
     head = {"text": title, "subtitle": subtitle, "anchor": "start", "fontSize": 17, "offset": 8}
     frame = {"left": 14, "top": 14, "bottom": 14, "right": 14}
-    spec = spec | {"width": PNG_WIDTH, "background": "white", "padding": frame, "title": head}
-    picture: bytes = vl_convert.vegalite_to_png(spec, scale=2, allowed_base_urls=[])
+    source = json.dumps(spec | {"width": PNG_WIDTH, "padding": frame, "title": head})
+    for name, colour in zip(_NAMES, _LIGHT, strict=True):
+        source = source.replace(COLOURS[name], colour)
+    picture: bytes = vl_convert.vegalite_to_png(
+        json.loads(source) | {"background": "white"}, scale=2, allowed_base_urls=[]
+    )
     return picture

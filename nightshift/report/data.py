@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import takewhile
@@ -19,15 +19,12 @@ from typing import Any
 
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign, uncommitted
-from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Repo
 from nightshift.campaign.ledger import Ledger, campaign_cost
-from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
+from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
-    ANSWERS_NAME,
     JOB_NAME,
     NIGHT_NAME,
-    NOT_ISOLATED,
     Z95,
     Action,
     Change,
@@ -45,12 +42,10 @@ from nightshift.campaign.results import UNDECIDED, Counts, Row, verdict_of
 from nightshift.campaign.waits import NightStatus
 from nightshift.config import train_toml
 from nightshift.config.rules import Rules
-from nightshift.config.train_toml import Config, changes_of, diff
+from nightshift.config.train_toml import Config, changes_of
 from nightshift.errors import UsageError
-from nightshift.files import read_json, read_rows
-from nightshift.report.slices import SelectionSet, Slice
-from nightshift.report.timing import Seconds, split_experiment
-from nightshift.text import clean
+from nightshift.files import read_json
+from nightshift.text import clean, counted
 
 MEASURED = ("baseline", "keep", "discard", "re-run")  # verdicts
 
@@ -74,29 +69,17 @@ _NUM_LAST = 20
 class Experiment:
     """One row of the page. Scores are fractions.
 
-    `standing`: the estimates after this experiment, None if it was not measured or decided nothing. Without
-    `is_detailed` nothing is read from its files. `answers`: to the examples that were asked for, by (package, key).
+    `standing`: the estimates after this experiment, None if it was not measured or decided nothing.
     """
 
     record: Record
     row: Row
     changes: tuple[train_toml.Change, ...]
     standing: Standing | None
-    uses: Seconds = field(default_factory=dict)
-    curves: Mapping[str, Any] = field(default_factory=dict)  # empty without a run
-    is_detailed: bool = False
-    lost_game: Mapping[str, str] = field(default_factory=dict)
-    slices: tuple[Slice, ...] = ()  # of a measured change, against the last keep before it
-    answers: Mapping[tuple[str, str], Rollout] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
         return self.record.number
-
-    @property
-    def effect(self) -> Effect | None:
-        """Of its change, at its decision."""
-        return self.row.effect
 
     @property
     def verdict(self) -> str:
@@ -119,33 +102,24 @@ class Experiment:
     @property
     def kind(self) -> str:
         """How it is drawn: as a keep if the incumbent has its change, as left if it had, else as its verdict."""
-        return {"": self.verdict, "kept": "keep"}.get(self.row.now, "left")
+        return "keep" if self.row.is_kept else "left" if self.row.now else self.verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A change of the incumbent. `changes`: the keys by which the incumbent differs from the incumbent without it.
-    `effect`: the current estimate. `experiment` first proposed it; None for a change of the user's own. `user_commit`:
-    the user's commit that keeps it."""
+    """A change of the incumbent. `effect`: the current estimate. `support`: in words, how sure it is that it helps, and
+    who kept it. `commit` kept it: 7 characters. `experiment` first proposed it; None for a change of the user's own."""
 
     change: Change
-    changes: tuple[train_toml.Change, ...]
     effect: Effect
-    is_confirmed: bool
-    experiment: Experiment | None = None
-    user_commit: str | None = None
+    support: str
+    commit: str
+    experiment: Experiment | None
 
     @property
-    def support(self) -> str:
-        """In words, how sure it is that it helps, and whether the user decided that it stays."""
-        support = "confirmed" if self.is_confirmed else "unconfirmed"
-        return f"{support}, kept by you in commit {self.user_commit[:7]}" if self.user_commit else support
-
-    @property
-    def commit(self) -> str | None:
-        """The commit that kept it, 7 characters."""
-        row_commit = self.experiment.row.commit if self.experiment else self.change.commit
-        return (self.user_commit or row_commit or "")[:7] or None
+    def changes(self) -> tuple[train_toml.Change, ...]:
+        """As the experiment has them in every table; none of a change of the user's own."""
+        return self.experiment.changes if self.experiment else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +162,6 @@ class Morning:
         """The records of the final check runs that end the campaign; none if other experiments followed."""
         records = (e.record for e in reversed(self.experiments))
         return [*takewhile(lambda record: record.run.stage is not Stage.SEARCH, records)][::-1]
-
-    @property
-    def isolation(self) -> str | None:
-        """Which experiments come from an agent without a sandbox, in one line; None if none does."""
-        number = sum(not e.record.proposal.is_isolated for e in self.experiments)
-        return f"agent: {NOT_ISOLATED} in {counted(number)} (--sandbox none)" if number else None
 
     @property
     def uncommitted(self) -> str | None:
@@ -281,7 +249,7 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
         story,
         campaign.standing,
         experiments,
-        tuple(kept_changes(campaign, configs, experiments)),
+        tuple(kept_changes(campaign, experiments)),
         certified,
         obsolete,
         campaign_cost(ledger.runs_dir, story.records),
@@ -292,12 +260,7 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     )
 
 
-def counted(count: int, noun: str = "experiment") -> str:
-    """1 experiment, 2 experiments."""
-    return f"{count:,} {noun}{'s' if count != 1 else ''}"
-
-
-def kept_changes(campaign: Campaign, configs: Configs | None, experiments: Iterable[Experiment]) -> list[Kept]:
+def kept_changes(campaign: Campaign, experiments: Iterable[Experiment]) -> list[Kept]:
     """Return the incumbent's changes, the largest P(it helps) first."""
     by_number = {e.number: e for e in experiments}
     decisions = [d for e in by_number.values() for d in e.record.user_decisions]
@@ -306,23 +269,16 @@ def kept_changes(campaign: Campaign, configs: Configs | None, experiments: Itera
     for change in campaign.kept:
         assert campaign.posterior is not None
         effect, decision = campaign.posterior.effect(change), by_user.get(change.identity)
-        commit = decision.commit if decision and decision.action is Action.KEEP else None
-        experiment, is_confirmed = by_number.get(change.experiment), campaign.is_confirmed(change)
-        kept.append(Kept(change, _keys_of(change, campaign, configs), effect, is_confirmed, experiment, commit))
+        experiment = by_number.get(change.experiment)
+        support = "confirmed" if campaign.is_confirmed(change) else "unconfirmed"
+        commit = experiment.row.commit if experiment else change.commit
+        if decision and decision.action is Action.KEEP and decision.commit:
+            commit = decision.commit
+            support += f", kept by you in commit {commit[:7]}"
+        elif experiment and experiment.row.now == "kept later":
+            support += ", kept later"
+        kept.append(Kept(change, effect, support, (commit or "")[:7], experiment))
     return sorted(kept, key=lambda each: -each.effect.p_helps)
-
-
-def _keys_of(change: Change, campaign: Campaign, configs: Configs | None) -> tuple[train_toml.Change, ...]:
-    """By which keys the incumbent differs from the incumbent without a change; the change's own keys where no valid
-    train.toml is without it."""
-    with suppress(UsageError):
-        if configs is not None:
-            baseline, incumbent = configs
-            return diff(incumbent_config(baseline, [kept for kept in campaign.kept if kept != change]), incumbent)
-    return tuple(
-        train_toml.Change(key, "removed", "", None) if value is None else train_toml.Change(key, "added", None, value)
-        for key, value in change.keys.items()
-    )
 
 
 def decided_by_user(decisions: Iterable[Decision]) -> list[str]:
@@ -350,34 +306,10 @@ def _obsolete(certified: Comparison, story: Story, configs: Configs | None) -> s
 def detailed(experiments: Sequence[Experiment]) -> list[Experiment]:
     """Those that are shown with details, in order: keeps, the last and the most telling ones."""
     keeps = [e for e in experiments if e.verdict in ("baseline", "keep")][-_MAX_DETAILS // 2 :]
-    telling = sorted(experiments, key=lambda e: -abs(e.effect.mean) if e.effect else 0.0)
+    telling = sorted(experiments, key=lambda e: -abs(e.row.effect_at_decision or 0.0))
     chosen = dict.fromkeys(e.number for e in (*keeps, *experiments[-_NUM_LAST:], *telling))
     numbers = set(list(chosen)[:_MAX_DETAILS])
     return [e for e in experiments if e.number in numbers]
-
-
-def with_details(
-    e: Experiment,
-    ledger: Ledger,
-    measured: Mapping[int, Record],
-    examples: SelectionSet,
-    wanted: frozenset[tuple[str, str]],
-) -> Experiment:
-    """Add what the files of an experiment contain. `measured`: the records that it may be compared with, by number;
-    `wanted`: the examples whose answers are shown."""
-    record, folder = e.record, ledger.run_dir(e.record.number)
-    steps = read_steps(folder / METRICS_NAME) if record.result else []
-    parent = measured.get(record.parent or 0) if record.number in measured else None
-    answers = read_rows(folder / ANSWERS_NAME, Rollout) if record.evaluation else []
-    return replace(
-        e,
-        uses=split_experiment(record, steps),
-        curves=curves(steps) if record.result else {},
-        is_detailed=True,
-        lost_game=lost_game(answers) if record.evaluation and record.evaluation.figures else {},
-        slices=examples.flips(record, parent) if parent else (),
-        answers={place: one for one in answers if (place := (one.environment, one.key)) in wanted},
-    )
 
 
 def curves(steps: Sequence[Step]) -> dict[str, Any]:

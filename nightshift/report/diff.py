@@ -15,7 +15,8 @@ from nightshift.config.allowlist import quoted, shorten
 from nightshift.config.train_toml import Change, Config, diff, parse, read_source
 from nightshift.errors import UsageError
 from nightshift.files import Document
-from nightshift.report.data import Story, counted
+from nightshift.report.data import Story
+from nightshift.text import counted
 
 Version = tuple[str, Config]  # one train.toml with the words for it
 

@@ -1,74 +1,66 @@
-"""report.md: the morning page's headline, its kept changes and its table, for a README, an issue or a terminal."""
+"""report.md: what the morning page begins with, and its table, for a README, an issue or a terminal."""
 
 import re
 
 from nightshift.campaign.records import PICTURE_NAME
-from nightshift.report.text import (
-    UNKNOWN,
-    View,
-    besides,
-    certificate_line,
-    cut,
-    duration,
-    elsewhere_lines,
-    plus_minus,
-    score,
-    share,
-    visible,
-)
+from nightshift.report.text import UNKNOWN, View, certificate_line, cut, elsewhere_lines, plus_minus, share, visible
 
 _LONGEST = 200  # characters of a cell
 _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/|(?<=www)\.)", re.IGNORECASE)
 
 
-def summary(view: View, has_picture: bool) -> str:
+def summary(view: View) -> str:
     """Return the text of report.md."""
-    morning, headline = view.morning, view.headline
-    lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
-    if view.facts:
-        lines += [markdown("; ".join(f"{name}: {value}" for name, value in view.facts), 2000) + ".", ""]
+    morning, headline, data = view.morning, view.headline, view.data
+    facts = view.facts and "; ".join(f"{name}: {value}" for name, value in view.facts) + "."
     missing = morning.uncommitted and f"Not in git: {morning.uncommitted}"
-    for line in filter(None, (certificate_line(morning), missing, *morning.night, *elsewhere_lines(morning))):
-        lines += [markdown(line, 2000), ""]
+    paragraphs = [headline.sentence, facts, certificate_line(morning), missing, *morning.night]
+    paragraphs += elsewhere_lines(morning)
     if morning.experiments:
-        seconds = sum(night.length_seconds for night in view.nights)
-        lines += [
-            f"{morning.counts}, on {markdown(morning.story.branch) or 'no branch'}"
-            + (f", in {duration(seconds)}, without certificates." if seconds else "; time not measured."),
-            "",
-            markdown(f"Compute used, without certificates: {morning.cost}."),
-            "",
-        ]
-        for title, steps in (("What to copy", view.copied), ("What next", view.next_steps)):
-            if steps:
-                lines += [f"## {title}", "", *(f"- {markdown(text)} {markdown_code(code)}" for text, code in steps), ""]
-    if has_picture:
-        lines += [f"![Score of every experiment, and the incumbent's estimated score]({PICTURE_NAME})", ""]
+        paragraphs += [f"Branch {morning.story.branch or 'none'}: {view.results}"]
+        paragraphs += [f"Compute used, without certificates: {morning.cost}."]
+    parts = [f"# {markdown(headline.title)}", *(markdown(words, 2000) for words in paragraphs if words)]
+    for title, steps in (("What to copy", view.copied), ("What next", view.next_steps)):
+        if morning.experiments and steps:
+            parts += [f"## {title}", "\n".join(f"- {markdown(words)} {markdown_code(code)}" for words, code in steps)]
+        if morning.kept and view.train_toml and title == "What to copy":
+            source = "\n".join(f"    {line}".rstrip() for line in visible(view.train_toml).splitlines())
+            parts += ["The incumbent's train.toml:", source]
+    if data["specs"]["progress"]:
+        parts += [f"![Score of every experiment, and the incumbent's estimated score]({PICTURE_NAME})"]
     if morning.kept:
-        lines += ["## What was kept", "", "| run | effect now, pp | P(it helps) | | commit | change |"]
-        lines.append(f"|{'---|' * 6}")
-        lines += [
+        rows = [
             f"| {kept.change.name} | {plus_minus(kept.effect)} | {share(kept.effect.p_helps)} "
             f"| {markdown(kept.support)} | {kept.commit or UNKNOWN} "
             f"| {'<br>'.join(map(markdown_code, [c.line for c in kept.changes] or [kept.change.settings]))} |"
             for kept in morning.kept
         ]
-        lines.append("")
+        rows.insert(
+            0, "| run | effect now, pp | P(it helps) | | commit | change, as it was tried |\n" + f"|{'---|' * 6}"
+        )
+        parts += ["## What was kept", "\n".join(rows)]
     if morning.user_decisions:
-        lines += [f"- {markdown(line)}" for line in morning.user_decisions] + [""]
+        parts += ["\n".join(f"- {markdown(line)}" for line in morning.user_decisions)]
     if morning.experiments:
-        lines += ["## Experiments", ""]
-        lines += ["| run | verdict | now | score | strict | effect, pp | hypothesis |", f"|{'---|' * 7}"]
-        lines += [
-            f"| {e.number:04d} | {e.verdict} | {e.row.now} | {score(e.row.eval_score, UNKNOWN)} "
-            f"| {score(e.row.strict_score, UNKNOWN)} | {plus_minus(e.effect)} "
-            f"| {markdown(e.record.proposal.description)}{words and f' ({words})'} |"
-            for e in morning.experiments
-            for words in [besides(e.record)]
+        heads = ["run", "verdict", "now", *data["columns"].values(), "hypothesis", "change", "remark"]
+        rows = [f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}"]
+        rows += [
+            " | ".join(
+                [
+                    f"| {row['number']:04d}",
+                    row["verdict"],
+                    row["now"],
+                    *(row["cells"][name] for name in data["columns"]),
+                    markdown(row["title"]),
+                    "<br>".join(map(markdown_code, e.row.changes)),
+                    f"{markdown(row['note'])} |",
+                ]
+            )
+            for e, row in zip(morning.experiments, data["rows"], strict=True)
         ]
-        lines.append("")
-    lines += [f"- {markdown(note, 600)}" for note in morning.story.notes]
-    return "\n".join(lines).rstrip() + "\n"
+        parts += ["## Experiments", "\n".join(rows)]
+    parts += ["\n".join(f"- {markdown(note, 600)}" for note in morning.story.notes)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def markdown(text: str, limit: int = _LONGEST) -> str:

@@ -9,9 +9,8 @@ import base64
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -24,29 +23,31 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from nightshift.agents.history import KeyHistory, history
-from nightshift.agents.notebook import compare_prediction, notebook
+from nightshift.agents.notebook import notebook
 from nightshift.campaign.commits import short_key
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
+from nightshift.campaign.metrics import METRICS_NAME, read_steps
+from nightshift.campaign.records import (
+    ANSWERS_NAME,
+    NOT_ISOLATED,
+    PAGE_NAME,
+    PICTURE_NAME,
+    SUMMARY_NAME,
+    Record,
+    Rollout,
+)
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import cache_dir, write_atomically
+from nightshift.files import cache_dir, read_rows, write_atomically
 from nightshift.report import charts, text
-from nightshift.report.data import (
-    CURVES,
-    Experiment,
-    Morning,
-    counted,
-    decided_by_user,
-    detailed,
-    gather,
-    with_details,
-)
+from nightshift.report.data import CURVES, Experiment, Morning, curves, decided_by_user, detailed, gather, lost_game
+from nightshift.report.fields import OF_RUN, fields
 from nightshift.report.markdown import summary
 from nightshift.report.slices import SelectionSet, shown_examples
 from nightshift.report.text import Headline, View
-from nightshift.report.timing import Use, nights, split_experiment
+from nightshift.report.timing import Seconds, Use, nights, split_experiment
+from nightshift.text import clean, counted, local
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MAX_TEXTS = 4000  # answers: with 150 experiments those to 26 examples
@@ -59,8 +60,16 @@ _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}; "
     "base-uri 'none'; form-action 'none'"
 )
-# Of a row, as the script sorts and filters by them.
-_FIELDS = ("number", "now", "eval_score", "strict_score", "effect_at_decision", "p_helps", "total_seconds")
+# The columns of figures by the names of their fields in a row. The script sorts by them.
+COLUMNS = {
+    "eval_score": "score",
+    "effect_at_decision": "effect, pp",
+    "p_helps": "P(it helps)",
+    "total_seconds": "time",
+    "strict_score": "strict score",
+}
+# Fields that the line itself has.
+_IN_LINE = (*COLUMNS, "run", "verdict", "now")
 
 
 def write_report(
@@ -73,10 +82,10 @@ def write_report(
     ledger = Ledger(root)
     folder = output or ledger.runs_dir
     view = view_of(ledger, now, branch)
-    morning, picture = view.morning, charts.progress(view.morning.experiments, view.morning.standing, charts.LIGHT)
-    files = {PAGE_NAME: render(view, is_live).encode(), SUMMARY_NAME: summary(view, picture is not None).encode()}
+    picture = view.data["specs"]["progress"]
+    files = {PAGE_NAME: render(view, is_live).encode(), SUMMARY_NAME: summary(view).encode()}
     if picture is not None:
-        files[PICTURE_NAME] = charts.png(picture, view.headline.title, text.visible(morning.story.branch, 80))
+        files[PICTURE_NAME] = charts.png(picture, view.headline.title, text.visible(view.morning.story.branch, 80))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
@@ -93,31 +102,20 @@ def write_report(
 def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
     """Read the ledger and the files of its runs, and put together what is to be shown."""
     morning = gather(ledger, branch)
-    campaign, records = morning.story.campaign, morning.story.records
-    shown = detailed(morning.experiments)
-    examples = shown_examples(records[-1].environments if records else (), ledger.root)
-    wanted = _dividing([scores for e in shown if (scores := examples.scores(e.record))], examples)
-    measured = {e.number: e.record for e in morning.experiments if e.standing}
-    details = {e.number: with_details(e, ledger, measured, examples, wanted) for e in shown}
-    experiments = tuple(
-        details.get(e.number) or replace(e, uses=split_experiment(e.record, [])) for e in morning.experiments
-    )
-    morning = replace(morning, experiments=experiments)
-    configs = morning.story.configs
-    keys: tuple[KeyHistory, ...] = ()
+    campaign, keys, table = morning.story.campaign, list[KeyHistory](), _Table(morning)
     if morning.configs is not None and campaign.baseline is not None:
-        found = history(campaign, configs, morning.configs[1]).keys
-        keys = tuple(key for key in found if sum(row.mean_score is not None for row in key.values) > 1)
+        tried = history(campaign, morning.story.configs, morning.configs[1]).keys
+        keys = [key for key in tried if sum(row.mean_score is not None for row in key.values) > 1]
     return View(
         morning=morning,
         headline=text.headline(morning),
         facts=tuple(_facts(morning)),
         copied=tuple(_copied(morning)),
         next_steps=tuple(_next_steps(morning)),
-        keys=keys,
-        nights=tuple(nights([(e.record, e.uses) for e in experiments])),
+        keys=tuple(keys),
+        nights=tuple(nights(table.times)),
         notebook=notebook(campaign).partition("\n")[2].strip(),
-        data=_data(morning, keys, configs, examples),
+        data=table.data(morning, keys),
         written=now,
     )
 
@@ -132,12 +130,12 @@ def _facts(morning: Morning) -> Iterator[tuple[str, str]]:
     yield "task", " + ".join(last.environments)
     yield "model", rules.model if rules else "not recorded"
     yield "budget", f"{seconds} of training a run" if seconds else "not recorded"
-    yield "hardware", text.brief(last.hardware, 120)
+    yield "hardware", clean(last.hardware, 120)
     yield "engine", last.engine
     if morning.direction:
         yield "direction", morning.direction
-    if morning.isolation:
-        yield "isolation", morning.isolation
+    if number := sum(not e.record.proposal.is_isolated for e in morning.experiments):
+        yield "isolation", f"agent: {NOT_ISOLATED} in {counted(number)} (--sandbox none)"
 
 
 def _copied(morning: Morning) -> Iterator[tuple[str, str]]:
@@ -168,169 +166,151 @@ def _trains(repo: Repo, commit: str, config: Config) -> bool:
 
 
 def _next_steps(morning: Morning) -> Iterator[tuple[str, str]]:
-    """Yield what the user may do next: a sentence and its command."""
+    """Yield what the user may do next, in this order: a sentence and its command."""
     posterior = morning.story.campaign.posterior
     if posterior is None:
         yield "Measure the baseline:", "uv run run.py"
         return
+    least = text.share(posterior.rules.keep_at)
+    doubtful = [kept for kept in morning.kept if kept.effect.p_helps < posterior.rules.keep_at]
+    for kept in doubtful:
+        name, p = kept.change.name, text.share(kept.effect.p_helps)
+        sentence = f"Before a certificate, decide on {name}: P(it helps) is now {p}, below the {least} of a keep. "
+        command = f"uv run nightshift revert {name}" if kept.change.experiment else f"git revert {kept.commit}"
+        yield f"{sentence}To take it out:", command
     if morning.kept and (morning.certificate is None or morning.obsolete):
-        yield "Certify the gain with fresh seeds on the test split:", "uv run nightshift certify"
-    least = posterior.rules.keep_at
-    for kept in morning.kept:
-        if kept.effect.p_helps < least:
-            p, limit = text.share(kept.effect.p_helps), text.share(least)
-            sentence = f"{kept.change.name} helps with P {p} only, below the {limit} of a keep. To take it out:"
-            is_numbered = bool(kept.change.experiment)
-            command = f"uv run nightshift revert {kept.change.name}" if is_numbered else f"git revert {kept.commit}"
-            yield sentence, command
-    yield "Continue the search:", "uv run nightshift night --agent claude --hours 8"
+        sentence = "then certify" if doubtful else "certify"
+        sentence += " the gain: fresh seeds, on test problems that no run has used (of this incumbent only):"
+        yield text.sentence(sentence)[:-2] + ":", "uv run nightshift certify"
+    yield "Or continue the search:", "uv run nightshift night --agent claude --hours 8"
     if morning.kept:
         yield "Take the weights home:", "uv run nightshift export --to model"
 
 
-def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> frozenset[tuple[str, str]]:
-    """Return the examples whose answers are shown: those with the most different scores, by (package, key)."""
+def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> dict[tuple[str, str], int]:
+    """Return the examples whose answers are shown, with their places: those with the most different scores."""
     if len(scores) < 2:
-        return frozenset()
+        return {}
     spread = np.var(scores, axis=0)
     most = min(_MAX_TEXTS // len(scores), _MAX_EXAMPLES)
     keys = list(examples.texts)
-    return frozenset(keys[place] for place in np.argsort(-spread, kind="stable")[:most] if spread[place] > 0)
+    return {keys[at]: at for at in np.argsort(-spread, kind="stable")[:most].tolist() if spread[at] > 0}
 
 
-def _data(
-    morning: Morning, keys: Sequence[KeyHistory], configs: Mapping[int, Config], examples: SelectionSet
-) -> dict[str, Any]:
-    """Return what the script draws: rows, details, settings, answers and the charts."""
-    experiments = morning.experiments
-    shown = [e for e in experiments if e.is_detailed]
-    paths = list(dict.fromkeys(key for e in shown if e.number in configs for key in configs[e.number].values))
-    settings = {
-        e.number: {key: spelled(configs[e.number].shown(key)) for key in paths} for e in shown if e.number in configs
-    }
-    first = next(iter(settings.values()), {})
-    places = {key: index for index, key in enumerate(examples.texts)}
-    told = dict.fromkeys(key for e in shown for key in e.answers)
-    scores = {e.number: e.record.evaluation.example_scores for e in shown if e.record.evaluation}
-    levels = sorted({value for each in scores.values() for value in set(each)})
-    letters = {value: chr(_FIRST_LEVEL + i) for i, value in enumerate(levels)} if len(levels) <= _MAX_LEVELS else {}
-    texts = dict[str, int]()  # each answer once
-    rows = []
-    for e in experiments:
-        row = _row(e, len(experiments))
-        if e.is_detailed:
-            if own := settings.get(e.number):
-                row["settings"] = {key: value for key, value in own.items() if value != first.get(key)}
-            if letters and e.record.evaluation:
-                row["scores"] = "".join(map(letters.__getitem__, scores[e.number]))
-                row["set"] = e.record.evaluation.examples_sha256[:12]
-                row["answers"] = {
-                    places[key]: texts.setdefault(text.cut(answer.completion, _MAX_ANSWER), len(texts))
-                    for key, answer in e.answers.items()
-                    if e.record.evaluation.examples_sha256 == examples.digest
-                }
-        rows.append(row)
-    span = charts.domain(experiments, morning.standing)
-    measured = {e.number: e.row.eval_score for e in experiments}
-    names = [name for name in CURVES if any(name in e.curves.get("values", {}) for e in shown)]
-    return {
-        "rows": rows,
-        "settings": first,
-        "problems": {places[key]: text.cut(examples.texts[key], _MAX_PROBLEM) for key in told},
-        "texts": list(texts),
-        "first": [e.number for e in experiments if e.kind in ("baseline", "keep")],
-        "specs": {
-            "progress": charts.progress(experiments, morning.standing),
-            **{f"key-{i}": charts.values(key, measured, span) for i, key in enumerate(keys[:_MAX_KEYS]) if span},
-            **{f"curve-{name}": charts.curve(name) for name in names},
-        },
-    }
+class _Table:
+    """The lines of the table with what opening them shows: of the `shown` experiments also what their files contain.
+    `times`: the seconds of each experiment by use."""
 
+    def __init__(self, morning: Morning) -> None:
+        story, configs = morning.story, morning.story.configs
+        self._ledger = story.ledger
+        self._shown = {e.number: e.record for e in detailed(morning.experiments)}
+        self._measured = {e.number: e.record for e in morning.experiments if e.standing}
+        names = story.records[-1].environments if story.records else ()
+        self._examples = shown_examples(names, story.ledger.root)
+        scores = map(self._examples.scores, self._shown.values())
+        self._wanted = _dividing([*filter(None, scores)], self._examples)
+        known = {number: configs[number] for number in self._shown if number in configs}
+        paths = dict.fromkeys(path for config in known.values() for path in config.values)
+        self._settings = {n: {path: spelled(config.shown(path)) for path in paths} for n, config in known.items()}
+        self._first = next(iter(self._settings.values()), {})
+        runs = [record.evaluation.example_scores for record in self._shown.values() if record.evaluation]
+        levels = sorted(set().union(*runs))
+        self._letters = {v: chr(_FIRST_LEVEL + i) for i, v in enumerate(levels)} if len(levels) <= _MAX_LEVELS else {}
+        self._texts, self._problems = dict[str, int](), dict[int, str]()
+        self.times = list[tuple[Record, Seconds]]()
+        self.rows = [self._row(e, len(morning.experiments)) for e in morning.experiments]
 
-def _row(e: Experiment, num_experiments: int) -> dict[str, Any]:
-    """Return one line of the table, with what opening it shows."""
-    record, row, is_detailed = e.record, e.row, e.is_detailed
-    changes = [
-        [change.key, short_key(change.key), change.old or "unset", change.new or "unset"] for change in e.changes
-    ]
-    note = text.brief(record.why, 160) if e.is_crash else text.besides(record)
-    most = 2000 if is_detailed else 240
-    details = [(label, text.cut(words, most)) for label, words in _details(e) if words]
-    if not is_detailed:
-        words = f"left out of a page of {counted(num_experiments)}: they are in runs/{e.number:04d}/"
-        details.append(("Curves, times, answers", words))
-    return {
-        **{name: getattr(row, name) for name in _FIELDS},
-        "verdict": e.verdict,
-        "failure": row.failure or "",
-        "kind": e.kind,
-        "title": text.brief(record.proposal.description, 120),
-        "note": note,
-        "changes": changes or [[line, line, "", ""] for line in record.diff],
-        "cells": [
-            text.score(row.eval_score, text.UNKNOWN),
-            text.score(row.strict_score, text.UNKNOWN),
-            text.plus_minus(e.effect),
-            text.share(row.p_helps),
-            text.UNKNOWN if row.total_seconds is None else text.duration(row.total_seconds),
-        ],
-        "details": details,
-        "curves": e.curves or None,
-    }
+    def data(self, morning: Morning, keys: Sequence[KeyHistory]) -> dict[str, Any]:
+        """Return what the script draws: rows, settings, answers and the charts."""
+        experiments, span = morning.experiments, charts.domain(morning.experiments, morning.standing)
+        measured = {e.number: e.row.eval_score for e in experiments}
+        curves = dict.fromkeys(name for row in self.rows for name in row.get("curves", {}).get("values", ()))
+        return {
+            "rows": self.rows,
+            # A column without a value is left out.
+            "columns": {n: head for n, head in COLUMNS.items() if any(row[n] is not None for row in self.rows)},
+            "settings": self._first,
+            "problems": self._problems,
+            "texts": list(self._texts),
+            "first": [e.number for e in experiments if e.kind in ("baseline", "keep")],
+            "specs": {
+                "progress": charts.progress(experiments, morning.standing),
+                **{f"key-{i}": charts.values(key, measured, span) for i, key in enumerate(keys[:_MAX_KEYS]) if span},
+                **{f"curve-{name}": charts.curve(name) for name in CURVES if name in curves},
+            },
+        }
 
+    def _row(self, e: Experiment, num_experiments: int) -> dict[str, Any]:
+        record, row, is_shown = e.record, e.row, e.number in self._shown
+        details = [field for field in fields(record, row, text.score) if field[0] not in (*OF_RUN, *_IN_LINE)]
+        details.append(("your commit", "\n".join(decided_by_user(record.user_decisions))))
+        more = dict[str, Any]()
+        if is_shown:
+            more = self._of_files(record, details)
+        else:
+            self.times.append((record, split_experiment(record, [])))
+            words = f"left out of a page of {counted(num_experiments)}: they are in runs/{e.number:04d}/"
+            details.append(("curves, times, answers", words))
+        changes = [[c.key, short_key(c.key), c.old or "unset", c.new or "unset"] for c in e.changes if c.old != c.new]
+        return more | {
+            **{name: getattr(row, name) for name in COLUMNS},
+            "number": row.number,
+            "now": row.now,
+            "verdict": e.verdict,
+            "status": row.status,
+            "failure": row.failure or "",
+            "kind": e.kind,
+            "title": clean(record.proposal.description, 120),
+            "note": text.remark(e),
+            "changes": changes or [[line, line, "", ""] for line in record.diff],
+            "cells": {
+                "eval_score": text.score(row.eval_score, text.UNKNOWN),
+                "effect_at_decision": text.plus_minus(row.effect),
+                "p_helps": text.share(row.p_helps),
+                "total_seconds": text.UNKNOWN if row.total_seconds is None else text.duration(row.total_seconds),
+                "strict_score": text.score(row.strict_score, text.UNKNOWN),
+            },
+            "details": [(label, text.cut(words, 2000 if is_shown else 240)) for label, words in details if words],
+        }
 
-def _details(e: Experiment) -> Iterator[tuple[str, str]]:
-    """Yield what the records and files of an experiment say, as a label and a text; the text may be empty."""
-    record, proposal, run = e.record, e.record.proposal, e.record.result
-    yield "Hypothesis", proposal.description or "none given"
-    yield "Proposed by", proposal.proposer
-    yield "Prediction", "; ".join(filter(None, (proposal.prediction, compare_prediction(record))))
-    yield "Mechanism", proposal.mechanism or ""
-    yield "Refuted by", proposal.falsifier or ""
-    yield "Outcome, as reported", proposal.reported_outcome or ""
-    yield "Also done", "\n".join(proposal.notes)
-    yield "Lesson", proposal.lesson or ""
-    yield "Changed", "\n".join(text.cut(line, 300) for line in record.diff) or "nothing new"
-    yield "Run", f"the baseline{' with ' * bool(e.row.kept)}{', '.join(e.row.kept)}{record.run.with_rider}"
-    if e.effect:
-        yield "Effect", f"{text.effect(e.effect)} at its decision, P(it helps) {text.share(e.effect.p_helps)}"
-    yield "Your commit", "\n".join(decided_by_user(record.user_decisions))
-    failure = f" ({record.failure})" if e.is_crash and record.failure else ""
-    yield "Verdict", f"{e.row.status}{failure}: {record.why}" if record.judgement else "none yet"
-    yield "In git", record.git_action or ""
-    yield "Starts", f"{record.starts} on this branch" if record.starts else ""
-    yield "Unused keys", text.cut(", ".join(record.unused_keys), 600)
-    yield "Health", "\n".join((record.health or "").splitlines()[:8])
-    if run is None:
-        yield "Result", "no run came to an end"
-        return
-    parts = [f"seed {run.seed}", f"ended by {run.training.outcome}", f"{run.training.num_steps} steps"]
-    if evaluation := run.evaluation:
-        parts += [f"score {text.score(evaluation.eval_score)}", f"strict {text.score(evaluation.strict_score)}"]
-        parts.append(f"{100 * evaluation.truncated_share:.1f} % cut off")
-        parts.append(f"{text.short_number(evaluation.completion_tokens_mean)} tokens an answer")
-    yield "Result", ", ".join(parts) + (f"\n{text.cut(run.training.cause, 400)}" if run.training.cause else "")
-    if evaluation:
-        scores = (
-            f"{text.brief(part.environment, 40)} {text.score(part.score)} ± {text.score(text.half(part.stderr))} "
-            f"(weight {text.short_number(part.weight)})"
-            for part in evaluation.parts
-        )
-        yield "Environments", "\n".join(scores)
-        for name, figures in evaluation.figures.items():
-            lines = [f"{text.brief(what, 40)}: {text.short_number(value)}" for what, value in figures.items()]
-            yield f"Played in {text.brief(name, 40)}", "\n".join(lines)
-    lines = [f"{text.brief(what, 20)}: {text.brief(value, 100)}" for what, value in e.lost_game.items()]
-    yield "A game that it lost", "\n".join(lines)
-    whole = sum(e.uses.values())
-    times = (f"{use} {text.duration(seconds)} ({100 * seconds / whole:.0f} %)" for use, seconds in e.uses.items())
-    yield "Time", ", ".join(times) if e.is_detailed else ""
-    lines = [
-        f"{text.brief(s.name, 80)}: {s.num_examples} examples, {s.fixed} fixed, {s.broken} broken, "
-        f"net {s.fixed - s.broken:+d} ± {s.spread:.0f}"
-        for s in e.slices
-    ]
-    yield f"Examples against {record.parent or 0:04d}", "\n".join(lines)
+    def _of_files(self, record: Record, details: list[tuple[str, str]]) -> dict[str, Any]:
+        """Return curves, settings, scores and answers of an experiment; add what is text to its details."""
+        folder, evaluation, more = self._ledger.run_dir(record.number), record.evaluation, dict[str, Any]()
+        steps = read_steps(folder / METRICS_NAME) if record.result else []
+        uses = split_experiment(record, steps)
+        self.times.append((record, uses))
+        times = (f"{u} {text.duration(t)} ({100 * t / sum(uses.values()):.0f} %)" for u, t in uses.items())
+        details.append(("time", ", ".join(times)))
+        if record.result:
+            more["curves"] = curves(steps)
+        if own := self._settings.get(record.number):
+            more["settings"] = {key: value for key, value in own.items() if value != self._first.get(key)}
+        if evaluation is None:
+            return more
+        share, length = 100 * evaluation.truncated_share, evaluation.completion_tokens_mean
+        details.append(("answers", f"{share:.1f} % reached the token limit; {length:.4g} tokens on average"))
+        places = None if evaluation.figures else self._wanted.values()
+        answers = read_rows(folder / ANSWERS_NAME, Rollout, places) if places is None or places else []
+        game = "\n".join(f"{clean(what, 20)}: {clean(value, 100)}" for what, value in lost_game(answers).items())
+        details.append(("a game that it lost", game))
+        parent = self._measured.get(record.parent or 0) if record.number in self._measured else None
+        lines = [
+            f"{clean(s.name, 80)}: {counted(s.num_examples, 'example')}, {s.fixed} fixed, {s.broken} broken, "
+            f"net {s.fixed - s.broken:+d} ± {s.spread:.0f}"
+            for s in (self._examples.flips(record, parent) if parent else ())
+        ]
+        details.append((f"examples against {record.parent or 0:04d}", "\n".join(lines)))
+        if not self._letters:
+            return more
+        more["scores"] = "".join(map(self._letters.__getitem__, evaluation.example_scores))
+        more["set"], more["answers"] = evaluation.examples_sha256[:12], {}
+        for answer in answers if evaluation.examples_sha256 == self._examples.digest else ():
+            if (place := self._wanted.get(key := (answer.environment, answer.key))) is not None:
+                self._problems[place] = text.cut(self._examples.texts[key], _MAX_PROBLEM)
+                words = text.cut(answer.completion, _MAX_ANSWER)
+                more["answers"][place] = self._texts.setdefault(words, len(self._texts))
+        return more
 
 
 @cache  # a night writes the page after every experiment, and compiling the templates is a third of that
@@ -344,11 +324,11 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     names = (
-        *("score", "signed", "duration", "cut", "brief", "plus_minus", "share", "local"),
-        *("certificate_line", "elsewhere_lines", "sentence"),
+        *("score", "duration", "cut", "plus_minus", "share", "certificate_line", "elsewhere_lines", "sentence"),
+        *("gain_text", "clean", "counted"),
     )
     environment.filters |= {name: getattr(text, name) for name in names}
-    environment.filters |= {"counted": counted, "short_key": short_key}
+    environment.filters |= {"local": lambda moment: local(datetime.fromisoformat(str(moment))), "short_key": short_key}
     return environment
 
 
@@ -382,7 +362,6 @@ def render(view: View, is_live: bool = False) -> str:
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     data = msgspec.json.encode(text.visible(view.data, _MAX_DATA)).decode()
-    train_toml = view.morning.configs[1].source.decode(errors="replace") if view.morning.configs else ""
     picture = view.data["specs"]["progress"]
     return (
         _environment()
@@ -393,10 +372,11 @@ def render(view: View, is_live: bool = False) -> str:
             is_live=is_live,
             uses=list(Use),
             max_keys=_MAX_KEYS,
+            max_values=charts.MAX_VALUES,
             has_bars=len(view.morning.experiments) <= charts.MANY,
             policy=_POLICY.format(hashes=hashes),
             picture=Markup(charts.svg(picture)) if picture else None,
-            train_toml=escape(text.visible(train_toml, _MAX_DATA)),
+            train_toml=escape(text.visible(view.train_toml, _MAX_DATA)),
             notebook=escape(text.visible(view.notebook, _MAX_DATA)),
             style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
             scripts=[Markup(script) for script in scripts],

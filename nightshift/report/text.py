@@ -1,7 +1,6 @@
 """How the morning page says things: the verdict sentence, numbers with their units, hostile text made visible."""
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,26 +8,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-from nightshift import text
 from nightshift.agents.history import KeyHistory
 from nightshift.campaign.campaign import compare
-from nightshift.campaign.records import (
-    NO_DIFFERENCE,
-    SIDES,
-    Z95,
-    Comparison,
-    Effect,
-    Record,
-    Stage,
-    Standing,
-    percent,
-)
-from nightshift.campaign.results import contradiction, decisions_text, gain_text, last_scores
-from nightshift.report.data import Morning, counted
+from nightshift.campaign.records import NO_DIFFERENCE, SIDES, Comparison, Effect, Stage, percent
+from nightshift.campaign.results import contradiction, decisions_text, estimates, gain_text, last_scores, percents
+from nightshift.report.data import Experiment, Morning
 from nightshift.report.timing import Night
+from nightshift.text import clean, counted
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
-_MINUS = "\N{MINUS SIGN}"
 _ARROW = "\N{RIGHTWARDS ARROW}"
 # By verdict of the certificate: the title's first words, and the tone.
 _CERTIFIED = {
@@ -69,62 +57,74 @@ class View:
     data: dict[str, Any]  # of the script
     written: datetime
 
+    @property
+    def results(self) -> str:
+        """The experiments by verdict, their changes by what became of them, and the time."""
+        seconds = sum(night.length_seconds for night in self.nights)
+        return f"{self.morning.counts}. Time without certificates: {duration(seconds) if seconds else NOT_MEASURED}."
+
+    @property
+    def train_toml(self) -> str:
+        """The incumbent's train.toml; empty if the baseline's cannot be read."""
+        configs = self.morning.configs
+        return configs[1].source.decode(errors="replace") if configs else ""
+
 
 def headline(morning: Morning) -> Headline:
     """Did it get better, and by how much? The reported gain, not the best raw score: that one is too high."""
     num, verdicts, standing = len(morning.experiments), morning.counts.verdict, morning.standing
+    if num == 0:
+        return Headline("Nothing has been run yet", "The first experiment of a campaign measures its baseline.", "none")
     if standing is None:
-        is_failure = verdicts.get("crash", 0) + verdicts.get("interrupted", 0) == num
-        first = "The first experiment of a campaign measures its baseline."
-        rows = [(num == 0, "Nothing has been run yet", first, "none")]
-        rows.append((is_failure, "Nothing has been measured", f"{morning.counts}.", "bad"))
-        rows.append((True, "Nothing has been measured yet", "No experiment has its verdict yet.", "none"))
-    else:
-        baseline = morning.baseline.number if morning.baseline else 0  # crashes may have come before it
-        later = [e for e in morning.experiments if e.number > baseline and e.record.decided]
-        certificate = None if morning.obsolete else morning.certificate
-        gain, remarks = _minus(gain_text(standing)), "".join(_remarks(morning))
-        only = "Only the baseline has been measured; there is nothing to compare it with."
-        none = f"{counted(len(later))} after the baseline, none kept{' now' if morning.left else ''}. "
-        none += f"The estimated score of the baseline is {score(standing.baseline)}.{remarks}"
-        rows = [(not later, f"Baseline: {score(standing.baseline)}", only, "none")]
-        rows.append((not morning.kept, "No gain so far", none, "open"))
-        scores = f"{score(standing.baseline)} {_ARROW} {incumbent_score(standing)}"
-        if certificate:  # one gain comes first, the certified one: the title never claims more
-            difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
-            sentence = f"Certified gain of the incumbent over the baseline: {difference} (95 % interval {interval}). "
-            sentence += f"The campaign's own estimate is {gain} ({scores}), which {_agreement(certificate, standing)}."
-            title, tone = _CERTIFIED.get(certificate.verdict, (certificate.verdict, "open"))
-            crashes = f" ({certificate.crashes})" if certificate.crashes else ""
-            rows.append((True, f"{title}, certified: {difference}{crashes}", sentence + remarks, tone))
-        sentence = f"Gain of the incumbent over the baseline: {gain} ({scores}).{remarks}"
-        rows.append((standing.gain > standing.gain_halfwidth, f"Better: {gain}", sentence, "good"))
-        perhaps = f"{sentence} The interval includes no gain at all."
-        rows.append((standing.gain > 0, f"Perhaps better: {gain}", perhaps, "open"))
-        rows.append((True, "No gain so far", sentence, "open"))
-    return next(Headline(*words) for holds, *words in rows if holds)
-
-
-def _agreement(certificate: Comparison, standing: Standing) -> str:
-    """Return whether the interval of the campaign's estimate and that of the certificate overlap, in words."""
-    low, high = certificate.estimate.interval
-    if low <= standing.gain + standing.gain_halfwidth and standing.gain - standing.gain_halfwidth <= high:
-        return "agrees with the certificate"
-    word = "higher" if standing.gain > high else "lower"
-    return f"is {word}: the certificate counts, because its seeds and its examples are fresh"
+        if verdicts.get("crash", 0) + verdicts.get("interrupted", 0) == num:
+            return Headline("Nothing has been measured", f"{morning.counts}.", "bad")
+        return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
+    baseline = morning.baseline.number if morning.baseline else 0  # crashes may have come before it
+    later = [e for e in morning.experiments if e.number > baseline and e.record.decided]
+    if not later:
+        words = "Only the baseline has been measured; there is nothing to compare it with."
+        return Headline(f"Baseline: {score(standing.baseline)}", words, "none")
+    gain, remarks = gain_text(standing), "".join(_remarks(morning))
+    if not morning.kept:
+        words = f"{counted(len(later))} after the baseline, none kept{' now' if morning.left else ''}. "
+        words += f"The estimated score of the baseline is {score(standing.baseline)}.{remarks}"
+        return Headline("No gain so far", words, "open")
+    certificate = None if morning.obsolete else morning.certificate
+    if certificate:  # one gain comes first, the certified one: the title never claims more
+        difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
+        low, high = certificate.estimate.interval
+        agreement = "agrees with the certificate"
+        if low > standing.gain + standing.gain_halfwidth or standing.gain - standing.gain_halfwidth > high:
+            word = "higher" if standing.gain > high else "lower"
+            agreement = f"is {word}: the certificate counts, because its seeds and its examples are fresh"
+        words = f"Certified gain of the incumbent over the baseline: {difference} (95 % interval {interval}). "
+        words += f"The campaign's own estimate is {gain} ({estimates(standing)}), which {agreement}.{remarks}"
+        title, tone = _CERTIFIED.get(certificate.verdict, (certificate.verdict, "open"))
+        crashes = f" ({certificate.crashes})" if certificate.crashes else ""
+        return Headline(f"{title}, certified: {difference}{crashes}", words, tone)
+    words = (
+        f"Estimated gain of the incumbent over the baseline, not certified: {gain} ({estimates(standing)}).{remarks}"
+    )
+    if standing.gain > standing.gain_halfwidth:
+        return Headline(f"Better: {gain}", words, "good")
+    if standing.gain > 0:
+        return Headline(f"Perhaps better: {gain}", f"{words} The interval includes no gain at all.", "open")
+    return Headline("No gain so far", words, "open")
 
 
 def _remarks(morning: Morning) -> Iterator[str]:
     """Yield what the final check runs scored, whether they contradict the estimate, and whether more than the answer
     format was learnt."""
     if (standing := morning.standing) and (runs := morning.final_runs):
-        if sentence := contradiction(standing):
-            yield f" {_minus(sentence)}: {last_scores(runs)}."
+        scores = f"Their measured scores: {last_scores(runs)}."
+        if words := contradiction(standing):
+            yield f" {words}. {scores}"
         else:
             stages = [run.run.stage for run in runs if run.score is not None]
             is_few = min(stages.count(Stage.LAST_BASELINES), stages.count(Stage.LAST_INCUMBENTS)) < 2
-            words = "are too few to check the estimate" if is_few else "agree with the estimate"
-            yield f" The final check runs {words}: {last_scores(runs)}."
+            words = "are too few to check the estimate" if is_few else "agree with the estimate within its error"
+            why = "An estimate uses all runs, and is lowered because the best of many noisy scores is too high."
+            yield f" The final check runs {words}. {scores} {why if morning.kept else ''}".rstrip()
     campaign = morning.story.campaign
     last = campaign.incumbent_run or campaign.parent
     form = compare(last, campaign.baseline) if last and morning.kept else None
@@ -164,7 +164,7 @@ def sentence(note: str) -> str:
 
 
 def _measured(c: Comparison) -> str:
-    """`0.500 -> 0.600, +10.0 pp, 95 % interval +4.0 to +16.0 pp`, and what else was measured."""
+    """`50.0 % -> 60.0 %, +10.0 pp, 95 % interval +4.0 to +16.0 pp`, and what else was measured."""
     strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
     each = c.by_environment.items()
     parts = "".join(f"; {name} alone {points(e.difference)}, {_span(e.interval)}" for name, e in each)
@@ -177,62 +177,34 @@ def _runs(c: Comparison) -> str:
     return " ".join(f"{part}." for part in (f"Scores in %: {c.runs_text}", c.collapses, c.crashes) if part)
 
 
-def _span(interval: tuple[float, float]) -> str:
-    return f"{signed(100 * interval[0])} to {points(interval[1])}"
+def remark(e: Experiment) -> str:
+    """Return why an experiment crashed, or what its run did besides its new change: `also re-testing 0007; 0003
+    reverted`, and the guard that forbids the change."""
+    if e.is_crash:
+        return clean(e.record.why, 160)
+    guards = [part for part in e.record.why.split("; ") if " not kept: guard " in part]
+    return "; ".join(filter(None, (e.record.run.with_rider.strip(" ()"), decisions_text(e.record.moved), *guards)))
 
 
 def score(value: float | None, none: str = NOT_MEASURED) -> str:
-    return none if value is None else f"{value:.3f}"
+    return none if value is None else percents(value)
 
 
-def incumbent_score(standing: Standing) -> str:
-    """The incumbent's estimated score: to the digits that are shown it is the baseline's plus the gain."""
-    return score(round(standing.baseline, 3) + round(standing.gain, 3))
+def points(value: float) -> str:
+    return f"{round(100 * value, 1) + 0.0:+.1f} pp"
 
 
-def signed(value: float) -> str:
-    """A number with its sign; zero has none."""
-    text = f"{abs(value):.1f}"
-    return text if float(text) == 0 else f"{'+' if value > 0 else _MINUS}{text}"
-
-
-def points(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{signed(100 * value)} pp"
-
-
-def effect(value: Effect | None) -> str:
-    """`+2.4 ± 4.9 pp`; a dash where nothing is known."""
-    return _minus(str(value)) if value else UNKNOWN
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", _MINUS)
+def _span(interval: tuple[float, float]) -> str:
+    return f"{points(interval[0]).removesuffix(' pp')} to {points(interval[1])}"
 
 
 def plus_minus(value: Effect | None) -> str:
-    """The same without its unit, for a column that names it."""
-    return effect(value).removesuffix(" pp")
+    """Return `+2.4 ± 4.9`, for a column that names the unit; a dash where nothing is known."""
+    return str(value).removesuffix(" pp") if value else UNKNOWN
 
 
 def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{percent(value)} %"
-
-
-def besides(record: Record) -> str:
-    """Return what a run did besides its new change: `also re-testing 0007; 0003 reverted`, and the guard that forbids
-    the change; empty for nothing."""
-    guards = [part for part in record.why.split("; ") if " not kept: guard " in part]
-    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), decisions_text(record.moved), *guards)))
-
-
-def half(stderr: float) -> float:
-    """What stands behind every ±: half of the 95 % interval."""
-    return Z95 * stderr
-
-
-def local(moment: datetime | str) -> str:
-    """A moment on this machine's clock, with its zone."""
-    return text.local(datetime.fromisoformat(moment) if isinstance(moment, str) else moment)
 
 
 def duration(seconds: float) -> str:
@@ -242,28 +214,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def short_number(value: float) -> str:
-    """Three significant digits, without an exponent where that is readable."""
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
 def visible(value: Any, limit: int = _MAX_TEXT) -> Any:
     """Return text, also that in lists and tables, so that it cannot hide, reorder or flood anything. Markup is ours."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return _HIDDEN.sub(_named, cut(value, limit))
+        return _HIDDEN.sub(lambda match: f"[U+{ord(match[0]):04X}]", cut(value, limit))
     if isinstance(value, dict):
         return {visible(key): visible(each, limit) for key, each in value.items()}
     return [visible(each, limit) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _named(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code < 0x20:
-        return chr(0x2400 + code)  # the picture of the control
-    name = unicodedata.name(match[0], "")
-    return f"[U+{code:04X}{' ' + name if name else ''}]"
 
 
 def cut(text: str, limit: int) -> str:
@@ -271,13 +228,3 @@ def cut(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return f"{text[:limit]} ... ({counted(len(text) - limit, 'more character')})"
-
-
-def brief(text: str, limit: int) -> str:
-    """At most `limit` characters on one line, an ellipsis at a word: where one sees that there is more."""
-    line = " ".join(text[: 8 * limit].split())
-    if len(line) <= limit and len(text) <= 8 * limit:
-        return line
-    head = line[: limit - 1]
-    word = head.rpartition(" ")[0]
-    return (word if len(word) > limit // 2 else head).rstrip(" ,;:.") + "\N{HORIZONTAL ELLIPSIS}"

@@ -18,8 +18,8 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
-from nightshift.errors import ConfigError, EngineError
-from nightshift.evaluation.evaluate import examples_of_validation_split
+from nightshift.errors import ConfigError
+from nightshift.evaluation.evaluate import examples_of
 from tests import stand_in_prime_rl
 from tests.conftest import ON_GPU, living_children, slow
 from tests.rules import ARITHMETIC_TRL, ROOT
@@ -90,7 +90,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         assert len(weights.sha256) == 64
         assert session.load_final_weights() == weights
         # complete: one answer a prompt, in order, the same twice (greedy)
-        examples = examples_of_validation_split(SMALL, ROOT)
+        examples = examples_of("validation", SMALL, ROOT)
         prompts = [environment.episode(example).ask() for environment, example in examples]
         decoding = Decoding(max_completion_tokens=24, batch_size=5)
         once = session.complete(prompts, decoding, readings.append)
@@ -195,11 +195,3 @@ def test_a_rate_that_the_rules_multiply_is_told_with_its_factor(trl_engine: Engi
         f"trainer.optim.lr 3e-6 x {scale:g} = {3e-6 * scale:.6g} on this model".replace("e-0", "e-"),
         f"trainer.scheduler.min_lr 2e-7 x {scale:g} = {2e-7 * scale:.6g} on this model".replace("e-0", "e-"),
     )
-
-
-def test_a_worker_that_cannot_start_is_an_error_with_its_cause(trl_engine: Engine, run_dir: Path) -> None:
-    engine = trl_engine
-    broken = {**settings(engine), "optimizer": {"type": "adamw"}}  # type: ignore[dict-item]
-    with pytest.raises(EngineError, match="lr"):
-        engine.open(broken, 7, run_dir, NEVER)
-    assert living_children() == []

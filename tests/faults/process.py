@@ -124,7 +124,9 @@ class Strike:
         for process in ours.parents():
             with suppress(psutil.AccessDenied):
                 head = process if process.cwd() == str(self.root) else head
-        watchdogs = [p.pid for p in head.children(recursive=True) if any("watchdog.py" in word for word in p.cmdline())]
+        watchdogs = [
+            p.pid for p in head.children(recursive=True) if any("executors.process" in word for word in p.cmdline())
+        ]
         worker = ours.pid if self.process == "worker" else ours.ppid()
         pids = {"trainer": [ours.pid], "worker": [worker], "run.py": [head.pid], "watchdog": watchdogs}
         return [pid for name in victim.split(" and ") for pid in pids[name]]
@@ -149,7 +151,7 @@ def run(plan: Plan, root: Path, flags: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores some
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     import run as program
-    from nightshift.executors import local
+    from nightshift.executors import base, local
     from nightshift.experiment import experiment
     from tests.faults.play import RULES
 
@@ -163,7 +165,7 @@ def run(plan: Plan, root: Path, flags: list[str]) -> None:
     bench.rules_here = lambda *arguments: RULES  # type: ignore[attr-defined]
     bench.open_engine = lambda *arguments: open_engine(plan, *arguments)
     experiment.datetime = strike.datetime()  # type: ignore[misc]
-    local.PROGRAM, local.LATE_SECONDS = plan.command("worker"), LATE_SECONDS
+    base.PROGRAM, local.LATE_SECONDS = plan.command("worker"), LATE_SECONDS
     program.ROOT, sys.argv = root, ["run.py", *flags]
     strike.prepare()
     program.main(flags)

@@ -78,16 +78,9 @@ GOOD = ["edit", "answer"]
 
 @pytest.mark.slow
 def test_the_night_goes_on_whatever_the_agent_edits(root: Path) -> None:
-    steps = [
-        [*GOOD, "other files"],  # 0002
-        ["invalid"],
-        ["locked"],
-        ["repeat"],
-        GOOD,  # 0003
-        ["exit 1"],
-        ["exit 1"],  # so the next one changes another key than 0003, which may be kept meanwhile
-        [*GOOD, "delete .git"],  # 0004
-    ]
+    steps = [[*GOOD, "other files"], ["invalid"], ["locked"], ["repeat"], GOOD]  # GOOD: 0002 and 0003
+    # Two that fail, so that the next one changes another key than 0003, which may be kept meanwhile.
+    steps += [["exit 1"], ["exit 1"], [*GOOD, "delete .git"]]
     _, stderr = drive(root, steps, experiments=4, fill=False)
     assert "changed files other than train.toml: new\\u001b[2J.py, rules.toml: dropped" in notes(root, 2)
     assert [bool(re.match(r"proposal \d refused: ", line)) for line in notes(root, 3).splitlines()] == [True] * 3
@@ -104,22 +97,10 @@ def test_the_night_goes_on_whatever_the_agent_edits(root: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # fourteen proposals, each with a limit of its own
 def test_the_night_goes_on_whatever_the_agent_leaves_in_its_clone(root: Path) -> None:
-    steps = [
-        [*GOOD, "5 MB"],  # 0002
-        ["link"],
-        ["fifo"],
-        ["device"],
-        ["link to fifo"],
-        ["huge"],
-        ["no train.toml"],
-        [*GOOD, "commit", "results.tsv"],  # 0003
-        ["hang"],
-        [*GOOD, "long path"],
-        [*GOOD, "50,001 files"],
-        ["edit", "link answer"],
-        [*GOOD, "grandchild", "2 MB"],  # 0004
-        ["edit", "exit 1"],  # 0005
-    ]
+    steps = [[*GOOD, "5 MB"], ["link"], ["fifo"], ["device"], ["link to fifo"], ["huge"], ["no train.toml"]]  # 0002
+    steps += [[*GOOD, "commit", "results.tsv"]]  # 0003
+    steps += [["hang"], [*GOOD, "long path"], [*GOOD, "50,001 files"], ["edit", "link answer"]]
+    steps += [[*GOOD, "grandchild", "2 MB"], ["edit", "exit 1"]]  # 0004, 0005
     main = git(root, "rev-parse", "main")
     _, stderr = drive(root, steps, experiments=5, fill=False)
     assert git(root, "rev-parse", "main") == main

@@ -14,7 +14,6 @@ from tests.night_checkout import finish, good_end, leftovers, nightshift, start_
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
 
 

@@ -18,11 +18,11 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import SUBMODULES, Installation, Pins, install
 from nightshift.errors import EngineError
 from tests.conftest import git
+from tests.integration.conftest import ORG
 from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
-ORG = "PrimeIntellect-ai"
 PINS = Pins.read(ROOT / "pyproject.toml")
 
 
@@ -49,37 +49,6 @@ class Place:
     def problems(self) -> list[str]:
         found = checks.examine(self.installation, ARITHMETIC_TRL, ROOT, PAIR)
         return [str(check.problem) for check in found if not check.ok]
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """prime-rl and four submodules, which .gitmodules names by SSH addresses of GitHub; and prime-rl's commit."""
-    folder = tmp_path_factory.mktemp("upstream")
-    for name in ("prime-rl", *(f"{Path(path).name}.git" for path in SUBMODULES)):
-        repository = folder / ORG / name
-        repository.mkdir(parents=True)
-        git(repository, "init", "--quiet", "--initial-branch", "main")
-        (repository / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
-        git(repository, "add", "--all")
-        git(repository, "commit", "--quiet", "-m", "pinned")
-    main = folder / ORG / "prime-rl"
-    modules = ""
-    for path in SUBMODULES:
-        name = Path(path).name
-        commit = git(folder / ORG / f"{name}.git", "rev-parse", "HEAD").strip()
-        git(main, "update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
-        modules += f'[submodule "{name}"]\n\tpath = {path}\n\turl = git@github.com:{ORG}/{name}.git\n'
-        (folder / ORG / f"{name}.git" / "later.txt").write_text("after the pin\n")
-        git(folder / ORG / f"{name}.git", "add", "--all")
-        git(folder / ORG / f"{name}.git", "commit", "--quiet", "-m", "later")
-    (main / ".gitmodules").write_text(modules)
-    git(main, "add", ".gitmodules")
-    git(main, "commit", "--quiet", "-m", "submodules")
-    commit = git(main, "rev-parse", "HEAD").strip()
-    (main / "later.txt").write_text("after the pin\n")
-    git(main, "add", "later.txt")
-    git(main, "commit", "--quiet", "-m", "later")
-    return folder, commit
 
 
 @pytest.fixture

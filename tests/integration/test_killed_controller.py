@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from nightshift.errors import Failure
-from nightshift.executors.process import CHECKOUT_NAME, digest_of
+from nightshift.executors.process import MARKER_NAME, WATCHDOG, digest_of
 from tests.integration.test_commands import start as start_experiment
 from tests.night_checkout import finish, is_running, leftovers, problems, records, start, start_run, until_training
 from tests.stand_ins import fault
@@ -36,22 +36,10 @@ def test_a_killed_run_py_leaves_no_process_and_the_same_command_resumes(root: Pa
     assert problems(root) == []
 
 
-@pytest.mark.slow
-def test_what_cannot_end_by_itself_is_ended(root: Path) -> None:
-    """A worker and a trainer that are suspended when their controller is killed."""
-    fault(root, "hold", once=False)
-    controller = start_experiment(root, "--budget-seconds", "1")
-    until_training(root, controller)
-    for process in leftovers(root):
-        if process.pid != controller.pid:
-            process.suspend()
-    kill(controller, root)
-
-
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks into /proc")
 def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog_and_nothing_else(root: Path) -> None:
     """Controller, its watchdog and the worker's watchdog are killed at once: a suspended trainer is left."""
-    marks: tuple[dict[str, str], ...] = ({}, {CHECKOUT_NAME: digest_of(root.parent / "other")})
+    marks: tuple[dict[str, str], ...] = ({}, {MARKER_NAME: f"{digest_of(root.parent / 'other')}/worker"})
     foreign = [subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env=mark) for mark in marks]
     fault(root, "hold", once=False)
     controller = start_experiment(root, "--budget-seconds", "1")
@@ -64,7 +52,7 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog_an
         process.suspend()
     ours = {str(process.pid) for process in everything}
     commands = {p: p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])}
-    dogs = [p for p, words in commands.items() if "watchdog.py" in " ".join(words) and words[-1] in ours]
+    dogs = [p for p, words in commands.items() if WATCHDOG[1] in " ".join(words) and words[-1] in ours]
     for process in (*dogs, *others):
         process.kill()
     controller.communicate()
@@ -92,9 +80,32 @@ def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, wha
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(first)
     assert code == 2
-    others = ("branch ", "comparing", "experiment 0001", "0001", "this machine may fall asleep", "the night stops ")
+    others = (
+        "branch ",
+        "comparing",
+        "experiment 0001",
+        "0001",
+        "this machine may fall asleep",
+        "the night stops ",
+        "a line an experiment",
+    )
     told = [line for line in stderr.splitlines() if not line.startswith(others)]
     assert len(told) == 1, stderr
     assert told[0].startswith(f"{root}/runs or its .lock was moved away or replaced while this process worked in it. ")
     assert not make_anew or list((root / "runs").iterdir()) == []
     assert leftovers(root) == []
+
+
+def test_an_experiment_runs_without_what_only_linux_has_and_a_kill_leaves_nothing(root: Path) -> None:
+    """No affinity, no control groups, no /proc, no prctl, no environment of a process: as on macOS."""
+    flags = ("--engine", "trl", "--budget-seconds", "1", "--stand-in", "mac")
+    code, _, stderr = finish(start_run(root, *flags))
+    assert code == 0, stderr
+    assert records(root)[-1].hardware.startswith("cpu ")
+    fault(root, "hold", once=False)
+    controller = start_run(root, *flags, "--again")
+    wait_for(lambda: is_running(root, 2))
+    for process in leftovers(root):
+        if process.pid != controller.pid:
+            process.suspend()
+    kill(controller, root)

@@ -19,7 +19,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import CERTIFY_NAME
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import Failure
-from nightshift.executors.watchdog import is_alive
+from nightshift.executors.process import is_alive
 from tests.checkouts import ROOT, git
 from tests.night_checkout import (
     BASELINE,

@@ -29,14 +29,14 @@ from nightshift.campaign.records import (
     packed,
     percent,
 )
-from nightshift.campaign.results import COLUMNS, Counts, Row, gain_text, kept_by_records, last_campaign
+from nightshift.campaign.results import COLUMNS, Counts, Row, estimates, gain_text, kept_by_records, last_campaign
 from nightshift.cli.output import plain as plain_json
 from nightshift.cli.output import summary
 from nightshift.cli.run import plan
 from nightshift.cli.status import Status, all_lines, experiment_lines, shown
 from nightshift.config.train_toml import parse
 from nightshift.errors import Failure, UsageError
-from nightshift.experiment.certify import tasks
+from nightshift.experiment.certify import open_task
 from nightshift.experiment.experiment import Controller
 from nightshift.night.observers import experiment_line
 from nightshift.report import diff as compare
@@ -57,7 +57,7 @@ LR, GROUP, DECAY, NORM = (
     *("trainer.optim.lr", "orchestrator.group_size", "trainer.optim.weight_decay", "trainer.optim.max_norm"),
 )
 STATUSES = (
-    *("baseline", "keep, now replaced", "discard, now kept", "crash", "keep, now kept", "discard", "re-run"),
+    *("baseline", "keep, now replaced", "discard, kept later", "crash", "keep", "discard", "re-run"),
     *("interrupted", "keep, now reverted", "re-run"),
 )
 
@@ -144,16 +144,18 @@ def test_every_view_prints_the_row(seen: Seen) -> None:
     tsv = list(csv.DictReader(io.StringIO(seen.ledger.tsv_path.read_text()), delimiter="\t"))
     table = list(csv.DictReader(io.StringIO(as_csv(Story.of(seen.ledger, BRANCH)).decode())))
     data = Page(seen.page).data["rows"]
-    report = markdown.summary(seen.view, False).splitlines()
+    report = markdown.summary(seen.view).splitlines()
     memory, context = of_last_campaign(seen.ledger), context_after(seen.ledger)
     runs, prompt = {run.number: run for run in memory.runs}, compose(context)
     tables, _, _ = logs(context)["history.txt"].decode().partition("untried keys")
     assert tables in str(memory)
     for record, row, *views in zip(seen.records, seen.rows, tsv, table, data, strict=True):
         check(row, seen.ledger, record, *views)
-        scores = [text.score(score, text.UNKNOWN) for score in (row.eval_score, row.strict_score)]
-        assert views[2]["cells"][:3] == [*scores, text.plus_minus(row.effect)]
-        start = " | ".join([f"| {row.number:04d}", row.verdict or "", row.now, *scores, text.plus_minus(row.effect)])
+        score, strict = (text.score(score, text.UNKNOWN) for score in (row.eval_score, row.strict_score))
+        cells = views[2]["cells"]
+        assert [*cells.values()][:3] == [score, text.plus_minus(row.effect), text.share(row.p_helps)]
+        assert cells["strict_score"] == strict
+        start = " | ".join([f"| {row.number:04d}", row.verdict or "", row.now, *cells.values()])
         assert any(line.startswith(f"{start} | ") for line in report)
         if row.verdict != "interrupted":
             assert plain(runs[row.number]).items() >= plain(row).items()
@@ -212,7 +214,7 @@ def test_the_current_estimate_stands_in_the_table_of_kept_changes_only(seen: See
             assert str(now) != str(row.effect)
             assert text.plus_minus(now) not in tables
     names = [change.name for change in seen.campaign.kept]
-    assert {row.change for row in seen.rows if row.now == "kept"} == {*names} == {"0003", "0005"}
+    assert {row.change for row in seen.rows if row.is_kept} == {*names} == {"0003", "0005"}
     assert [line.split()[0] for line in kept_changes(seen.campaign)] == [k.change.name for k in seen.view.morning.kept]
     assert [k.effect for k in seen.view.morning.kept] == [posterior.effect(k.change) for k in seen.view.morning.kept]
     chain = seen.page.partition('class="kept"')[2].partition("</table>")[0]
@@ -223,7 +225,7 @@ def test_the_current_estimate_stands_in_the_table_of_kept_changes_only(seen: See
     assert [dots[number] for number in sorted(dots)] == [
         *("baseline", "left", "keep", "crash", "keep", "discard", "re-run", "left", "re-run"),
     ]
-    line = f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain_text(standing)} by "
+    line = f"gain {gain_text(standing)} over the baseline ({estimates(standing)}) by "
     assert any(line in each for each in seen.status.lines())
     assert gain_text(standing) in seen.view.headline.title
 
@@ -231,10 +233,10 @@ def test_the_current_estimate_stands_in_the_table_of_kept_changes_only(seen: See
 def test_experiments_are_counted_one_way(seen: Seen) -> None:
     counts = Counts.of(seen.rows)
     line = "10 experiments: 1 baseline, 3 keep, 2 discard, 2 re-run, 1 crash, 1 interrupted; "
-    assert str(counts) == f"{line}changes: 2 kept, 1 replaced, 1 reverted"
+    assert str(counts) == f"{line}changes now: 1 kept, 1 kept later, 1 replaced, 1 reverted"
     assert seen.status.counted == counts
     assert f"results:     {counts}" in seen.status.lines()
-    assert str(counts) in markdown.summary(seen.view, False)
+    assert str(counts) in markdown.summary(seen.view)
     data = Page(seen.page).data["rows"]
     for verdict, number in counts.verdict.items():
         assert f'data-verdict="{verdict}" aria-pressed="false">{verdict} <small>{number}</small>' in seen.page
@@ -301,11 +303,11 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
     assert all(f"\n| {change.name} set {change.settings}.\n" in prompt for change in campaign.kept)
     assert told.history.kept == tuple(kept_changes(campaign))
     if names:
-        [task] = tasks(controller, 1)
+        task = open_task(controller, 1)
         assert task.plan.configs["incumbent"] == parse(source).hash
     else:
         with pytest.raises(UsageError, match="nothing was kept"):
-            tasks(controller, 1)
+            open_task(controller, 1)
     write(controller, "1e-7")
     against = "against:  the baseline" + (f" with {', '.join(names)}" if names else "")
     assert against in plan(Request(), controller)

@@ -155,7 +155,7 @@ def test_what_a_killed_night_leaves_of_an_agent_is_ended_by_the_next_start(folde
     clone = Clone(Repo(root), folder / "temporary")
     uid = clone.folder.stat().st_gid
     for process in psutil.Process(night.pid).children():
-        if "watchdog.py" in " ".join(process.cmdline()):
+        if "executors.process" in " ".join(process.cmdline()):
             process.kill()
     night.kill()
     finish(night)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from nightshift.config.rules import Rules
+from nightshift.config.rules import LossRules, Rules
 from nightshift.config.train_toml import parse
+from nightshift.engines import rehearsal as preparation
 from nightshift.engines.base import PrepareFlags
 from nightshift.engines.prime_rl import engine as prime_rl
-from nightshift.engines.prime_rl import prepare as preparation
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import Installation, Pins, cache_dir
@@ -22,7 +22,7 @@ from nightshift.executors.gpus import Gpu
 from tests import stand_in_prime_rl
 from tests.checkouts import linked_checkout
 from tests.conftest import living_children, slow
-from tests.prime_rl_plans import GPU, PAIR, SHIPPED
+from tests.prime_rl_plans import GPU, PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 from tests.waiting import HANG_SECONDS
 
@@ -75,7 +75,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     smoke = replace(preparation.smoke_rules(ROOT, RULES, HANG_SECONDS), environments=SMALL.environments)
     monkeypatch.setattr(prime_rl, "install", lambda *arguments, **flags: None)  # has tests of its own
     monkeypatch.setattr(prime_rl, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
-    monkeypatch.setattr(prime_rl, "smoke_rules", lambda root, rules, seconds: smoke)
+    monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules, seconds: smoke)
+    monkeypatch.setattr(preparation, "isolate", lambda rules, root: None)  # not the process of pytest
     monkeypatch.setattr(preparation, "_SMOKE_CONFIG", ENDS + preparation._SMOKE_CONFIG)
     made = Prepared(tmp_path)
     base = made.installation.state_dir / "base"  # without weights: of step 0 to the stand-ins
@@ -139,11 +140,11 @@ def test_without_gpus_model_and_data_are_fetched_all_the_same(prepared: Prepared
     for name in ("prepare_model", "prepare_data"):
         monkeypatch.setattr(prime_rl, name, lambda *arguments, name=name: fetched.append(name))
     engine = PrimeRlEngine(RULES, prepared.root, prepared.environ | {"CUDA_VISIBLE_DEVICES": ""}, None)
-    with pytest.raises(EngineError, match="needs two NVIDIA GPUs"):
+    with pytest.raises(EngineError, match="needs 2 NVIDIA GPUs"):
         engine.prepare(PrepareFlags(), prepared.notes.append)
     assert fetched == ["prepare_model", "prepare_data"]
     assert prepared.notes == ["model and data are here"]
-    with pytest.raises(EngineError, match="needs two NVIDIA GPUs"):
+    with pytest.raises(EngineError, match="needs 2 NVIDIA GPUs"):
         engine.prepare(PrepareFlags(smoke=60.0), prepared.notes.append)
     assert len(fetched) == 2
 
@@ -164,10 +165,13 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     assert living_children() == []
 
 
-def test_the_smoke_config_is_a_valid_one_for_the_tiny_model(tmp_path: Path) -> None:
-    rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL, 60.0)
+def test_the_smoke_config_is_a_valid_one_for_the_tiny_model_with_the_loss_that_train_toml_names(tmp_path: Path) -> None:
+    loss = LossRules("clipped", "losses/clipped/clipped_loss/", "clipped_loss.clipped", {})
+    rules = preparation.smoke_rules(ROOT, replace(GSM8K_PRIME_RL, losses=(loss,)), 60.0)
     engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
-    settings = engine.validate(preparation.smoke_config(parse(SHIPPED))).settings
+    config = parse(b'[orchestrator]\ngroup_size = 4\n[trainer.loss]\ntype = "clipped"\n')
+    settings = engine.validate(preparation.smoke_config(config)).settings
+    assert settings["trainer"]["loss"]["import_path"] == "clipped_loss.clipped"
     settings = engine.launch(settings, 1, tmp_path).tree
     assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")
     context = json.loads((ROOT / "models" / "arithmetic-base" / "config.json").read_bytes())["max_position_embeddings"]

@@ -7,10 +7,8 @@ import json
 import math
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,18 +20,14 @@ from nightshift.campaign.metrics import read_steps
 from nightshift.campaign.records import Outcome, Phase, Progress, Training
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
-from nightshift.engines import base
 from nightshift.engines.base import NoGradient
-from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError, Failure
-from nightshift.executors.local import divide
 from tests import stand_in_prime_rl
 from tests.conftest import living_children, slow
-from tests.prime_rl_plans import GPU
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, Clock
 
@@ -42,8 +36,6 @@ RULES = prime_rl_rules()
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
 PROMPTS = [[{"role": "user", "content": f"question {n}"}] for n in range(16)]
 DECODING = Decoding(max_completion_tokens=24)
-
-SIDES = ("inference", "trainer")
 
 Open = Callable[..., PrimeRlSession]
 Done = Callable[[Progress], bool]
@@ -185,7 +177,6 @@ def test_weights_without_their_marker_do_not_count(start: Open, train: Train, ru
         slow("trainer_hang", "no step and no rollout for", Failure.INFRASTRUCTURE),
         slow("nan", "not a number at step 2", Failure.CONFIG),
         slow("server_dies", "inference ended: killed by SIGKILL", Failure.INFRASTRUCTURE),
-        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.UNKNOWN),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):
@@ -223,42 +214,6 @@ def test_a_run_that_stands_still_is_shown_and_ended(start: Open, timing: Timing,
     assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.INFRASTRUCTURE)
     assert (training.cause or "").startswith("the run stood still: no step, no CPU time and no GPU time for 8 s")
     assert readings[-1].note.startswith("standing still for ")
-
-
-def test_two_experiments_of_one_and_three_run_side_by_side_on_eight_cards(
-    tmp_path: Path, timing: Timing, train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cards = [replace(GPU, index=number, uuid=f"GPU-{number}") for number in range(8)]
-    monkeypatch.setattr(base, "list_gpus", lambda: cards)
-    monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])
-    installation = stand_in_prime_rl.installation(tmp_path)
-    rules, environ = replace(RULES, num_gpus=4, train_gpus=3), {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-
-    def engine_on(gpus: str | None) -> PrimeRlEngine:
-        return PrimeRlEngine(rules, ROOT, environ, gpus, installation=installation, timing=timing)
-
-    slots = divide(0, range(8), len(engine_on(None).gpu_ids()), range(8))
-    engines = [engine_on(slot.gpus) for slot in slots]
-    assert [engine.check() for engine in engines] == [[], []]
-    assert {engine.hardware() for engine in engines} == {f"4 x {GPU.name}"}
-    taken = [re.findall(r"GPU (\d) is taken by another experiment", line) for line in engine_on("6:1-3").check()]
-    assert taken == [["6"], ["1"], ["2"], ["3"]]
-    settings = engines[0].validate(parse(BATCH)).settings
-    with ExitStack() as opened:
-        sessions = []
-        for number, engine in enumerate(engines):
-            run_dir = tmp_path / f"000{number}"
-            run_dir.mkdir()
-            sessions.append(opened.enter_context(closing(engine.open(settings, 1000, run_dir, math.inf))))
-        seen = [
-            [psutil.Process(session._children[name].pid).environ()["CUDA_VISIBLE_DEVICES"] for name in SIDES]
-            for session in sessions
-        ]
-        assert seen == [["0", "1,2,3"], ["4", "5,6,7"]]
-        for session in sessions:
-            assert train(session, 1).outcome is Outcome.BUDGET
-            assert session.load_final_weights().step >= 1
-    assert living_children() == []
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -307,7 +262,7 @@ def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        ("trainer_hang", Failure.CONFIG, r"no step was finished in \d+ s, of [1-9]\d* rollouts. Lower orch"),
+        ("trainer_hang", Failure.CONFIG, r"no step was finished in \d+ s, of [1-9]\d* rollouts. They fill a batch"),
         slow("no_rollout", Failure.INFRASTRUCTURE, r"not one rollout was finished in \d+ s. See env-server.log"),
     ],
 )
@@ -361,7 +316,8 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
 
     training = session.train(math.inf, tick)
     assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
-    assert training.training_seconds == read_steps(run_dir / "metrics.jsonl")[-1].time
+    # On a busy machine the stand-in may have made its steps before the training began.
+    assert training.training_seconds == max(read_steps(run_dir / "metrics.jsonl")[-1].time, 0.0)
 
 
 def test_a_last_step_whose_rewards_were_not_written_is_a_step(start: Open, run_dir: Path) -> None:
@@ -417,21 +373,6 @@ def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, 
     assert "says: " in str(caught.value) or "not reached" not in str(caught.value)  # what every start warns of
     assert caught.value.failure is failure
     assert living_children() == []
-
-
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    """Really bound by somebody else."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-@pytest.mark.slow
-def test_a_lost_port_is_no_fault_of_the_config(start: Open, taken_port: int, monkeypatch) -> None:
-    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: taken_port - 3)
-    with pytest.raises(EngineError, match="env-server: a port was taken by another process") as caught:
-        start()
-    assert caught.value.failure is Failure.INFRASTRUCTURE
 
 
 @pytest.mark.slow

@@ -136,11 +136,7 @@ def test_the_next_run_starts_while_the_reader_works(controller: Controller) -> N
     [
         ("config_refused", Failure.CONFIG, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.INFRASTRUCTURE, "500"),
-        (
-            "swapped_after_scoring",
-            Failure.INFRASTRUCTURE,
-            "the server had other weights after the scoring",
-        ),
+        ("swapped_after_scoring", Failure.INFRASTRUCTURE, "the server had other weights after the scoring"),
         ("validator_dies", Failure.INFRASTRUCTURE, "validator ended"),
     ],
 )
@@ -226,14 +222,14 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert (code, stdout) == (2, "")
     assert len(stderr.splitlines()) == 1
     assert re.search(r"\(and [12] more\)", stderr)  # the data may be here
-    assert "needs two NVIDIA GPUs" in stderr
+    assert "needs 2 NVIDIA GPUs" in stderr
     assert "--engine trl" in stderr
     (checkout / "prime-rl").mkdir()
     code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--prime-rl", "prime-rl"))
     assert code == 2, stderr
     lines = stdout.splitlines()
     assert len(lines) <= 10, stdout
-    assert lines[0].startswith("missing:  prime-rl needs two NVIDIA GPUs")
+    assert lines[0].startswith("missing:  a run needs 2 NVIDIA GPUs")
     assert lines[1].startswith(f"missing:  prime-rl is not installed in {checkout / 'prime-rl'}")
     assert {"takes:", "hardware:", "model:"} <= {line.split()[0] for line in lines}
     flags = (*flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl")

@@ -21,7 +21,7 @@ import pytest
 from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.import_config import import_config
 from nightshift.config.rules import Rules
-from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.rules_toml import Chosen, chosen_in, rules_of
 from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
@@ -29,9 +29,8 @@ from nightshift.errors import ConfigError
 from nightshift.executors.gpus import SIZES_GB
 from nightshift.report.export.rl_toml import rl_toml
 from tests.prime_rl_plans import PORT, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
-from tests.rules import GSM8K_PRIME_RL
+from tests.rules import GSM8K_PRIME_RL, ROOT
 
-ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "prime_rl"
 INSTALLATION = Path(os.environ.get("NIGHTSHIFT_PRIME_RL", "/nowhere"))
 PYTHON = INSTALLATION / ".venv" / "bin" / "python"
@@ -40,6 +39,14 @@ needs_prime_rl = pytest.mark.skipif(
 )
 # Imports take seconds, a validation milliseconds: one process for many configs.
 BOTH = rules_of(Path(__file__).parents[2], Chosen(environments=["gsm8k", "arithmetic"]), "prime-rl", 2)
+LOSS = b"""
+environments = ["gsm8k"]
+[loss.clipped]
+package = "losses/clipped"
+import_path = "clipped_loss.clipped"
+parameters = { clip = { default = 0.2, low = 0.01, high = 1.0 } }
+"""
+OWN_LOSS = rules_of(ROOT, chosen_in(ROOT, LOSS), "prime-rl", 2)
 GAME = rules_of(ROOT, Chosen(environments=["gsm8k", "tictactoe"], model="Qwen/Qwen2.5-0.5B-Instruct"), "prime-rl", 2)
 # Of prime-rl's examples/basic/reverse-text/rl.toml.
 REVERSE_TEXT = b"""
@@ -178,6 +185,8 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
     runs += [({"rules": BOTH}, each) for each in mixed]
     runs += [({"rules": split_rules(*split)}, variant("train")) for split in SPLITS]
     runs += [({"rules": GAME}, parse(SHIPPED + OPPONENT + other)) for other in others]
+    own = b"orchestrator.group_size = 4\ntrainer.loss.type = 'clipped'\n"
+    runs += [({"rules": OWN_LOSS}, parse(own + more)) for more in (b"", b"trainer.loss.kwargs.clip = 0.01\n")]
     runs += [({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train")), ({}, imported)]
     tried = {find_key(path) for _, config in runs for path in config.values}
     assert [key.path for key in KEYS if "prime-rl" in key.engines and key not in tried] == []
@@ -192,12 +201,12 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
         (launch.run_dir / "rl.toml").write_bytes(rl_toml(launch.settings, launch.seed, ["a comment"]))
     folders = [launch.run_dir for launch in launches]
     subprocess.run([PYTHON, "-P", "-c", EXPORTS, *folders], env=environment(tmp_path), cwd=tmp_path, check=True)
-    own = ("output_dir", "run", "rollout_transport", "inference.server", "env_server_base_port", "client.base_url")
+    places = ("output_dir", "run", "rollout_transport", "inference.server", "env_server_base_port", "client.base_url")
     for launch, folder in zip(launches, folders, strict=True):
         plan, export = (dict(leaves(config)) for config in json.loads((folder / "resolved.json").read_bytes()))
         assert [path for path, value in leaves(launch.tree) if value not in ({}, plan.get(path))] == [], folder
         differing = {path for path in plan.keys() | export.keys() if plan.get(path) != export.get(path)}
-        differing = {path for path in differing if not any(part in path for part in (*own, "monitors.file.path"))}
+        differing = {path for path in differing if not any(part in path for part in (*places, "monitors.file.path"))}
         assert differing == set(), folder
 
 

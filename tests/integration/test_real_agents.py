@@ -1,37 +1,30 @@
 """Real agent programs from npm in the sandboxes, with a scripted model in a network that holds nothing but 127.0.0.1.
 
-NIGHTSHIFT_REAL_AGENTS may name a folder in which npm has installed them, and which every user may enter. The nights
-have the stand-in trainer; programs, sandboxes and night are real.
+NIGHTSHIFT_REAL_AGENTS may name a folder in which npm has installed them, and which every user may enter. What they
+print at their ends is recorded: tests/unit/test_availability.py and tests/contract/test_presets.py read it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nightshift.campaign.records import Record
 from tests.checkouts import ROOT, small_checkout
 from tests.integration.test_in_sandbox import LIBRARIES, why_no_bwrap
-from tests.night_checkout import furnish, leftovers, problems, records
+from tests.night_checkout import furnish
 from tests.scripted_models import URL
-from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # the first one installs 1.4 GB
-MOST_SECONDS = 480.0  # until a night says what it is waited for
 KEY = "sk-test-000"
 SUBSCRIPTION = {"accessToken": KEY, "refreshToken": KEY, "expiresAt": 4_000_000_000_000, "subscriptionType": "max"}
 SUBSCRIPTION |= {"scopes": ["user:inference", "user:profile"]}
@@ -123,9 +116,6 @@ class Setting:
     def root(self) -> Path:
         return self.folder / "checkout"
 
-    def let(self, case: str) -> None:
-        (self.folder / "model" / "case").write_text(case)
-
     def offline(self, script: str, *words: str) -> list[str]:
         """The command line of a script in tests/, beside the scripted model and without another network."""
         model = [sys.executable, str(ROOT / "tests" / "scripted_models.py"), str(self.folder / "model"), "--"]
@@ -140,28 +130,6 @@ class Setting:
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         return told
-
-    @contextmanager
-    def night(self, sandbox: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A night of this program, as tests/stand_in_night.py starts it; it prints into the folder."""
-        asked = {"agent": self.name, "sandbox": sandbox, "engine": "trl", "budget_seconds": 4.0, "fill": True}
-        asked |= {"experiments": 100, "max_cost": 100.0, "waits": 4.0, "question": 40.0}
-        asked["agent_timeout_seconds"] = 120.0 if self.name == "opencode" else 40.0  # it starts slowly under load
-        words = self.offline("stand_in_night.py", str(self.root), json.dumps(asked))
-        environ = {**self.environ, "TMPDIR": str(self.folder / "temporary")}
-        with (self.folder / "said").open("w") as said:
-            given = {"env": environ, "stdout": said, "stderr": said}
-            process = subprocess.Popen(words, cwd=self.root, start_new_session=True, **given)  # type: ignore[call-overload]
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):  # the model, and the night beside it
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-            wait_for(lambda: not leftovers(self.root), "the end of the night's processes")
-
-    def said(self) -> str:
-        return (self.folder / "said").read_text()
 
     def requests(self) -> list[dict[str, Any]]:
         """What the model was asked, and what it answered."""
@@ -185,7 +153,6 @@ def setting(request: pytest.FixtureRequest, programs: Path, sandbox: str) -> Ite
             (folder / "home" / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / "home" / file).write_text(text if isinstance(text, str) else json.dumps(text))
         furnish(small_checkout(folder))
-        (folder / "model" / "case").write_text("ok")
         (folder / "model" / "requests.jsonl").touch()
         path = f"{programs}:/usr/local/bin:/usr/bin:/bin"
         yield Setting(
@@ -208,51 +175,3 @@ def test_a_real_program_reads_and_edits_train_toml_and_writes_its_hypothesis(set
     assert told["answer"].startswith("HYPOTHESIS: a larger learning rate"), told
     asked = [line["answer"].get("tool") for line in setting.requests() if prompt.strip() in line["prompt"]]
     assert [tool for tool in asked if tool] == ["read", "edit", "write"]
-
-
-HYPOTHESIS = "a larger learning rate learns more in the same steps"
-# Of an answer, tokens in and out and whether there are dollars: three answers of 2,000 in and 40 out, and one sentence;
-# Gemini CLI first asks which model to use.
-COSTS = {
-    "claude": (8000, 160, True),
-    "codex": (8000, 160, False),
-    "gemini": (10_000, 200, False),
-    "opencode": (None, None, False),
-}
-
-
-def of_agent(setting: Setting) -> list[Record]:
-    """The decided experiments of the program."""
-    ours = records(setting.root)
-    return [record for record in ours if record.proposal.proposer == setting.name and record.decided is not None]
-
-
-@pytest.mark.parametrize("setting", COSTS, indirect=True)
-@pytest.mark.parametrize("sandbox", SANDBOXES)
-def test_a_night_waits_out_the_limit_of_a_real_program_and_runs_what_it_proposes(setting, sandbox) -> None:
-    """What a program says at its other ends is recorded: tests/unit/test_availability.py reads it."""
-    setting.let("usage")
-    with setting.night(sandbox) as night:
-
-        def until(condition: Callable[[], object], what: str) -> None:
-            began = time.monotonic()
-            while not condition():
-                assert night.poll() is None, setting.said()
-                assert time.monotonic() - began < MOST_SECONDS, f"{what} did not come:\n{setting.said()}"
-                time.sleep(0.2)
-
-        until(lambda: re.search(f"^waiting since .*: {setting.name}: ", setting.said(), re.MULTILINE), "the limit")
-        setting.let("ok")
-        until(lambda: len(of_agent(setting)) >= 2, "two experiments of the agent")
-        said = setting.said()  # STOP may end a process that has reported nothing yet
-        (setting.root / "STOP").touch()
-        assert night.wait(MOST_SECONDS) == 0, setting.said()
-    assert (problems(setting.root), leftovers(setting.root)) == ([], [])
-    assert ("reported no dollars" in said) == (not COSTS[setting.name][2])
-    for record in of_agent(setting):
-        proposal, cost = record.proposal, record.proposal.cost
-        assert record.run.new is not None
-        assert [*record.run.new.keys] == ["trainer.optim.lr"]
-        assert (proposal.description, proposal.sandbox) == (HYPOTHESIS, sandbox)
-        assert cost is not None
-        assert (cost.tokens_in, cost.tokens_out, bool(cost.dollars)) == COSTS[setting.name]

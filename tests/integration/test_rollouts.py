@@ -261,9 +261,10 @@ def test_where_all_fail_the_evaluation_ends_and_says_why(open_: Open) -> None:
         play(environment)[0].score()
 
 
-def test_a_server_that_fails_ends_the_evaluation(open_: Open) -> None:
+@pytest.mark.parametrize("fault", ["chat_500", "finish_abort"])
+def test_a_server_that_fails_ends_the_evaluation(open_: Open, fault: str) -> None:
     with pytest.raises(EngineError, match="environment mine: the server fails: "):
-        play(open_(TURNS), "chat_500")
+        play(open_(TURNS), fault)
 
 
 def test_an_episode_whose_request_the_server_refuses_fails_and_the_others_are_scored(open_: Open) -> None:

@@ -16,13 +16,12 @@ from nightshift_arithmetic import data
 
 from nightshift.evaluation import environment as environments
 from tests.conftest import ON_GPU, slow
-from tests.rules import ARITHMETIC_TRL
+from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.waiting import Clock
 
 # Libraries warn about each other; here only results count.
 pytestmark = pytest.mark.filterwarnings("default")
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "arithmetic-base"
 MakeTrainer = Callable[..., tuple[Any, list[dict[str, Any]]]]  # the trainer, and the rows that it sends
 ADAMW = {"type": "adamw", "lr": 1e-3, "weight_decay": 0.01, "betas1": 0.9, "betas2": 0.999, "max_norm": None}
@@ -121,32 +120,16 @@ def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler: ModuleType, 
         assert (logits.amax(1) - chosen).max() < 0.3
 
 
-def make_settings(**changes: Any) -> dict[str, Any]:
-    return {
-        "optimizer": ADAMW,
-        "scheduler": {"type": "constant"},
-        "algo": {"type": "grpo"},
-        "batch_size": 32,
-        "group_size": 4,
-        "temperature": 1.0,
-        "max_completion_tokens": 40,
-        "max_steps": 1,
-        "seq_len": 512,
-        "filter_zero_advantages": True,
-    } | changes
+PLAIN = {"optimizer": ADAMW, "scheduler": {"type": "constant"}, "algo": {"type": "grpo"}, "temperature": 1.0}
+PLAIN |= {"batch_size": 32, "group_size": 4, "max_completion_tokens": 40, "max_steps": 1, "seq_len": 512}
+PLAIN["filter_zero_advantages"] = True
 
 
 def make_spec(folder: Path, trained_at_once: int = 512, **changes: Any) -> dict[str, Any]:
     """What a trainer is given, but for where it runs."""
-    return {
-        "settings": make_settings(**changes),
-        "train_seed": 3,
-        "budget_clock": "cpu",
-        "trained_at_once": trained_at_once,
-        "sampled_at_once": 512,
-        "weights_dir": str(folder / "weights"),
-        "metrics_path": str(folder / "metrics.jsonl"),
-    }
+    limits = {"budget_clock": "cpu", "trained_at_once": trained_at_once, "sampled_at_once": 512}
+    places = {"weights_dir": str(folder / "weights"), "metrics_path": str(folder / "metrics.jsonl")}
+    return {"settings": PLAIN | changes, "train_seed": 3, **limits, **places}
 
 
 @pytest.fixture
@@ -247,11 +230,7 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
     assert torch.allclose(gradients[0] * token_counts[0], gradients[1] * token_counts[1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("group_size", "temperature", "num_mixed"),
-    [(16, 0.7, 0), (2, 1.3, 5)],
-    ids=["large", "told"],
-)
+@pytest.mark.parametrize(("group_size", "temperature", "num_mixed"), [(16, 0.7, 0), (2, 1.3, 5)], ids=["large", "told"])
 def test_log_probs_entropies_and_gradients_are_trls(make_trainer, group_size, temperature, num_mixed):
     """On a sampled batch; `told`: the last five tokens of some completions are not the policy's own."""
     import torch

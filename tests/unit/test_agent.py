@@ -180,5 +180,3 @@ def test_an_agent_answers_with_a_grid_lessons_and_notes(checkout: Path, clone: C
     assert answers[0].lessons == {2: {"lesson": "rates"}}
     assert answers[0].proposal.notes == ()
     assert notes_path(context).read_text() == "next: the schedule"
-    script.write_text(GRID.replace("512; do", "512 64; do"))
-    assert len(complete(agent.ask("a prompt", context, {}))) == 2, "three values of a key are no 2 x 2 grid"

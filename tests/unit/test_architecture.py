@@ -27,7 +27,6 @@ CHILDREN = {
     "engines/trl/grpo.py": ("engines.trl", "evaluation.environment"),
     "engines/trl/sampler.py": (),
     "executors/network.py": (),
-    "executors/watchdog.py": (),
 }
 PRINTING = {"cli/output.py"}
 HEAVY = (

@@ -2,17 +2,14 @@
 
 import importlib
 
-import aa
-import decision_rules
 import pytest
 import recorded
-from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, kept_set, play
+from decision_rules import WORLDS, AboveBest, Conditions, kept_set, play
 from replay import compare, decision_lines, replay
 
 from nightshift.agents.search import SearchProposer
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.records import Change, Run
-from nightshift.config.rules import RuleConstants
 from tests.campaigns import contradictions
 from tests.conftest import slow
 
@@ -33,23 +30,6 @@ def test_the_rule_best_keeps_a_candidate_above_the_best_score_so_far() -> None:
     assert rule.gain()[0] == pytest.approx(0.011)
 
 
-def test_every_rule_meets_the_same_changes_noise_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    natures: list[Nature] = []
-
-    def record(world: World, seed: tuple[int, int]) -> Nature:
-        natures.append(Nature(world, seed))
-        return natures[-1]
-
-    monkeypatch.setattr(decision_rules, "Nature", record)
-    for make_rule in RULES.values():
-        play(World(), (2, 0), Conditions(by_hand=True), make_rule)
-    first = natures[0]
-    assert len(natures) == len(RULES)
-    for nature in natures[1:]:
-        assert nature.proposals == first.proposals
-        assert nature._noise.bit_generator.state == first._noise.bit_generator.state
-
-
 # Proposers in the emulator
 
 
@@ -61,13 +41,6 @@ def test_a_night_in_the_emulator_is_the_same_for_the_same_seed() -> None:
     assert figures == second.play()
     assert (len(first.campaign.decided), figures["changes"]) == (20, len(first.campaign.kept))
     assert first.campaign.decided[-1].run.kept == first.campaign.kept
-
-
-def test_changes_that_do_nothing_are_decided_one_by_one() -> None:
-    """Of four runs of one config the second scores far above the others, and the third far below."""
-    figures = aa.decide([0.50, 0.56, 0.44, 0.50], RuleConstants())
-    assert figures["kept"] == 1
-    assert figures["standing"] == figures["kept"] + figures["adopted"] - figures["reverted"]
 
 
 # Recorded nights, decided again by today's rule

@@ -10,7 +10,9 @@ import pytest
 
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.executors import local as module
+from nightshift.executors import process
 from nightshift.executors.local import Capacity, capacity, divide, own_cores, physical_cores
+from nightshift.executors.process import num_oom_kills
 from tests.rules import ARITHMETIC_TRL, ROOT
 
 
@@ -44,6 +46,58 @@ def num_cores_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
 )
 def test_the_limit_of_cpu_time_counts_where_it_is_less_than_the_cores(tmp_path, monkeypatch, group, files, num_cores):
     assert num_cores_of(machine(tmp_path, group, files), monkeypatch) == num_cores
+
+
+@pytest.mark.parametrize(
+    ("files", "free_gb", "limit_gb"),
+    [
+        ({"memory.max": "max", "memory.current": "5"}, None, None),
+        (
+            {"memory.max": "3000000000", "memory.current": "2500000000", "memory.stat": "anon 5\ninactive_file 5"},
+            0.5,
+            3,
+        ),
+        (
+            {"memory.max": "3000000000", "memory.current": "2500000000", "memory.stat": "inactive_file 400000000"},
+            0.9,
+            3,
+        ),
+        ({"memory.max": "3000000000", "memory.current": "3500000000", "memory.stat": ""}, 0.0, 3),
+    ],
+)
+def test_the_memory_limit_of_a_container_counts(tmp_path, files, free_gb, limit_gb):
+    """In the group around the process's own, which has a higher limit."""
+    own = {"a/b/memory.max": "9000000000", "a/b/memory.current": "1", "a/b/memory.stat": ""} if limit_gb else {}
+    folder = machine(tmp_path, "0::/a/b\n", own | {f"a/{name}": text for name, text in files.items()})
+    found = capacity(folder / "proc", folder / "sys")
+    assert found.limit_gb == limit_gb
+    assert free_gb is None or found.free_gb == pytest.approx(free_gb, abs=1e-6)
+    assert ("(this container may use 3.0 GB)" in str(found)) == (limit_gb is not None)
+
+
+def test_kills_for_lack_of_memory_are_counted_in_the_own_group_or_else_on_the_machine(tmp_path: Path) -> None:
+    events = "low 0\nhigh 0\nmax 7\noom 4\noom_kill {}\noom_group_kill 0\n"
+    folder = machine(
+        tmp_path, "0::/a/b\n", {"a/b/memory.events": events.format(3), "a/memory.events": events.format(9)}
+    )
+    (folder / "proc/vmstat").write_text("nr_free_pages 5\noom_kill 20\n")
+    assert num_oom_kills(folder / "proc", folder / "sys") == 3
+    assert num_oom_kills(folder / "proc", folder / "elsewhere") == 20
+    assert num_oom_kills(folder / "nothing", folder / "elsewhere") == 0
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_process_that_the_kernel_killed_for_lack_of_memory_is_named_so(tmp_path, monkeypatch, kills):
+    counts = [5, 5 + kills]
+    monkeypatch.setattr(process, "num_oom_kills", lambda: counts.pop(0))
+    group = process.ProcessGroup("test", 1.0)
+    child = group.start(
+        "worker", ["sleep", "600"], log_path=tmp_path / "log", env={"PATH": "/usr/bin:/bin"}, cwd=tmp_path
+    )
+    child.kill()
+    child.wait()
+    assert child.exit_cause() == "killed by SIGKILL" + " for lack of memory (oom_kill)" * kills
+    group.stop()
 
 
 @pytest.mark.parametrize(

@@ -207,13 +207,13 @@ def test_a_commit_of_an_earlier_decision_is_not_taken_for_this_one(branch: Branc
     assert branch.config().get(LR) == 5e-6
 
 
-def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
+def test_a_subject_names_the_keys_and_is_cut(branch: Branch) -> None:
     many = {"orchestrator.train.sampling.max_completion_tokens": "1024", "seq_len": "4096", KL: "0.01"}
     branch.decide(keep(Change(experiment=7, keys={LR: "5e-6", **many})))
     branch.decide(keep(change(8, **{"trainer.model.lora": "on", "trainer.optim.betas2": "0.95"})))
     branch.decide(keep(Change(experiment=9, keys={"trainer.loss.ipo_threshold": None})))
     assert branch.subjects() == [
-        "keep 0007: seq_len 2048 → 4096 and 3 more keys",
+        "keep 0007: seq_len 2048 → 4096, max_completion_tokens 512 → 1024, lr...",
         "keep 0008: betas2 0.999 → 0.95, lora unset → on",
         "keep 0009: ipo_threshold 0.1 → unset",
     ]
@@ -354,6 +354,16 @@ def test_revert_takes_out_what_git_revert_cannot_and_leaves_every_other_line(bra
     assert git(branch.repo.root, "log", "-1", "--format=%an: %s").strip() == "Ada: Revert 0001: betas2 0.99 → 0.999"
 
 
+def test_revert_of_a_loss_whose_parameter_a_later_change_set_is_refused(branch: Branch) -> None:
+    own = {"trainer.loss.type": "clipped", "trainer.loss.ipo_threshold": None, KL: None}
+    branch.decide(keep(change(1, **own)))
+    branch.decide(keep(change(2, **{"trainer.loss.kwargs.clip": "0.4"})))
+    tip = branch.repo.head().commit
+    with pytest.raises(UsageError, match=r'kwargs.clip = 0.4 has no effect with trainer.loss.type = "ipo"'):
+        commits.revert(branch.repo, BASELINE, branch.kept, branch.kept[0])
+    assert branch.repo.head().commit == tip
+
+
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_revert_overwrites_no_edit_and_waits_for_owed_commits(branch: Branch, is_staged: bool) -> None:
     first, second = change(1, lr="5e-6"), change(2, kl="0.01")
@@ -395,7 +405,3 @@ def test_git_revert_undoes_a_change_between_changes_of_neighbouring_keys(branch:
         assert source is not None, undone
         others = [change for change in branch.kept if change != undone]
         assert incumbent_values(parse(source)) == incumbent_values(BASELINE, others)
-
-
-def test_a_head_without_a_commit_has_no_history(branch: Branch) -> None:
-    assert branch.repo.config_history(Head(branch.start.branch, None)) == []

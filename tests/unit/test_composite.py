@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import campaign as composite
-from nightshift.campaign.campaign import compare, run_scores
+from nightshift.campaign.campaign import compare
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     Completion,
@@ -25,13 +25,12 @@ from nightshift.campaign.records import (
     Weights,
     packed,
 )
-from nightshift.cli.output import summary
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.mixture import ratios
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.certify import _estimate
@@ -60,6 +59,7 @@ def measured(sets: dict[str, tuple[Sequence[float], float]], **changes: Any) -> 
     evaluation = replace(
         a_result().evaluation,
         eval_score=sum(p.weight * p.score for p in parts) / total,
+        eval_stderr=math.hypot(*(p.weight * p.stderr for p in parts)) / total,
         scores=packed([score for scores, _ in sets.values() for score in scores]),
         parts=parts,
     )
@@ -81,13 +81,14 @@ def test_the_standard_error_is_that_of_each_environment_by_itself() -> None:
 
 def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> None:
     record = measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)})
-    vector = run_scores(record)
+    evaluation = record.result.evaluation
+    vector = composite.weighted(evaluation.example_scores, evaluation.parts)
     assert vector.mean() == pytest.approx(0.25 * 0.25 + 0.75 * 1.0)
     assert record.score == pytest.approx(vector.mean())
     assert composite.weighted([1.0, 0.0], []).tolist() == [1.0, 0.0]
-    evaluation = replace(record.result.evaluation, scores=packed([1.0]))
-    with pytest.raises(UsageError, match="1 scores of environments with 6 examples"):
-        run_scores(replace(record, result=replace(record.result, evaluation=evaluation)))
+    assert vector.std() / math.sqrt(len(vector)) == pytest.approx(evaluation.eval_stderr)
+    with pytest.raises(ValueError, match="1 scores of environments with 6 examples"):
+        composite.weighted([1.0], evaluation.parts)
 
 
 def test_the_verdict_follows_the_weights() -> None:
@@ -120,14 +121,6 @@ def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:
     assert run.evaluation is not None
     run = replace(run, evaluation=replace(run.evaluation, unscored=("mine: the reward of 3 answers failed",)))
     assert campaign.remarks(a_record(parent=1, result=run)) == ["mine: the reward of 3 answers failed"]
-
-
-def test_the_summary_has_a_score_for_each() -> None:
-    record = replace(measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)}), status="keep", rules_name="a+b-trl")
-    text = summary(record)
-    assert "\neval_score:       0.812500\n" in text
-    assert "\na_score:          0.250000\nb_score:          1.000000\n" in text
-    assert "\narithmetic_score: 0.500000\n" in summary(replace(a_record(result=a_result()), status="discard"))
 
 
 def test_an_evaluation_weighs_what_it_measures() -> None:
@@ -277,7 +270,7 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
 def test_the_headline_says_that_a_gain_is_one_in_form_only(tmp_path: Path) -> None:
     ledger = stored(tmp_path, pair(*ONLY_FORM[:2]))
     sentence = headline(gather(ledger, None)).sentence
-    assert "strict score 0.100 \N{RIGHTWARDS ARROW} 0.450, score +10.0 pp: a gain in form only." in sentence
+    assert "strict score 10.0 % \N{RIGHTWARDS ARROW} 45.0 %, score +10.0 pp: a gain in form only." in sentence
 
 
 class Parrot:
@@ -332,8 +325,3 @@ def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is
     with pytest.raises(EngineError, match=r"scoring: score nan is not 0\.\.1"):
         evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
     assert said[True].startswith("rewards of the test split fail or are refused: LookupError. Look at others")
-
-
-def test_a_policy_that_answers_another_number_of_questions_is_refused() -> None:
-    with pytest.raises(EngineError, match="the policy completed 4 of 2 examples"):
-        evaluate(Parrot(["7"] * 4), posed(2), ARITHMETIC_TRL, None, lambda reading: None)

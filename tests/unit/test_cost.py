@@ -23,11 +23,7 @@ def test_nothing_is_none_and_never_zero() -> None:
 
 
 def test_runs_gpus_and_agents_are_summed() -> None:
-    records = [
-        record_of("2 x H100", 5400.0),
-        record_of("2 x H100", 1800.0),
-        record_of("2 x H100", 1800.0),
-    ]
+    records = [record_of("2 x H100", 5400.0), record_of("2 x H100", 1800.0), record_of("2 x H100", 1800.0)]
     cost = runs_cost(records) + Cost(1_000, 10, 0.5, 360.0) + Cost(2_000, None, None, 360.0)
     assert cost == Cost(3_000, 10, 0.5, 720.0, ("tokens_out", "dollars"), 2, 9000.0, 18000.0)
     assert str(cost) == (

@@ -1,5 +1,6 @@
 """The doctor's table: both engines, nothing changed, the exit code that run.py would have for missing parts."""
 
+import json
 import re
 import shutil
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from nightshift.cli.run import checkout_checks
+from nightshift.config.rules import TasksetRules
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ALL, Check, PrepareFlags, on_cards
 from nightshift.engines.doctor import Doctor, checks
-from nightshift.engines.prime_rl.install import guesses, heads_problem
+from nightshift.engines.prime_rl.install import guesses, shape_problem
 from tests.checkouts import linked_checkout
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
@@ -41,7 +43,7 @@ def names(found: list[Check], engine: str, ok: bool) -> list[str]:
 
 def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(root: Path, tmp_path: Path) -> None:
     found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
-    assert names(found, ALL, ok=True) == ["train.toml", "machine.toml"]
+    assert names(found, ALL, ok=True) == ["train.toml", "host memory", "machine.toml"]
     assert names(found, "trl", ok=False) == []
     assert names(found, "prime-rl", ok=False) == [], "an engine that this machine does not use has no PROBLEM"
     lacks = {check.name: str(check) for check in found if check.engine == "prime-rl" and check.problem}
@@ -88,10 +90,22 @@ def test_a_split_of_gpus_is_checked_whole_and_no_other_engine_takes_it(root, tmp
     [problem] = [str(check.problem) for check in found if check.name == "GPUs" and not check.ok]
     assert problem.startswith("GPU 6 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB in use. Wait, stop that.")
     assert [check.detail for check in found if check.name == "memory"] == ["preset 8 x 80 GB"]
-    assert str(heads_problem(rules, root)) == (
+    assert str(shape_problem(rules, root)) == (
         "rules.toml: tensor_parallel = 3 does not divide the 4 attention heads of mine. Write a divisor, or 1."
     )
-    assert heads_problem(replace(rules, tensor_parallel=2), root) is None
+    rules = replace(rules, tensor_parallel=2)
+    assert str(shape_problem(rules, root)) == (
+        "rules.toml: prompt and answers may need 2496 tokens, mine has a context of 512. "
+        "Write less room in [environment.NAME] (prompt_tokens, conversation_tokens), or another model."
+    )
+    shape = json.loads((root / "mine" / "config.json").read_bytes())
+    several = TasksetRules("pens", "theirs/pens", (0.0, 1.0), 1024, max_turns=2)
+    [arithmetic] = rules.environments
+    turns = replace(rules, environments=(replace(arithmetic, taskset=several),))
+    for more, longest in (({"max_position_embeddings": 2496}, True), ({"rope_parameters": {"factor": 8.0}}, False)):
+        (root / "mine" / "config.json").write_text(json.dumps(shape | more))
+        assert shape_problem(rules, root) is None
+        assert (shape_problem(turns, root) is not None) is longest
     [other] = [check for check in found if check.engine == "trl"]
     assert "not used rules.toml: infer_gpus = 6, train_gpus = 2: --engine trl uses one GPU" in str(other)
     assert other.ok

@@ -38,8 +38,6 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
     with pytest.raises(UsageError, match=r"--prime-rl there is for --engine prime-rl, these rules \(arithmetic-trl\)"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, prime_rl=Path("there"))
     open_engine(GSM8K_PRIME_RL, ROOT, {}, prime_rl=Path("there"))
-    with pytest.raises(UsageError, match="--smoke is for --engine prime-rl"):
-        open_engine(ARITHMETIC_TRL, ROOT, {}).prepare(PrepareFlags(smoke=60.0), print)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,7 @@ from msgspec import convert, structs
 
 from nightshift.campaign.records import Proposal, packed
 from nightshift.errors import UsageError
-from nightshift.files import (
-    open_regular,
-    parse_json,
-    parse_toml,
-    read_file,
-    read_json,
-    read_rows,
-    write_json,
-)
+from nightshift.files import open_regular, parse_json, parse_toml, read_file, read_json, read_rows, write_json
 from nightshift.text import clean
 
 PLANTED: dict[str, Callable[[Path, Path], None]] = {

@@ -15,7 +15,7 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load
-from nightshift.evaluation.evaluate import evaluate, examples_of_validation_split
+from nightshift.evaluation.evaluate import evaluate, examples_of
 from tests.campaigns import BASELINE, a_change, a_record, a_result, folded, replace
 from tests.rules import ROOT
 from tests.unit.test_composite import Parrot
@@ -58,7 +58,7 @@ def test_a_guard_is_scored_and_never_trained() -> None:
     engine = TrlEngine(rules, ROOT, {})
     spec = engine.spec(engine.validate(parse(BASELINE)).settings, 1, ROOT)
     assert [environment["name"] for environment in spec["environments"]] == ["arithmetic"]
-    names = [environment.name for environment, _ in examples_of_validation_split(rules, ROOT)]
+    names = [environment.name for environment, _ in examples_of("validation", rules, ROOT)]
     assert set(names) == {"arithmetic", "countdown"}
     assert rules_elsewhere(ROOT, rules, ["countdown"], 0).guards == ()
     (arithmetic,), (guard,) = rules.environments, rules.guards

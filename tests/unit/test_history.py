@@ -72,7 +72,7 @@ def test_a_run_has_its_score_and_its_difference_from_what_was_expected_of_its_pa
     assert (last.kept, last.verdict) == (tuple(change.name for change in again.run.kept), "re-run")
     assert last.difference == pytest.approx(0.58 - again.judgement.expected_score), "expected of what it ran"
     assert " | 60.0 % | +" in str(row)
-    assert str(row).endswith(f" pp | 40 | keep, now kept: {GROUP} 4 -> 8 (also re-testing 0002)")
+    assert str(row).endswith(f" pp | 40 | keep: {GROUP} 4 -> 8 (also re-testing 0002)")
     assert str(last).endswith(" | 40 | re-run: the baseline, 0003")
     assert str(replace(last, starts="start 2 of this config")).endswith(", 0003 [start 2 of this config]")
 

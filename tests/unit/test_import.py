@@ -286,13 +286,6 @@ def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
     assert (imported.values["trainer.optim.lr"], len(imported.left_out)) == (3e-6, 300)
 
 
-def test_a_deep_table_has_a_line_and_gives_none_to_another_key() -> None:
-    deep = ".".join("a" * 300)
-    with pytest.raises(ConfigError, match=r"\ntrain\.toml:2: a\.a\.a") as caught:
-        parse(f"\n[{deep}]\nx = 1\n[{deep[:21]}.b]\nx = 2\n".encode())
-    assert "\ntrain.toml:4: a.a.a.a.a.a.a.a.a.a.a.b = a table is unknown" in str(caught.value)
-
-
 SOURCES = b"""\
 [orchestrator]
 group_size = 4

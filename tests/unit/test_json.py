@@ -21,10 +21,8 @@ from nightshift.cli.output import print_found
 from nightshift.errors import Failure
 from nightshift.experiment.certify import Certified
 from tests.campaigns import COMPARISON, a_record, replace
-from tests.checkouts import commit_all
+from tests.checkouts import ROOT, commit_all
 from tests.stand_in_campaign import BRANCH, build
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -193,26 +192,17 @@ def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
         pass
 
 
-DAMAGE = {
-    "brackets": b"[" * 200_000,
-    "no bytes": b"",
-    "cut": b'{"version":3,"number":3,"sta',
-    "no UTF-8": b'{"description":"\xff\xfe"}',
-}
+DAMAGE = {"brackets": b"[" * 200_000, "cut": b'{"version":3,"number":3,"sta', "no UTF-8": b'{"description":"\xff\xfe"}'}
 CHANGES = {
-    "NaN": ('"eval_score":0.55', '"eval_score":NaN'),
-    "a score of text": ('"scores":[1.0', '"scores":["1"'),
-    "a score above 1": ('"scores":[1.0', '"scores":[1.5'),
     "a mean above 1": ('"eval_score":0.55', '"eval_score":55'),
     "another's number": ('"number":3', '"number":2'),
-    "no kinds": ('"kinds":[[', '"kinds":[],"x":[['),
     "an unknown status": ('"status":"discard"', '"status":"best"'),
     "no time zone": ("22:00:00+00:00", "22:00:00"),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe", "a folder", "huge"])
-def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_unless_it_needs_its_scores(tmp_path, how, monkeypatch):
+@pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe"])
+def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on(tmp_path, how, monkeypatch):
     campaign(ledger := Ledger(tmp_path), ["3e-6", "5e-6", "7e-6"])
     path = ledger.run_dir(3) / "record.json"
     if how in CHANGES:
@@ -220,33 +210,16 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_unless_it_needs
         path.write_text(path.read_text().replace(*CHANGES[how], 1))
     else:
         path.unlink()
-        {
-            "a pipe": lambda: os.mkfifo(path),
-            "a folder": path.mkdir,
-            "huge": lambda: (path.touch(), os.truncate(path, 1 << 40)),
-        }.get(how, lambda: path.write_bytes(DAMAGE[how]))()
+        os.mkfifo(path) if how == "a pipe" else path.write_bytes(DAMAGE[how])
 
-    def believe() -> None:  # scores are looked at where they are used
+    def believe() -> None:
         records = Ledger(tmp_path).records()
         Campaign.of(records, *last_campaign(records))
 
     with pytest.raises(UsageError, match=r"0003/record\.json is damaged: .*Move .*0003 out of runs/"):
         believe()
     monkeypatch.setattr(run, "process_root", lambda: tmp_path)
-    is_read = "scores" not in CHANGES.get(how, ("",))[0]  # and so found to be damaged
     for words in (["status"], ["history"], ["show", "2"]):
         done = CliRunner().invoke(commands, words)
-        is_refused = words == ["history"] and not is_read
-        assert done.exit_code == (2 if is_refused else 0), (words, done.output)
-        is_named = words[0] in ("history", "status") or not is_read
-        assert ("0003/record.json is damaged" in done.output) == is_named
-
-
-@pytest.mark.parametrize("name", ["9999999999", "9" * 40, "00000", "1\u00b2", "-001", " 0001"])
-def test_no_name_of_a_folder_makes_a_record_or_takes_the_last_number(ledger: Ledger, name: str) -> None:
-    for _ in range(2):
-        closed(ledger)
-    shutil.copytree(ledger.run_dir(2), ledger.runs_dir / name)
-    assert ledger.numbers() == [1, 2]
-    assert ledger.next_number() == 3
-    assert ledger.next_number(last_committed=7) == 8  # its folder is gone
+        assert done.exit_code == 0, (words, done.output)
+        assert ("0003/record.json is damaged" in done.output) == (words[0] != "show")

@@ -6,10 +6,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Estimate, Job, Weights
@@ -104,20 +101,6 @@ def _swap(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data[:-4] + b"\0\0\0\0")
 
 
-def _link(folder: Path) -> None:
-    folder.rename(folder.parent / "else")
-    folder.symlink_to(folder.parent / "else")
-
-
-def _add(folder: Path) -> None:
-    """Tensors that nobody scored, in a file of their own, which an index names beside those that were."""
-    save_file({"lm_head.weight": np.zeros(1)}, folder / "more.safetensors")
-    names = ("model.safetensors", "more.safetensors")
-    files = {name: safe_open(folder / name, framework="numpy").keys() for name in names}
-    index = {"weight_map": {tensor: name for name, tensors in files.items() for tensor in tensors}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 def _name_code(folder: Path, escaped: str = '"a', **keys: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | keys).replace('"a', escaped))
@@ -130,8 +113,6 @@ AUTO_MAP = {"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}
     ("plant", "said"),
     [
         (_swap, "0002"),
-        (_link, "0002"),
-        (_add, "0002"),
         (shutil.rmtree, "the weights of experiment 0002 are gone"),
         (partial(_name_code, **AUTO_MAP), "config.json has auto_map"),
         (partial(_name_code, escaped='"\\u0061', **AUTO_MAP), "config.json has auto_map"),

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import resource
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from nightshift.agents.agent import AgentProposer
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
-from nightshift.campaign.records import Cost, Job, Outcome, Record, Result, Training
-from nightshift.campaign.waits import FILL, Wait, parse_time
+from nightshift.campaign.records import Cost, Job, Outcome, Record, Request, Result, Training
+from nightshift.campaign.waits import FILL, Wait
 from nightshift.cli.status import Status
+from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, Failure
+from nightshift.experiment import experiment
 from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import Night
@@ -33,6 +38,7 @@ from nightshift.night.state import NightRequest, Stop, load, save
 from nightshift.report.data import gather
 from tests.checkouts import MEASURING
 from tests.conftest import CAMPAIGN, git
+from tests.stand_in_controller import with_bench
 from tests.unit.test_night_agent import LR, Rates, Sent, Thinker, Timed, a_night, busy_share, timed
 from tests.waiting import Clock
 
@@ -169,7 +175,7 @@ def test_a_wait_of_a_killed_night_ended_with_it(controller: Controller, clock: C
     os.utime(ledger.runs_dir / "night.json", 2 * (killed.timestamp(),))
     clock.now += 25_000.0
     [wait] = begin(NightRequest("stand-in"), controller).waits
-    assert parse_time(wait.ended) == killed
+    assert datetime.fromisoformat(wait.ended) == killed
     assert f"going on with the night of {state.started}" in controller.reporter.notes
 
 
@@ -213,45 +219,6 @@ def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controll
     assert CAMPAIGN not in Repo(root).branches()
 
 
-class Account(Thinker, AgentProposer):
-    """A stand-in for an agent whose login is a file."""
-
-    def __init__(self, clock: Clock, seconds: float, says, login: Path) -> None:
-        super().__init__(clock, seconds, says)
-        self.agents = (SimpleNamespace(login_files=(login,)),)
-
-
-def test_a_logout_ends_with_the_login(controller: Controller, clock: Clock, tmp_path: Path) -> None:
-    login = tmp_path / "credentials.json"
-    login.touch()
-    away = Availability(Meaning.LOGIN, "Not logged in · Please run /login")
-    acts, executor = dict[float, Callable[[], object]](), None
-
-    def log_in() -> None:
-        login.unlink()
-        login.write_text("{}")
-
-    def says(now: float) -> Availability | None:
-        if now >= BEGINS and not proposer.out_at:
-            proposer.out_at = now
-            acts[now + 60] = log_in
-        return away if proposer.out_at and now < proposer.out_at + 60 else None
-
-    proposer = Account(clock, 15.0, says, login)
-    proposer.out_at = 0.0
-    executor = Watched(clock, controller, acts)
-    night, stop, sent = a_locked_night(controller, executor, proposer, experiments=10)
-    assert stop.is_planned
-    [wait] = night.state.waits
-    assert wait.seconds(controller.now()) <= 60 + 30 + 15 + 5, "the login was seen late"
-    assert idle_seconds(controller.ledger.records(), executor) <= 60
-    assert executor.page == executor.status
-    assert set(waited(controller)) >= set(executor.page)
-    words = "thinker: login: Not logged in · Please run /login; ends when thinker answers; next check at"
-    assert words in executor.page[0]
-    assert [event for event, _ in sent.events if event == "agent unavailable"] == ["agent unavailable"]
-
-
 QUESTION = Availability(Meaning.NO_EDIT, "its last words: Which file do you mean?")
 GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; its last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
 LIMIT = Availability(Meaning.LIMIT, "You've hit your session limit · resets 5:07am (UTC)")
@@ -287,7 +254,6 @@ def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(controller, clock, a
     notified = [why for event, why in sent.events if event == "agent unavailable"]
     assert len(notified) == is_long, "an hour without an answer"
     lines = gather(controller.ledger, CAMPAIGN).night
-    assert lines[0].startswith("This was TPE's night: the agent gave no answer for 2 h") == is_long
     assert any(line.startswith("Agent unavailable: 2026-11-25 01:") and away.text[:40] in line for line in lines)
     if num_fills:
         assert f"{num_fills} by TPE (agent unavailable)" in "\n".join(lines)
@@ -415,3 +381,107 @@ def test_an_agent_that_is_stopped_with_the_night_did_not_hide_its_cost(controlle
     proposer = Priced(clock, 250.0)
     a_night(controller, Timed(1, clock, 300.0), proposer, fills=False, hours=0.5, max_cost=9.0)
     assert [note for note in controller.reporter.notes if "dollars" in note] == []
+
+
+class Placed(Watched):
+    """A stand-in for two slots, of which the first loses each run until `mended`. `places`: of each run."""
+
+    mended, how = 3_000.0, "no driver"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments, num_slots=2)
+        self.places = dict[Path, str]()
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_names)
+
+    @property
+    def free_names(self) -> list[str]:
+        taken = {*self.avoided, *(self.places[folder] for folder in self.in_flight())}
+        return [name for name in ("slot 1", "slot 2") if name not in taken]
+
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+        self.places[folder] = self.free_names[0]
+        super().submit(folder, job, enter)
+
+    def place(self, folder: Path) -> str:
+        return self.places[folder]
+
+    def result(self, folder: Path) -> Result:
+        made = super().result(folder)
+        if self.places[folder] == "slot 1" and folder.name != "0001" and self.clock.now < self.mended:
+            raise EngineError(f"the worker returned no result: {self.how}")
+        return structs.replace(made, slot=self.places[folder])
+
+
+def test_only_the_slot_that_lost_a_run_pauses_and_no_other_run_is_lost(controller: Controller, clock: Clock) -> None:
+    executor = Placed(clock, controller, {})
+    made, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=14, riders=0)
+    assert stop.cause == "14 experiments are done"
+    ours = controller.ledger.records()
+    lost = [record for record in ours if record.failure is Failure.INFRASTRUCTURE]
+    assert {executor.places[controller.ledger.run_dir(record.number)] for record in lost} == {"slot 1"}
+    assert len(lost) < 6, "each pause is longer than the one before"
+    first = controller.ledger.run_dir(lost[0].number)
+    cause = f"experiment {lost[0].number:04d} was lost on slot 1 (runs/{first.name}/worker.log): the worker returned no"
+    assert any(cause in line and "ends when a run on slot 1 comes to its end" in line for line in waited(controller))
+    begins = sorted(executor.begins[f] for f, place in executor.places.items() if place == "slot 2" and f != first)
+    assert max(late - early for early, late in itertools.pairwise(begins)) <= RUN_SECONDS + 60.0, "slot 2 paused"
+    assert made.state.waits[0].ended is not None
+
+
+def test_a_run_that_was_killed_for_lack_of_memory_is_tried_once_more(controller: Controller, clock: Clock) -> None:
+    executor = Placed(clock, controller, {})
+    executor.mended, executor.how = 1e9, "killed by SIGKILL for lack of memory (oom_kill)"
+    controller = replace(controller, reporter=controller.reporter)
+    a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=9, riders=0)
+    text = "infrastructure lost its run 2 times: the worker returned no result: killed by SIGKILL for lack of memory"
+    ours = [record for record in controller.ledger.records() if record.failure is Failure.INFRASTRUCTURE]
+    tried = Counter(record.config_hash for record in ours)
+    assert max(tried.values()) <= 2
+    assert 2 not in tried.values() or any(text in note for note in controller.reporter.notes)
+
+
+def test_a_suspended_machine_is_reported_and_costs_no_training_time(controller: Controller, clock: Clock) -> None:
+    asleep, now = [0.0], controller.now
+
+    class Slept(Watched):
+        def result(self, folder: Path) -> Result:
+            assert self.clock.now >= self.begins[folder] + RUN_SECONDS, "a run was cut short"
+            return super().result(folder)
+
+    controller = replace(controller, now=lambda: now() + timedelta(seconds=asleep[0]))
+    executor = Slept(clock, controller, {BEGINS: lambda: asleep.append(asleep.pop() + 7_200.0)})
+    made, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=6)
+    assert stop.cause == "6 experiments are done"
+    text = "this machine was suspended for 2 h 0 min, or its clock was set forward"
+    assert controller.reporter.notes.count(f"{text}; this is no training time") == 1
+    assert [wait.cause for wait in made.state.waits] == [text]
+    assert max(record.total_seconds for record in controller.ledger.records()) < 7_200.0
+    [line] = [line for line in made.state.morning(controller.ledger.records(), controller.now()) if text in line]
+    assert line.startswith("Paused: ")
+    assert "(2 h 0 min)" in line
+
+
+def test_a_night_waits_for_the_disk_that_its_last_run_used(controller, clock, monkeypatch) -> None:
+    free = [0.5]
+
+    class Measured(Watched):
+        def result(self, folder: Path) -> Result:
+            return structs.replace(super().result(folder), disk_bytes=200_000_000)
+
+    monkeypatch.setattr(experiment, "free_disk_gb", lambda path: free[0])
+    acts = {BEGINS: lambda: free.append(free.pop() - 0.4), 2_000.0: lambda: free.append(free.pop() + 0.4)}
+    executor = Measured(clock, controller, acts)
+    _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=6)
+    assert stop.cause == "6 experiments are done"
+    assert [record.failure for record in controller.ledger.records()] == [None] * 6
+    text = "0.100 GB of disk are free, 0.200 GB are needed: the campaign's last run used 0.200 GB. Run: du -sh runs/*"
+    assert text in waited(controller)[0]
+    assert not any(1_300.0 < begin < 2_000.0 for begin in executor.begins.values())
+    free[0] = 0.1
+    config = parse(set_values((controller.bench.root / "train.toml").read_bytes(), {LR: 1e-6}))
+    with pytest.raises(EngineError, match=re.escape(text)):
+        with_bench(controller, executor=executor).start(Request(), config, controller.campaign())
+    assert controller.ledger.next_number() == 7

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,12 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import compose
-from nightshift.agents.search import Plan, SearchProposer, SearchSpace
+from nightshift.agents.search import SearchProposer, SearchSpace
 from nightshift.campaign.records import Proposal, Result
 from nightshift.config.allowlist import LOSS, describe_keys
 from nightshift.config.import_config import import_config
@@ -32,8 +34,10 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import validate
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import environment_files
+from nightshift.engines.prime_rl.validator import Refusal, explain
+from nightshift.engines.rehearsal import smoke_config, smoke_rules
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.errors import UsageError
+from nightshift.errors import Failure, UsageError
 from nightshift.night import observers
 from nightshift.night.loop import Night
 from nightshift.night.start import begin
@@ -97,6 +101,21 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
     assert trained(own(clip=0.5)) == wanted | {"kwargs": {"clip": 0.5}}
     assert trained(own("plain")) == wanted | {"import_path": "clipped_loss.plain"}
     assert trained(SHIPPED) == {"type": "ipo", "ipo_threshold": 0.1, "adv_tau": 1.0, "kl_tau": 0.001}
+    assert trained(set_values(SHIPPED, {"trainer.optim.max_norm": None})) == trained(SHIPPED)
+
+
+@pytest.mark.parametrize("source", [SHIPPED, own()])
+def test_keys_that_are_switched_off_stay_allowed_beside_a_loss(source: bytes) -> None:
+    changes = {"trainer.model.ac": None, "orchestrator.concurrency.max_inflight": None, "max_steps": None}
+    settings = effective(parse(set_values(source, changes)), rules(), 448)
+    assert settings["trainer"]["model"]["ac"] is settings["max_steps"] is None
+
+
+def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
+    tiny = smoke_rules(ROOT, rules(), 60.0)
+    settings = effective(smoke_config(parse(own(clip=0.5))), tiny, 64)
+    assert settings["trainer"]["loss"] == trained(own(clip=0.5))
+    assert "clipped_loss/__init__.py" in environment_files(ROOT, tiny)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +138,8 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
         ),
         (
             '[trainer.loss]\ntype = "ipo"\n[trainer.loss.kwargs]\nclip = 1\n',
-            ["train.toml:6: trainer.loss.kwargs.clip = 1.0 is no parameter of the loss ipo. Delete it; "
-             "[trainer.loss.kwargs] may have nothing"],
+            ['train.toml:6: trainer.loss.kwargs.clip = 1.0 has no effect with trainer.loss.type = "ipo". Delete it, '
+             "or write the name of a loss that rules.toml offers"],
         ),
         (
             '[trainer.loss]\ntype = "clipped"\nkl_tau = 0.1\n',
@@ -177,6 +196,27 @@ def test_a_syntax_error_is_reported_with_file_and_line_before_anything_starts(ch
     path.write_text("a = 1\nb = = 2\n")
     text = refused(lambda: rules(root=checkout_root))
     assert "[loss.clipped]: losses/clipped/clipped_loss/more.py:2: invalid syntax" in text
+
+
+def test_a_package_whose_copy_would_mix_with_another_one_is_refused(checkout_root: Path) -> None:
+    shutil.copytree(checkout_root / "losses/clipped", checkout_root / "losses/other")
+    both = OFFER.replace(
+        b'"losses/clipped"\nimport_path = "clipped_loss.plain"', b'"losses/other"\nimport_path = "clipped_loss.plain"'
+    )
+    text = refused(lambda: rules(both, checkout_root))
+    assert (
+        "[loss.plain]: the package clipped_loss of losses/other/clipped_loss/ has the name of another: losses/" in text
+    )
+    (checkout_root / "losses/clipped/clipped_loss").rename(checkout_root / "losses/clipped/nightshift_gsm8k")
+    hidden = OFFER.replace(b"clipped_loss", b"nightshift_gsm8k")
+    assert "the package nightshift_gsm8k of losses" in refused(lambda: rules(hidden, checkout_root))
+
+
+def test_a_project_may_have_the_name_of_its_package_and_an_editor_its_lock(checkout_root: Path) -> None:
+    shutil.copytree(checkout_root / "losses/clipped", checkout_root / "losses/clipped_loss")
+    (checkout_root / "losses/clipped_loss/clipped_loss/.#more.py").symlink_to("user@host.1")
+    named = rules(OFFER.replace(b"losses/clipped", b"losses/clipped_loss"), checkout_root)
+    assert named.losses[0].folder == "losses/clipped_loss/clipped_loss/"
 
 
 def test_trl_refuses_it_in_one_line() -> None:
@@ -249,12 +289,17 @@ def test_a_loss_that_is_not_offered_is_left_out_with_its_parameters() -> None:
     assert "trainer.loss.kwargs.clip = 0.3 belongs to a loss that rules.toml does not offer" in report
 
 
+def test_a_train_toml_comes_in_with_the_name_of_its_loss() -> None:
+    imported = import_config(own(clip=0.3), "train.toml", {"clipped": "clipped_loss.clipped"})
+    assert (imported.values[LOSS], imported.values[CLIP], imported.left_out) == ("clipped", 0.3, [])
+
+
 # -- who chooses --------------------------------------------------------------------------------------
 
 
 def space(base: bytes) -> SearchSpace:
     config = parse(base)
-    return SearchSpace.of(keys_with(rules().losses, config.get(LOSS)), config, lambda resolved: Plan(60.0, 0.1))
+    return SearchSpace.of(keys_with(rules().losses, config.get(LOSS)), config, lambda resolved: (60.0, 0.1))
 
 
 def test_tpe_draws_the_loss_and_the_parameters_of_the_one_that_is_selected() -> None:
@@ -408,6 +453,7 @@ def test_the_example_is_the_clipped_objective_of_ppo(inputs: type) -> None:
         ),
         ("a = 1\n\nb = a / 0\n", "broken_loss/__init__.py:3: ZeroDivisionError: division by zero"),
         ("from broken_loss import more\n", "broken_loss/more.py:2: SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(0)\n", "broken_loss/__init__.py:2: SystemExit: 0"),
         ("a = 1\n", "AttributeError: module 'broken_loss' has no attribute 'loss'"),
         ("def loss(inputs):\n    ...\n", "TypeError: got an unexpected keyword argument 'clip'"),
     ],
@@ -425,4 +471,6 @@ def test_the_validator_names_file_and_line_of_a_loss_that_cannot_be_imported(
     [error] = validate.errors_of(caught.value)
     sys.modules.pop("broken_loss", None)
     assert error["message"].startswith(f"the loss broken_loss.loss of rules.toml: {cause}")
-    assert json.dumps(error)
+    explained = explain([msgspec.json.decode(json.dumps(error), type=Refusal)], own("broken").decode())
+    assert explained.failure == Failure.CONFIG  # no machine is at fault: no run is tried again elsewhere
+    assert re.match(r"train\.toml:\d+: trainer\.loss\.type: prime-rl refuses it: the loss broken_loss", explained.cause)

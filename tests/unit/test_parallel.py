@@ -26,7 +26,8 @@ from nightshift.campaign.records import (
 )
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, Failure, UsageError
-from nightshift.executors.local import Slot, divide
+from nightshift.executors.base import Slot
+from nightshift.executors.local import divide
 from nightshift.experiment.experiment import Controller
 from nightshift.night import observers, proposals, state
 from nightshift.night.loop import Night
@@ -51,14 +52,14 @@ class AnyOrder(StandInExecutor):
     """
 
     def __init__(self, num_slots: int, seed: int, lost: float = 0.0, crashed: float = 0.0) -> None:
-        self.num_slots, self._rng, self._lost, self._crashed = num_slots, random.Random(seed), lost, crashed
-        self._jobs, self._over = dict[Path, Job](), set[Path]()
+        super().__init__(Path(), num_slots)
+        self._rng, self._lost, self._crashed, self._jobs = random.Random(seed), lost, crashed, dict[Path, Job]()
         self.seen = list[tuple[str, int]]()  # settings and seed of each evaluated run
         self.most = 0
 
     @property
     def free_slots(self) -> list[Slot]:
-        return [Slot(number) for number in range(self.num_slots - len(self._jobs))]
+        return [Slot(name=f"slot {number}") for number in range(self.num_slots - len(self._jobs))]
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         assert len(self._jobs) < self.num_slots
@@ -74,6 +75,9 @@ class AnyOrder(StandInExecutor):
 
     def in_flight(self) -> dict[Path, Job]:
         return dict(self._jobs)
+
+    def has_begun(self, folder: Path) -> bool:
+        return folder in self._jobs
 
     def cancel(self, folders: Collection[Path]) -> None:
         for folder in folders:
@@ -295,8 +299,11 @@ def test_a_config_that_is_in_flight_is_refused(controller: Controller) -> None:
 
 def test_slots_divide_a_machine() -> None:
     assert divide(1, [], 0, [0, 1]) == [Slot()]
-    assert divide(2, [], 0, [0, 1]) == [Slot(0, None, (0,)), Slot(1, None, (1,))]
-    assert divide(2, [0, 1, 2, 3], 2, range(9)) == [Slot(0, "0,1", (0, 1, 2, 3)), Slot(1, "2,3", (4, 5, 6, 7))]
+    assert divide(2, [], 0, [0, 1]) == [Slot(None, (0,), "slot 1"), Slot(None, (1,), "slot 2")]
+    assert divide(2, [0, 1, 2, 3], 2, range(9)) == [
+        Slot("0,1", (0, 1, 2, 3), "slot 1"),
+        Slot("2,3", (4, 5, 6, 7), "slot 2"),
+    ]
     with pytest.raises(UsageError, match=r"--pairs 3 needs 6 GPUs, there are 4\. Write --pairs 2\."):
         divide(3, [0, 1, 2, 3], 2, range(9))
     with pytest.raises(UsageError, match=r"--pairs 3 needs a core each, there are 2\. Write --pairs 2\."):
@@ -320,7 +327,7 @@ def test_each_slot_has_the_engine_that_holds_its_gpus(controller: Controller) ->
         def free_slots(self) -> list[Slot]:
             return [slot for slot in slots if slot.gpus not in taken]
 
-    taken, slots = set[str | None](), [Slot(0, "0,1"), Slot(1, "2,3")]
+    taken, slots = set[str | None](), [Slot("0,1"), Slot("2,3")]
     engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
     controller = with_bench(controller, executor=Executor(2, 0), engine_of=engines)
     controller.bench.require_ready()

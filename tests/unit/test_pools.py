@@ -12,11 +12,11 @@ import pytest
 
 from nightshift.campaign.records import JOB_NAME, STARTED_NAME, Job, Outcome, Result, Training
 from nightshift.errors import EngineError, ExitCode, Interrupted
-from nightshift.executors import local, slurm
-from nightshift.executors.local import LocalExecutor, read_result
-from nightshift.executors.process import Child, ProcessGroup, interruptible
+from nightshift.executors import base, slurm
+from nightshift.executors.base import read_result
+from nightshift.executors.local import LocalExecutor
+from nightshift.executors.process import Child, ProcessGroup, interruptible, is_alive
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
-from nightshift.executors.watchdog import is_alive
 from nightshift.experiment.worker import main
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL
@@ -45,7 +45,7 @@ class Controller:
                 self.jobs.pop(names[0], None)
             case "squeue":
                 asked = names[0].split(",")
-                return "".join(f"{name} {state}\n" for name, state in self.jobs.items() if name in asked)
+                return "".join(f"{name}|{state}|n1|None\n" for name, state in self.jobs.items() if name in asked)
         return ""
 
 
@@ -106,31 +106,25 @@ def test_what_is_no_result_is_named(tmp_path: Path, data: bytes) -> None:
         read_result(folder, JOB)
 
 
-def test_what_is_started_was_entered_before(tmp_path: Path, executor: SlurmExecutor, controller: Controller) -> None:
-    folder, seen = folder_of(tmp_path), []
-    executor.submit(folder, JOB, lambda: seen.append((len(controller.jobs), (folder / JOB_NAME).is_file())))
-    assert seen == [(0, True)]
-    here, seen = LocalExecutor(tmp_path, {}), []
-
-    def refuse() -> None:
-        seen.append((folder_2 / JOB_NAME).is_file())
-        raise EngineError("the disk is full")
-
-    folder_2 = folder_of(tmp_path, 2)
-    with pytest.raises(EngineError):
-        here.submit(folder_2, JOB, refuse)
-    assert (seen, here.in_flight()) == ([True], {})
-
-
 # -- a job whose controller was killed ----------------------------------------------------------------
 
 
-def test_a_job_that_slurm_never_got_is_given_up_only_after_sbatch_could_have_answered(tmp_path, executor, monkeypatch):
+def test_a_job_that_slurm_never_got_is_submitted_only_after_sbatch_could_have_answered(
+    tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = folder_of(tmp_path)
     executor.take_over(folder, replace(JOB, name="nightshift-1"))
     assert not executor.is_over(folder)
-    monkeypatch.setattr(slurm, "ANSWER_SECONDS", -1.0)
+    assert controller.jobs == {}
+    executor._flights[folder].patience = 0.0
+    for _ in range(2):  # the second time sbatch has returned, and slurmctld died before it wrote the job down
+        assert not executor.is_over(folder)
+        assert controller.jobs == {"nightshift-1": "RUNNING"}
+        del controller.jobs["nightshift-1"]
+    (folder / STARTED_NAME).touch()
+    monkeypatch.setattr(slurm, "OTHERWISE_SECONDS", -1.0)
     assert executor.is_over(folder)
+    assert controller.jobs == {}
 
 
 def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
@@ -219,7 +213,7 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path
         return child
 
     program.write_text("import signal\nsignal.pause()\n")
-    monkeypatch.setattr(local, "PROGRAM", (str(program),))
+    monkeypatch.setattr(base, "PROGRAM", (str(program),))
     monkeypatch.setattr(ProcessGroup, "start", stopped)
     executor = LocalExecutor(tmp_path, dict(os.environ))
     with pytest.raises(Interrupted), interruptible():
@@ -229,3 +223,18 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path
     for process in left:
         process.kill()
     assert (left, len(started)) == ([], 1)
+
+
+def test_a_command_on_a_node_ends_though_slurm_forgets_its_job(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget(command: list[str], stdin: bytes = b"") -> str:
+        answer = controller.ask(command, stdin)
+        if command[0] == "squeue":
+            controller.jobs.clear()
+        return answer
+
+    monkeypatch.setattr(slurm, "_ask", forget)
+    executor = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5))
+    with pytest.raises(EngineError, match="the job printed nothing: RUNNING, node n1"):
+        slurm.run_on_node(executor, ("doctor",))

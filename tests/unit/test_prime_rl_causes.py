@@ -12,7 +12,7 @@ import pytest
 
 from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
-from nightshift.engines.prime_rl.diagnose import diagnose
+from nightshift.engines.prime_rl.diagnose import diagnose, no_step
 from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
 from nightshift.errors import Failure
 from nightshift.text import clean
@@ -184,10 +184,7 @@ SAID = {
     "unknown key": ("trainer.optim.adamw.lrr = 1.0: prime-rl refuses it: Extra inputs are not permitted", UNKNOWN),
     "text for a number": ('trainer.optim.lr = "abc": prime-rl refuses it: Input should be a valid number', CONFIG),
     "text for a shared number": ('max_steps = "ten": prime-rl refuses it: Input should be a valid integer', UNKNOWN),
-    "out of range": (
-        "orchestrator.train.sampling.temperature = 3.0: prime-rl refuses it: Input should be",
-        CONFIG,
-    ),
+    "out of range": ("orchestrator.train.sampling.temperature = 3.0: prime-rl refuses it: Input should be", CONFIG),
     "groups that do not divide the batch": ("orchestrator: prime-rl refuses it: Batch size must be divisible", CONFIG),
     "unknown variant": ("trainer.loss: prime-rl refuses it: Input tag 'ppo'", CONFIG),
     "unknown gate": ('source.0.curriculum.gates.default.type = "luck": prime-rl refuses it: Input should', UNKNOWN),
@@ -236,3 +233,20 @@ def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault
     assert [refusal.type for refusal in refusals] == ["ModuleNotFoundError"]
     assert "No module named 'prime_rl'. This is not train.toml's fault" in str(explain(refusals, SOURCE))
     assert list(launch.configs_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("num_rollouts", "batch_size", "failure", "said"),
+    [
+        (0, 32, INFRASTRUCTURE, "not one rollout was finished in 120 s. See env-server.log"),
+        (31, 32, CONFIG, "of 31 rollouts. Lower orchestrator.batch_size"),
+        (83, 32, CONFIG, "of 83 rollouts. They fill a batch of 32: groups with equal rewards do not train"),
+        (83, None, CONFIG, "of 83 rollouts. Lower orchestrator.batch_size"),
+    ],
+)
+def test_a_budget_without_a_step_says_what_was_short(
+    num_rollouts: int, batch_size: int | None, failure: Failure, said: str
+) -> None:
+    error = no_step(120.0, num_rollouts, batch_size)
+    assert said in str(error)
+    assert error.failure is failure

@@ -1,6 +1,5 @@
 """Which of two files was served, told from log-probabilities; and what the server and a worker's folder may hold."""
 
-import json
 import os
 import random
 import re
@@ -298,11 +297,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("reader_fails", "exit code 1: ValueError: "),
-        ("reader_hangs", "no answer within 0.5 s"),
-    ],
+    ("fault", "cause"), [("reader_fails", "exit code 1: ValueError: "), ("reader_hangs", "no answer within 0.5 s")]
 )
 def test_a_child_that_fails_leaves_it_open_and_leaves_nothing(run, monkeypatch, fault, cause):
     if fault == "reader_hangs":
@@ -322,7 +317,6 @@ def swap_weights(folder: Path) -> None:
     [
         (swap_weights, "was changed after its evaluation: sha256"),
         (lambda folder: (folder / "served.json").unlink(), "No such file"),
-        (lambda folder: os.truncate(folder / "served.json", 1 << 40), "1,099,511,627,776 bytes"),
         (lambda folder: (folder / "served.json").write_text("{}"), "it has another sha256"),
     ],
 )
@@ -330,26 +324,6 @@ def test_what_is_not_what_the_worker_left_is_refused(run, spoil, cause):
     with pytest.raises(EngineError) as error:
         run(spoil=spoil)
     assert cause in str(error.value)
-
-
-def test_numbers_out_of_bounds_are_refused_though_they_are_signed() -> None:
-    good = msgspec.to_builtins(answers(START))
-    assert msgspec.convert(good, Answers)
-    for spoil in (
-        lambda a: a["tokens"].pop(),
-        lambda a: a["tokens"][0].pop(),
-        lambda a: a["tokens"][0].__setitem__(0, -1),
-        lambda a: a["tokens"][0].__setitem__(0, 1 << 30),
-        lambda a: a["logprobs"][0].__setitem__(0, -1e9),
-        lambda a: a["logprobs"][0].__setitem__(0, 5.0),
-        lambda a: a["logprobs"].__setitem__(0, [-1.0] * 600),
-        lambda a: a.update(tokens=[[]] * 8, logprobs=[[]] * 8),
-        lambda a: a.update(tokens=[[1]] * 8, logprobs=[[]] * 8),
-    ):
-        bad = json.loads(json.dumps(good))
-        spoil(bad)
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(bad, Answers)
 
 
 def test_a_run_without_a_witness_tells_nothing(run: Callable[..., str], tmp_path: Path) -> None:

@@ -274,16 +274,9 @@ def test_recorded_rollouts_are_sampled_from_the_last_steps(tmp_path: Path, monke
 
 
 def episode(content: object, **changes: object) -> bytes:
-    trace = {
-        "nodes": [
-            {"message": {"role": "user", "content": "q"}},
-            {"message": {"role": "assistant", "content": content}},
-        ],
-        "rewards": {"correct": {"score": 1.0, "weight": 1.0}},
-        "calls": [{"finish_reason": "length"}],
-        **changes,
-    }
-    return json.dumps({"traces": [trace]}).encode() + b"\n"
+    messages = {"role": "user", "content": "q"}, {"role": "assistant", "content": content}
+    told = {"rewards": {"correct": {"score": 1.0, "weight": 1.0}}, "calls": [{"finish_reason": "length"}], **changes}
+    return json.dumps({"traces": [{"nodes": [{"message": each} for each in messages], **told}]}).encode() + b"\n"
 
 
 def test_hostile_rollouts_are_small_and_printable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,17 +326,16 @@ def test_the_next_start_deletes_what_a_kill_left(tmp_path: Path, place: str, att
     assert left(folder, attempt) == LIGHT
 
 
-def test_runs_in_flight_stay_and_so_does_what_the_user_keeps(tmp_path: Path) -> None:
-    kept, unclear = make_run(tmp_path / "0001", replace(JOB, keep_all=True)), make_run(tmp_path / "0004")
-    (unclear / JOB_NAME).write_bytes(b'{"keep_all": false}')
+def test_runs_in_flight_stay(tmp_path: Path) -> None:
+    unclear = make_run(tmp_path / "0004")
+    (unclear / JOB_NAME).write_bytes(b"{}")
     in_slurm, local = make_run(tmp_path / "0002", replace(JOB, name="nightshift-2")), make_run(tmp_path / "0003")
-    clean(tmp_path, kept)
-    assert [left(folder) for folder in (kept, unclear, in_slurm, local)] == [ALL, ALL, ALL, ALL]
+    assert [left(folder) for folder in (unclear, in_slurm, local)] == [ALL, ALL, ALL]
     sweep(tmp_path)
-    assert [left(folder) for folder in (kept, unclear, in_slurm, local)] == [ALL, ALL, ALL, LIGHT]
+    assert [left(folder) for folder in (unclear, in_slurm, local)] == [ALL, ALL, LIGHT]
     (in_slurm / RESULT_NAME).touch()
     sweep(tmp_path)
-    assert [left(folder) for folder in (kept, unclear, in_slurm)] == [ALL, ALL, LIGHT]
+    assert [left(folder) for folder in (unclear, in_slurm)] == [ALL, LIGHT]
     lost, other = (make_run(tmp_path / name, replace(JOB, name=name)) for name in ("0005", "0006"))
     clean(tmp_path, lost)  # in a night, which knows that this job in SLURM is over
     assert [left(folder) for folder in (lost, other)] == [LIGHT, ALL]

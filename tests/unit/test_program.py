@@ -22,10 +22,6 @@ RUN = runpy.run_path(str(ROOT / "run.py"))["main"]
 TEXT = (ROOT / "program.md").read_text()
 
 
-def test_it_says_early_what_matters_most() -> None:
-    assert TEXT.index("**Never stop.**") < TEXT.index("\n## Direction\n") < TEXT.index("\n## Set up\n") < 2_000
-
-
 @pytest.mark.parametrize("page", ["README.md", "program.md", "CLAUDE.md", "SECURITY.md"])
 def test_the_commands_of_a_page_exist(page):
     text = (ROOT / page).read_text()

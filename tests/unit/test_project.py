@@ -12,33 +12,8 @@ from pathlib import Path
 import pytest
 import size
 
-import nightshift
-from nightshift.campaign.records import Record, Verdict
-from nightshift.config.train_toml import Config
-from tests.recorded_nights import stored_night
-
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PUBLIC = ["Campaign", "Ledger", "load_config"]
-
-
-def test_the_public_names_are_these_and_load_when_asked_for() -> None:
-    assert nightshift.__all__ == PUBLIC
-    for name in PUBLIC:
-        assert getattr(nightshift, name).__module__.startswith("nightshift.")
-    with pytest.raises(AttributeError, match="Leger"):
-        _ = nightshift.Leger
-    code = "import sys, nightshift; print([m for m in sys.modules if m.startswith('nightshift.')])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
-
-
-def test_a_notebook_reads_a_recorded_campaign_with_them(tmp_path: Path) -> None:
-    stored_night(tmp_path)
-    records = nightshift.Ledger(tmp_path).records()
-    assert len(records) == 30
-    assert all(isinstance(record, Record) for record in records)
-    assert records[0].status == Verdict.KEEP
-    assert isinstance(nightshift.load_config(ROOT / "train.toml"), Config)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)

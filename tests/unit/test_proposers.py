@@ -134,13 +134,6 @@ def test_keys_that_do_not_agree_are_drawn_again(tmp_path: Path) -> None:
     assert "do not divide a batch of 65" in (SearchProposer("random", 0).answer(stuck).cause or "")
 
 
-def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:
-    context = context_of(tmp_path, ["3e-6"] + [f"{n}e-5" for n in range(1, 10)])
-    assert propose(SearchProposer("tpe", 1), context) != propose(
-        SearchProposer("tpe", 1), replace(context, new_direction=True)
-    )
-
-
 def test_a_search_says_when_every_step_was_tried(tmp_path: Path) -> None:
     context = campaigns.context_of(tmp_path, [], used_keys=frozenset({GROUP}))
     for value in (2, 8):

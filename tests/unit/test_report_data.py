@@ -60,12 +60,12 @@ def moved(records: list[Record]) -> list[Record]:
     [
         ([], "Nothing has been run yet", ""),
         ([crash(1), crash(2, Failure.INFRASTRUCTURE)], "Nothing has been measured", ""),
-        (judged(STORY[:1]), "Baseline: 0.515", "nothing to compare"),
+        (judged(STORY[:1]), "Baseline: 51.5 %", "nothing to compare"),
         (judged([*STORY[:1], 0.45]), "No gain so far", "1 experiment after the baseline, none kept"),
         ([crash(1), *moved(judged([*STORY[:1], 0.45]))], "No gain so far", "1 experiment after the baseline, none"),
-        ([*judged(STORY[:1]), a_record(number=2)], "Baseline: 0.515", "nothing to compare"),  # in flight
+        ([*judged(STORY[:1]), a_record(number=2)], "Baseline: 51.5 %", "nothing to compare"),  # in flight
         (judged(UNSURE), "Perhaps better: +2.6 ± 6.9 pp", "no gain at all"),  # within its interval
-        (judged(SURE), "Better: +16.7 ± 7.9 pp", "baseline: +16.7 ± 7.9 pp (0.5"),  # beyond it
+        (judged(SURE), "Better: +16.7 ± 7.9 pp", "not certified: +16.7 ± 7.9 pp (estimated scores 5"),  # beyond it
     ],
 )
 def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, sentence):
@@ -74,7 +74,7 @@ def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, se
     assert line.title.startswith(title)
     assert sentence in line.sentence
     assert (line.tone == "good") == title.startswith("Better")
-    assert "0.730" not in line.title + line.sentence  # the best raw score is no headline
+    assert "72.5 %" not in line.title + line.sentence  # the best raw score is no headline
     assert (found.standing is None) == title.startswith("Nothing")
 
 
@@ -92,11 +92,9 @@ def test_one_branch_is_shown_that_of_the_last_experiment_and_an_unknown_one_is_r
 # What the rule and the user decided
 
 
-def test_a_kept_change_is_told_by_what_the_incumbent_is_without_it(tmp_path: Path) -> None:
-    """Whatever it differed from when it was proposed."""
+def test_a_kept_change_has_the_text_of_its_experiment(tmp_path: Path) -> None:
     found = morning(tmp_path, [replace(r, diff=("a.b 1 -> 2",)) for r in judged(STORY)])
-    lines = [change.line for kept in found.kept for change in kept.changes]
-    assert lines == ["trainer.optim.lr 6e-7 -> 3e-7", "+trainer.optim.max_norm 0.05 (default 1.0)"]
+    assert [change.line for kept in found.kept for change in kept.changes] == ["a.b 1 -> 2"] * 2
 
 
 def test_the_users_own_commits_are_told_where_they_stand(tmp_path: Path) -> None:
@@ -133,13 +131,18 @@ def test_the_headline_says_whether_the_final_check_runs_agree(tmp_path: Path) ->
                     status="measured", judgement=judgement, result=a_result(share, 400))
         )  # fmt: skip
     found = morning(tmp_path, records)
-    words = "The final check runs are too few to check the estimate: incumbent 58.0 %; baseline 52.0, 50.0 %."
+    words = "The final check runs are too few to check the estimate. "
+    words += "Their measured scores: incumbent 58.0 %; baseline 52.0, 50.0 %."
     assert words in headline(found).sentence
     again = replace(records[-1], number=10, decided=10, decided_before=9)
     sentence = headline(morning(tmp_path / "agree", [*records, again])).sentence
-    assert "The final check runs agree with the estimate: incumbent 58.0, 58.0 %; baseline 52.0, 50.0 %." in sentence
+    words = "The final check runs agree with the estimate within its error. "
+    assert f"{words}Their measured scores: incumbent 58.0, 58.0 %; baseline 52.0, 50.0 %." in sentence
     doubted = replace(found, standing=replace(found.standing, contradicted=(0.2, 0.01)))
-    assert "pp): the gain shown is their plain difference: incumbent 58.0 %" in headline(doubted).sentence
+    assert (
+        "pp): the gain shown is their plain difference. Their measured scores: incumbent 58.0 %"
+        in headline(doubted).sentence
+    )
     later = morning(tmp_path / "later", [*records, replace(records[5], number=10, decided=10)])
     assert "final check runs" not in headline(later).sentence
 
@@ -157,13 +160,13 @@ def certified_morning(
 
 def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_path: Path) -> None:
     line = certificate_line(certified_morning(tmp_path, judged(STORY), access=2, level=0.05 / 6))
-    assert line.startswith("Certified on 1,000 test examples with 3 and 3 fresh seeds: 0.660")
+    assert line.startswith("Certified on 1,000 test examples with 3 and 3 fresh seeds: 66.0 %")
     assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp: better, at level 0.00833." in line
     assert "Use 2 of the test split by this campaign." in line
     assert "; incumbent 71.0 (300 steps), 71.0 (301 steps), 71.0 (302 steps). 0 of 3 runs of the incumbent" in line
     assert "strict" not in line
     line = certificate_line(certified_morning(tmp_path / "strict", judged(STORY), strict_scores=(0.61, 0.7)))
-    assert "to +8.0 pp; strict 0.610 \N{RIGHTWARDS ARROW} 0.700: better" in line
+    assert "to +8.0 pp; strict 61.0 % \N{RIGHTWARDS ARROW} 70.0 %: better" in line
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,11 @@ def test_a_key_is_drawn_by_the_measured_scores_of_its_values() -> None:
     rows = (ValueRow("3", (), (1, 3), 0, 0.5, 0.0, 0.0), ValueRow("5", ("a.c",), (2,), 1, 0.6, 0.1, 0.02))
     spec = values(KeyHistory("a.b", "3", "5", (*rows, ValueRow("9", (), (), 1, None, None, None))), SCORES, (0.4, 0.7))
     means, runs = (layer["data"]["values"] for layer in spec["layer"])
-    assert [(run["n"], run["value"], run["score"]) for run in runs] == [(1, "3", 0.4), (3, "3", 0.6), (2, "5 +c", 0.6)]
+    assert [(run["n"], run["value"], run["measured"]) for run in runs] == [
+        (1, "3", 0.4),
+        (3, "3", 0.6),
+        (2, "5 +c", 0.6),
+    ]
     assert [(mean["value"], mean["mean"], mean["difference"]) for mean in means] == [
         ("3", 0.5, "0 (the baseline's value)"),
         ("5 +c", 0.6, "+10.0 ± 2.0 pp"),

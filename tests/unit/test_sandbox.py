@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from nightshift.agents.sandbox import (
     Login,
     Places,
     Sandbox,
-    build_argv,
     choose,
     cover,
     hidden_places,
@@ -29,7 +27,6 @@ from tests.conftest import git, slow
 
 TOKEN, RENEWED = b'{"tokens": {"access": "old"}}', b'{"tokens": {"access": "new"}}'
 CODEX = Login("OPENAI_*", ".codex/auth.json", ".codex/config.toml", ((".codex", "CODEX_HOME"),))
-USR: Places = {Path("/usr"): ("--ro-bind", "/usr")}
 
 
 def program(path: Path, text: str = "#!/bin/sh\n") -> Path:
@@ -47,31 +44,6 @@ def shown(agent: str, search: Path, hidden: tuple[Path, ...] = ()) -> Places:
 
 def bound(*paths: Path) -> Places:
     return {path: ("--ro-bind", str(path)) for path in paths}
-
-
-def test_what_lies_in_another_is_mounted_after_it_and_what_is_made_is_closed_at_last() -> None:
-    places: Places = {
-        Path("/usr/src/mine"): ("--tmpfs",),
-        Path("/tmp/n/clone"): ("--bind", "/tmp/n/clone"),
-        Path("/tmp"): ("--bind", "/tmp/n/tmp"),
-        Path("/proc"): ("--proc",),
-        **USR,
-    }
-    argv = build_argv("/bin/bwrap", FORMS[0][1], places, Path("/tmp/n/clone"))
-    told = " ".join(argv)
-    assert "/enter.py /bin/bwrap --unshare-user" in told
-    order = ("--proc /proc", "--bind /tmp/n/tmp /tmp", "--bind /tmp/n/clone /tmp/n/clone", "--ro-bind /usr /usr")
-    order += ("--tmpfs /usr/src/mine", "--remount-ro /usr/src/mine", "--remount-ro /proc", "--remount-ro / ")
-    assert sorted(order, key=told.index) == [*order[:5], *sorted(order[5:], key=told.index)]
-    assert told.index("--remount-ro") > told.index("--tmpfs")
-    assert told.endswith("--chdir /tmp/n/clone --")
-    for option in ("--unshare-user", "--unshare-ipc", "--unshare-pid", "--die-with-parent", "--new-session"):
-        assert option in argv
-    assert argv[argv.index("--cap-drop") + 1] == "ALL"
-    assert "--unshare-net" not in argv
-    weaker = build_argv("bwrap", FORMS[2][1], {**places, Path("/proc"): FORMS[2][2]}, Path("/"))
-    assert " ".join(weaker).count("--ro-bind /proc /proc") == 1
-    assert "--remount-ro /proc" not in " ".join(weaker)
 
 
 def test_a_program_is_shown_with_its_links_its_interpreter_and_its_package_and_nothing_beside(tmp_path: Path) -> None:
@@ -114,13 +86,6 @@ def test_of_a_users_script_the_file_is_shown_and_of_the_checkouts_python_no_libr
     for command in (f"python {inside}", str(inside)):
         with pytest.raises(UsageError, match="lies where no agent may look"):
             shown(command, root / ".venv/bin", (root,))
-
-
-def test_of_what_the_text_of_a_script_names_nothing_is_shown(tmp_path: Path) -> None:
-    other = program(tmp_path / "other/tool")
-    for text in (f"#!/usr/bin/python3\nopen('{other}')\n", f"#!/bin/sh\nexec {other}\n", f"{other}"):
-        script = program(tmp_path / "bin/agent", text)
-        assert shown("agent", tmp_path / "bin") == bound(script)
 
 
 def test_what_is_hidden_is_covered_wherever_it_would_be_seen(tmp_path: Path) -> None:
@@ -173,11 +138,6 @@ def test_a_login_elsewhere_and_one_that_is_a_link_are_found_and_written_where_th
     assert (tmp_path / "other/auth.json").is_symlink()
 
 
-def replaced(path: Path, make: Callable[[Path], object]) -> None:
-    path.unlink()
-    make(path)
-
-
 def folder_as_link(path: Path) -> None:
     """The whole folder leads to where a file of the same keys lies."""
     elsewhere = path.parents[2] / "elsewhere"
@@ -191,10 +151,7 @@ def folder_as_link(path: Path) -> None:
     ("spoil", "cause"),
     [
         (folder_as_link, "behind a link"),
-        (lambda path: replaced(path, lambda p: p.symlink_to(p)), "Symlink loop"),
-        (lambda path: replaced(path, os.mkfifo), "no regular file"),
         (lambda path: path.unlink(), "No such file"),
-        (lambda path: os.truncate(path, 1 << 40), "bytes"),
         (lambda path: path.write_bytes(b'{"tokens": {}, "apiKeyHelper": "evil"}'), "its keys are others"),
         (lambda path: path.write_bytes(b"[" * 200_000), "."),
     ],

@@ -19,7 +19,6 @@ from nightshift.agents.search import (
     STEPS,
     WARMUP,
     Dimension,
-    Plan,
     SearchSpace,
     planner,
 )
@@ -61,8 +60,8 @@ def space(
 ) -> SearchSpace:
     """Runs make as many steps as their batch is smaller than 256."""
 
-    def plan(resolved: Mapping[str, Any]) -> Plan:
-        return Plan(num_steps * 256 / (resolved.get("orchestrator.batch_size") or 256), log_sd)
+    def plan(resolved: Mapping[str, Any]) -> tuple[float, float]:
+        return (num_steps * 256 / (resolved.get("orchestrator.batch_size") or 256), log_sd)
 
     return SearchSpace.of(keys, incumbent(name), plan)
 
@@ -223,13 +222,13 @@ def run(num_steps: int, seconds: float = 60.0) -> Result:
 @pytest.mark.parametrize(("num_steps", "seconds"), [(150, 60.0), (75, 30.0), (150, 95.0)])  # of CPU time: 60 s
 def test_one_run_tells_how_many_steps_its_config_makes(num_steps: int, seconds: float) -> None:
     found = planner([(config(), run(num_steps, seconds))], budget_seconds=60.0)
-    assert found(config().resolved).num_steps == pytest.approx(150, rel=0.01)
+    assert found(config().resolved)[0] == pytest.approx(150, rel=0.01)
 
 
 def test_what_made_no_step_says_nothing_and_a_plan_has_ten_at_least() -> None:
     nothing = structs.replace(run(0), training=replace(run(0).training, training_seconds=None))
     assert planner([(config(), nothing)], 60.0)(config().resolved) == planner([], 60.0)(config().resolved)
-    assert planner([(config(), run(1))], 60.0)(config().resolved).num_steps == 10
+    assert planner([(config(), run(1))], 60.0)(config().resolved)[0] == 10
 
 
 def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
@@ -249,7 +248,7 @@ def test_in_the_recorded_nights_it_predicts_each_run_from_those_before(name: str
         configured, told = runs[place]
         plan = planner(runs[:place], 60.0)(configured.resolved)
         real = 60.0 * told.training.num_steps / told.training.training_seconds
-        errors.append(math.log(real / plan.num_steps))
-        z.append(errors[-1] / plan.log_sd)
+        errors.append(math.log(real / plan[0]))
+        z.append(errors[-1] / plan[1])
     assert np.median(np.abs(errors)) < 0.10
     assert 0.4 < np.std(z) < 1.5

@@ -20,8 +20,15 @@ import pytest
 
 from nightshift.errors import EngineError, Interrupted
 from nightshift.executors import process as processes
-from nightshift.executors.process import Child, ProcessGroup, engine_environment, interruptible
-from nightshift.executors.watchdog import ProcessTree, is_alive
+from nightshift.executors.process import (
+    Child,
+    ProcessGroup,
+    ProcessTree,
+    engine_environment,
+    interruptible,
+    is_alive,
+    tail,
+)
 from tests.checkouts import ROOT
 from tests.waiting import HANG_SECONDS, wait_for
 
@@ -84,8 +91,8 @@ def signature() -> Iterator[str]:
 def make_group(signature: str) -> Iterator[Callable[..., ProcessGroup]]:
     groups = []
 
-    def make(grace_seconds: float = HANG_SECONDS, **kwargs: bool) -> ProcessGroup:
-        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds, **kwargs))
+    def make(grace_seconds: float = HANG_SECONDS) -> ProcessGroup:
+        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds))
         return groups[-1]
 
     try:
@@ -190,12 +197,12 @@ def test_chain_that_forks_faster_than_anyone_looks_is_stopped(make_group, launch
     assert psutil.Process().children() == before
 
 
-# In the session of the child that started it, or in one of its own: what a worker leaves behind stays below the worker.
-@pytest.mark.parametrize(("is_worker", "session"), [(False, ""), (True, "os.setsid()\n")])
-def test_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature, is_worker, session):
+# In the session of the child that started it, or in one of its own.
+@pytest.mark.parametrize("session", ["", "os.setsid()\n"])
+def test_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature, session):
     """Nobody has seen the orphan before; another group is open with an orphan of its own, and not asked."""
     orphan = "if os.fork(): os._exit(0)\n{}hide(sys.argv[1] + {!r})"
-    other, group = make_group(is_subreaper=is_worker), make_group()
+    other, group = make_group(), make_group()
     launch(other, f"import os, sys\n{HIDDEN}if os.fork():\n    {READY}{SLEEP}\n" + orphan.format("", "-other"), "other")
     launch(group, f"import os, sys\n{HIDDEN}if os.fork():\n    {READY}os._exit(0)\n" + orphan.format(session, "-ours"))
     wait_for(lambda: sorted(titles(signature)) == sorted([sys.executable, "kworker", "kworker"]))
@@ -250,7 +257,8 @@ def test_processes_of_others_survive(make_group, launch, signature):
 def test_zombie_that_nobody_reaps_does_not_hold_up_the_end():
     child = subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True)
     wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
-    tree = ProcessTree(psutil.Process(), claims=lambda process: process.pid == child.pid)
+    tree = ProcessTree()
+    tree.seen.add(psutil.Process(child.pid))
     assert tree.end(grace_seconds=1e9) == []  # which never passes
     assert child.wait() == 7
 
@@ -274,8 +282,8 @@ def test_what_cannot_be_killed_is_described(make_group, launch, monkeypatch):
     group = make_group(grace_seconds=0.0)
     child = launch(group, READY + SLEEP)
     with monkeypatch.context() as patch:
-        patch.setattr("nightshift.executors.watchdog.KILL_SECONDS", 0.1)
-        patch.setattr("nightshift.executors.watchdog._kill", lambda process: None)
+        patch.setattr("nightshift.executors.process.KILL_SECONDS", 0.1)
+        patch.setattr("nightshift.executors.process._kill", lambda process: None)
         [left] = group.stop()
     assert left.startswith(f"pid {child.pid} 'python")
     assert group.stop() == []
@@ -303,6 +311,32 @@ def harness(
     return subprocess.Popen([sys.executable, script, signature], cwd=tmp_path, **kwargs)
 
 
+def test_what_a_worker_left_that_was_killed_with_its_watchdog_is_ended_with_the_worker(group, tmp_path, signature):
+    """A process of the worker's own group, in a session of its own, which is deaf and stopped."""
+    harness(tmp_path, signature, "", env={"PATH": "/nowhere"}).wait()  # writes the script
+    body = f"start({IGNORE_TERM + READY + SLEEP!r})\ntime.sleep(600)\n"
+    script = tmp_path / "harness.py"
+    script.write_text(script.read_text() + body)
+    worker = group.start(
+        "worker",
+        [sys.executable, script, signature],
+        log_path=tmp_path / "log",
+        env=engine_environment(os.environ, {}),
+        cwd=tmp_path,
+    )
+    wait_for((tmp_path / "child").exists)
+    (left,) = [process for process in with_signature(signature) if process.pid != worker.pid]
+    left.suspend()
+    (watchdog,) = watchdogs_of(worker.pid)
+    for process in (watchdog, psutil.Process(worker.pid)):
+        process.kill()
+    worker.wait()
+    assert is_alive(left)
+    group.grace_seconds = 0.5
+    assert group.stop() == []
+    assert not is_alive(left)
+
+
 # The watchdog reads the second line only when it has looked at the tree after the first.
 LOOK = """
 import fcntl, termios
@@ -316,7 +350,7 @@ CHILD_IS_UP = "while not Path('child').exists(): time.sleep(0.01)\n"
 
 def watchdogs_of(harness_pid: int) -> list[psutil.Process]:
     """Its watchdogs, normally one; waits for nothing: one that has just begun is known by its name when it has time."""
-    return with_signature(f"watchdog.py {harness_pid} ")
+    return with_signature(f"nightshift.executors.process {harness_pid} ")
 
 
 def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signature):
@@ -345,7 +379,7 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
 
 def test_what_is_asked_to_end_after_the_harness_has_the_grace_of_an_orphan(tmp_path, signature):
     body = """
-group = ProcessGroup(f'stubborn-{sys.argv[1]}', 60.0, 0.5)
+group = ProcessGroup(f'stubborn-{sys.argv[1]}', 0.5)
 code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print("deaf", flush=True); time.sleep(600)'
 group.start('worker', [sys.executable, '-S', '-c', code, sys.argv[1]],
     cwd=Path.cwd(), log_path=Path('stubborn.log'), env=engine_environment(os.environ, {}))
@@ -445,16 +479,16 @@ def test_tail_is_the_end_of_the_log_as_plain_short_text(tmp_path):
     with Child(["true"]) as child:
         child.log_path = tmp_path / "child.log"
     child.log_path.write_bytes(log + b"x" * 1000 + b"\nend without newline")
-    assert child.tail(9) == [
+    assert tail(child.log_path, 9) == [
         *("red bold", "kept", "100%|####|", "\ufffd\ufffd broken \ufffd", "x" * 197 + "...", "end without newline")
     ]
     with child.log_path.open("ab") as file:
         file.seek(10**10)  # sparse
         file.truncate()
         file.write(b"\nlast but one\nlast\n")
-    assert child.tail(2) == ["last but one", "last"]
+    assert tail(child.log_path, 2) == ["last but one", "last"]
     child.log_path.unlink()
-    assert child.tail(2) == []
+    assert tail(child.log_path, 2) == []
 
 
 SECRETS = """

@@ -18,7 +18,7 @@ from nightshift_tictactoe.players import POOL
 from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.errors import EngineError
-from nightshift.evaluation.evaluate import evaluate, examples_of_validation_split
+from nightshift.evaluation.evaluate import evaluate, examples_of
 from tests.rules import ROOT
 
 Policy = Callable[[Match], str]
@@ -124,7 +124,7 @@ def test_a_curve_of_earlier_steps_stands_beside_the_rating_and_what_it_lacks_is_
     rules = rules_of(ROOT, Chosen(environments=["tictactoe"]), "trl", 0)
     rules = replace(rules, environments=(replace(rules.environments[0], num_validation=25),))
     path = tmp_path / "evaluation.jsonl" if is_told else None
-    evaluation = evaluate(session, examples_of_validation_split(rules, ROOT), rules, path, lambda reading: None)
+    evaluation = evaluate(session, examples_of("validation", rules, ROOT), rules, path, lambda reading: None)
     shown = evaluation.figures["tictactoe"]
     assert {name for name in shown if name.startswith("elo_step")} == found
     assert lacking in " ".join(evaluation.unscored)

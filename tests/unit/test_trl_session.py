@@ -122,7 +122,7 @@ def test_a_trainer_that_stands_still_is_shown_ended_and_no_fault_of_the_config(s
 def test_a_start_that_waits_for_a_slow_disk_does_not_stand_still(start: Start, monkeypatch) -> None:
     monkeypatch.setattr(trl_session, "Standstill", partial(Standstill, seconds=1.0))
     end = 'print(json.dumps({"event": "error", "cause": "the end"}), flush=True)'
-    session = start(f"import time\ntime.sleep(4)\n{READY}sys.stdin.readline()\n{end}\n")
+    session = start(f"import time\ntime.sleep(2.5)\n{READY}sys.stdin.readline()\n{end}\n")
     assert session.train(math.inf, lambda reading: None).cause == "the end"
 
 

@@ -10,17 +10,7 @@ import msgspec
 import pytest
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
-from nightshift.campaign.records import (
-    JOB_NAME,
-    Job,
-    Outcome,
-    Phase,
-    Progress,
-    Record,
-    Request,
-    Result,
-    Training,
-)
+from nightshift.campaign.records import JOB_NAME, Job, Outcome, Phase, Progress, Record, Request, Result, Training
 from nightshift.cli.output import summary
 from nightshift.engines.base import NoGradient
 from nightshift.engines.machine import Machine
@@ -130,6 +120,12 @@ def test_a_run_whose_processes_cannot_be_ended_has_no_score(monkeypatch, tmp_pat
     ended = run(monkeypatch, tmp_path, [BAD], EngineError("a process is left", failure=Failure.INFRASTRUCTURE))
     assert (ended.training.cause, ended.training.failure) == ("a process is left", Failure.INFRASTRUCTURE)
     assert ended.evaluation is None
+
+
+def test_a_file_that_vanishes_while_the_folder_is_measured_loses_no_run(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(Path, "rglob", lambda path, pattern: iter([path / ".nfs0001"]))
+    result = run(monkeypatch, tmp_path, [BAD])
+    assert (result.disk_bytes, result.evaluation.eval_score) == (None, 0.0)
 
 
 # A run that ends without a gradient

@@ -37,6 +37,7 @@ _POLICY_FAULT = "malformed upstream response"  # half a character, which verifie
 _SERVER_FAULT = 500  # HTTP status from which on the server is to blame, not a request
 
 Send = Callable[[dict[str, Any]], None]
+_HALF_CHARACTER = ("hex escape", "unicode code point")  # in pydantic's errors; any other odd answer is the server's
 
 
 class Blocked(BaseException):
@@ -171,7 +172,7 @@ def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
         error = errors[0] if errors else None
         is_server = error is not None and error.type == "ProviderError" and (error.status_code or 0) >= _SERVER_FAULT
         if error and error.message.startswith(_POLICY_FAULT):
-            is_server = False
+            is_server = not any(words in error.message for words in _HALF_CHARACTER)
         cause = f"{error.type}: {error.message}" if error else "the episode is not ok"
         return found | {"failed": cause, "is_server_fault": is_server}
     counts = Counter(trace.agent.name for trace in episode.traces)

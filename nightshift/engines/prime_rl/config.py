@@ -139,9 +139,15 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def context_tokens(rules: Rules, prompt_tokens: int) -> int:
+    """Return how many tokens the longest conversation of an experiment may need."""
+    completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
+    several = [one.taskset for one in rules.scored if one.taskset and one.taskset.max_turns > 1]
+    return max([prompt_tokens + completion, *(one.room(completion)[0] for one in several)])
+
+
 def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     """The values that train.toml cannot name, dotted; all of them are locked keys."""
-    completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
     several = [one.taskset for one in rules.scored if one.taskset and one.taskset.max_turns > 1]
     return {
         "clean": False,  # a run folder is used once; with true, even a dry run deletes it
@@ -166,9 +172,7 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         # One engine needs no router in front, and its program is in another extra.
         "inference.router": None,
         # Without a length the server reckons with the model's 32,768 tokens for each rollout.
-        "inference.vllm.max_model_len": max(
-            [prompt_tokens + completion, *(one.room(completion)[0] for one in several)]
-        ),
+        "inference.vllm.max_model_len": context_tokens(rules, prompt_tokens),
         **_tools(several),
         # Else missing sampling parameters come from the model's own file: a repetition penalty among them.
         "inference.vllm.generation_config": "vllm",

@@ -213,13 +213,17 @@ def is_fatal(log_lines: Sequence[str]) -> bool:
     return any(map(_FATAL.match, log_lines))
 
 
-def no_step(seconds: float, num_rollouts: int) -> EngineError:
+def no_step(seconds: float, num_rollouts: int, batch_size: int | None) -> EngineError:
     """Why a budget ended without a step: too few rollouts are the config's doing, none at all are not."""
     if not num_rollouts:
         fix = "See env-server.log and inference.log in the run's folder, then run it again."
         return EngineError(f"not one rollout was finished in {seconds:.0f} s", fix)
+    fix = "Lower orchestrator.batch_size or max_completion_tokens."
+    if batch_size is not None and num_rollouts >= batch_size:
+        fix = f"They fill a batch of {batch_size}: groups with equal rewards do not train (orchestrator.log), "
+        fix += "or a step takes longer (trainer.log)."
     cause = f"no step was finished in {seconds:.0f} s, of {num_rollouts} rollouts"
-    return EngineError(cause, "Lower orchestrator.batch_size or max_completion_tokens.", failure=Failure.CONFIG)
+    return EngineError(cause, fix, failure=Failure.CONFIG)
 
 
 def _message(lines: Sequence[str]) -> str:

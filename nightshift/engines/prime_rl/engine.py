@@ -21,23 +21,17 @@ from nightshift.engines.base import Check, Effective, Engine, Note, Plan, Prepar
 from nightshift.engines.downloads import model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.install import (
-    ENGINE,
-    ENV_VAR,
-    Installation,
-    examine,
-    guesses,
-    install,
-)
+from nightshift.engines.prime_rl.install import ENGINE, ENV_VAR, Installation, examine, guesses, install
 from nightshift.engines.prime_rl.launch import Launch, free_ports
-from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
+from nightshift.engines.rehearsal import rehearse, smoke, warm_up_rules
 from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors import network
-from nightshift.executors.gpus import Gpu, gpu_problems
+from nightshift.executors.gpus import Gpu
 from nightshift.files import cache_dir, disk_error, read_file
+from nightshift.waiting import mark
 
 
 class PrimeRlEngine(Engine):
@@ -81,19 +75,18 @@ class PrimeRlEngine(Engine):
             prepare_model(self.root, rules, note)
             prepare_data(self.root, rules, flags.sources, note)
             note("model and data are here")
-        gpus = self.gpus()
-        config = load(self.root / CONFIG_NAME)
-        for problem in gpu_problems(gpus):
-            raise problem
+        gpus = self.free_gpus()
+        mark("install")
         install(installation, self._environ, note, has_gpus=bool(gpus))
+        mark("install", f"prime-rl {installation.pins.commit[:9]}, torch {installation.version('torch')}")
         runs_dir = installation.state_dir / "runs"
         if flags.smoke is not None:
-            tiny = smoke_rules(self.root, rules, flags.smoke)
-            rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
+            smoke(self, flags.smoke, runs_dir, note)
         elif gpus:
             note("filling the compile caches by an unscored run: up to 20 minutes to start, 5 to train")
-            cold = warm_up_rules(rules)
-            rehearse(self.under(cold), config, runs_dir / cold.name, note)
+            mark("compile caches")
+            cold, config = warm_up_rules(rules), load(self.root / CONFIG_NAME)
+            mark("compile caches", rehearse(self.under(cold), config, runs_dir / cold.name, note))
         if flags.prime_rl is not None:
             note(f"for run.py: export {ENV_VAR}={installation.root}")
 
@@ -153,7 +146,7 @@ class PrimeRlEngine(Engine):
         except OSError as error:
             raise disk_error(error, self.installation.state_dir) from None
         launch = self.launch(settings, seed, run_dir)
-        session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
+        session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline)
         try:
             session.open(_submitted(run_dir))
         except BaseException:
@@ -172,7 +165,6 @@ class PrimeRlEngine(Engine):
         return model_folder(self.rules, self.root)
 
     def under(self, rules: Rules) -> PrimeRlEngine:
-        """Return an engine for the same machine and installation under other rules."""
         return PrimeRlEngine(
             rules, self.root, self._environ, self._gpus, installation=self.installation, reader=self._reader
         )

@@ -26,10 +26,12 @@ from nightshift.campaign.records import MODELS_GB
 from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
 from nightshift.engines.downloads import data_problem, model_folder, model_problem
+from nightshift.engines.prime_rl.config import context_tokens
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
+from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors.gpus import Gpu
-from nightshift.executors.process import ProcessGroup
+from nightshift.executors.process import ProcessGroup, tail
 from nightshift.files import cache_dir, disk_error, free_disk_gb, parse_json, read_file
 from nightshift.waiting import waiting
 
@@ -254,14 +256,14 @@ def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Pa
     group = ProcessGroup("install", _GRACE_SECONDS)
     try:
         child = group.start(command, argv, log_path=log_path, env=env, cwd=log_path.parent)
-        with waiting(lambda: " ".join(child.tail(1)) or command):
+        with waiting(lambda: " ".join(tail(child.log_path, 1)) or command):
             while child.poll() is None:
                 group.check()
                 time.sleep(_POLL_SECONDS)
     finally:
         group.stop()
     if child.poll() != 0:
-        lines = " | ".join(child.tail(_NUM_QUOTED_LINES)) or "nothing"
+        lines = " | ".join(tail(child.log_path, _NUM_QUOTED_LINES)) or "nothing"
         cause = f"{command}: {child.exit_cause()}; its last lines: {lines}"
         raise EngineError(cause, f"Fix that, then repeat: what is done stays done. All of it: {log_path}")
 
@@ -276,7 +278,7 @@ def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence
         parts |= {
             "packages": packages_problem(installation, has_gpus=bool(gpus)),
             "environments": requirements_problem(installation, rules),
-            "model": model_problem(rules, root) or heads_problem(rules, root),
+            "model": model_problem(rules, root) or shape_problem(rules, root),
         }
     parts["data"] = data_problem(root, rules)
     details = {"checkout": str(installation.root)}
@@ -336,15 +338,24 @@ def requirements_problem(installation: Installation, rules: Rules) -> EngineErro
     return EngineError("prime-rl's environment lacks what an environment of rules.toml requires", fix)
 
 
-def heads_problem(rules: Rules, root: Path) -> EngineError | None:
-    """Return the problem of a model whose attention heads the server could not divide over its GPUs."""
-    heads = None
+def shape_problem(rules: Rules, root: Path) -> EngineError | None:
+    """Return the problem of a model that the server could not divide over its GPUs, or whose context is too short."""
+    model = dict[str, Any]()
     with suppress(OSError, ValueError):
-        heads = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])["num_attention_heads"]
-    if not isinstance(heads, int) or heads % rules.tensor_parallel == 0:
-        return None
-    cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads of"
-    return EngineError(f"{cause} {rules.model}", "Write a divisor, or 1.")
+        model = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])
+    heads, positions = model.get("num_attention_heads"), model.get("max_position_embeddings")
+    if isinstance(heads, int) and heads % rules.tensor_parallel:
+        cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads"
+        return EngineError(f"{cause} of {rules.model}", "Write a divisor, or 1.")
+    # Scaled positions reach further, by rules of vLLM's own.
+    is_scaled = any("factor" in (model.get(key) or ()) for key in ("rope_scaling", "rope_parameters"))
+    prompt_tokens = max(environment.prompt_tokens for environment in load_environments(root, rules.scored))
+    needed = context_tokens(rules, prompt_tokens)
+    if isinstance(positions, int) and positions < needed and not is_scaled:
+        cause = f"{RULES_NAME}: prompt and answers may need {needed} tokens, {rules.model} has a context of {positions}"
+        fix = "Write less room in [environment.NAME] (prompt_tokens, conversation_tokens), or another model."
+        return EngineError(cause, fix)
+    return None
 
 
 def guesses(rules: Rules, root: Path) -> list[Check]:

@@ -30,13 +30,13 @@ def sweep(runs_dir: Path) -> None:
 
 
 def clean(runs_dir: Path, folder: Path, *, may_run: bool = False) -> None:
-    """Delete weights and rollouts of a run, unless the user keeps all of it. Call as the controller.
+    """Delete weights and rollouts of a run. Call as the controller.
 
     `may_run`: leave a job in SLURM alone until its result exists.
     """
-    with suppress(UsageError):  # a damaged job.json does not show whether the user keeps all
+    with suppress(UsageError):  # a damaged job.json does not show whether the run is over
         job = read_json(folder / JOB_NAME, Job, "")
-        if job is None or job.keep_all or (may_run and job.name and not (folder / RESULT_NAME).exists()):
+        if job is None or (may_run and job.name and not (folder / RESULT_NAME).exists()):
             return
         for prime_dir in (folder / PRIME_DIR, *folder.glob(f"*/{PRIME_DIR}")):  # a start of the incumbent has one
             if prime_dir.resolve() == runs_dir.resolve() / prime_dir.relative_to(runs_dir):  # no link on the way

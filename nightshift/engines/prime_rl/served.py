@@ -28,7 +28,7 @@ from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.server import ADMIN_SECONDS, Server
 from nightshift.engines.prime_rl.weights import check_weights, latest_stable
 from nightshift.errors import EngineError
-from nightshift.executors.process import ProcessGroup, python_command, python_environment
+from nightshift.executors.process import ProcessGroup, python_command, python_environment, tail
 from nightshift.files import parse_json, read_file, write_json
 from nightshift.text import clean
 
@@ -273,7 +273,9 @@ class ServedProof(Proof):
                 name = self._answer.parent.name
                 raise EngineError(f"processes of {name} could not be killed: {', '.join(left)}")
         if self._child.returncode:
-            raise EngineError(": ".join([f"the reader ended: {self._child.exit_cause()}", *self._child.tail(1)]))
+            raise EngineError(
+                ": ".join([f"the reader ended: {self._child.exit_cause()}", *tail(self._child.log_path, 1)])
+            )
         return parse_json(read_file(self._answer, MAX_BYTES), Read)
 
 

@@ -83,7 +83,6 @@ class PrimeRlSession(Session):
         environment: Mapping[str, str],
         timing: Timing,
         deadline: float,
-        keep_all: bool,
     ) -> None:
         """`deadline`: on `timing`'s clock. `base_model`: the snapshot that completes a model folder."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
@@ -106,7 +105,6 @@ class PrimeRlSession(Session):
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
         self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
-        self._keep_all = keep_all
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
@@ -168,7 +166,8 @@ class PrimeRlSession(Session):
         if problem is None:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
             if not self._final_step:
-                problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
+                batch_size = self._launch.tree["orchestrator"]["batch_size"]
+                problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir), batch_size)
                 outcome = Outcome.CRASHED
         last_step = None if problem else self._final_step
         folders = self._earlier_weights.folders.items()
@@ -235,8 +234,7 @@ class PrimeRlSession(Session):
         finally:
             self._resources.close()
             keep_rollouts(self._launch.rollouts_dir, self._run_dir / SAMPLES_NAME)
-            if not self._keep_all:
-                remove_heavy(self._launch.prime_dir)
+            remove_heavy(self._launch.prime_dir)
 
     def _start(self, group: str, name: str) -> None:
         command = next(command for command in self._launch.commands if command.name == name)
@@ -276,7 +274,7 @@ class PrimeRlSession(Session):
                 raise
             if self._clock() >= self._startup_ends:
                 self._raise_if_dead(time_is_up=True)
-                words = " | ".join(self._children[name].tail(3)) or "nothing"
+                words = " | ".join(tail(self._children[name].log_path, 3)) or "nothing"
                 waits = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self._waits.items())
                 cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}): {name} says: {words}"
                 fix = "If the machine is slow, raise startup_seconds in [limits] of machine.toml (docs/gpus.md)."

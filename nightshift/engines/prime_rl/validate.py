@@ -22,6 +22,10 @@ from typing import Any
 LAUNCHER_ONLY = {"deployment", "slurm", "output_dir", "dry_run"}
 
 
+class LossError(ImportError):
+    """The code of a loss cannot be imported: the config that chose the loss is at fault, and no machine."""
+
+
 def main(tree: Path, configs_dir: Path, verdict: Path) -> int:
     """Exit code 0 for a valid config, 1 for any other; VERDICT says why."""
     answer: dict[str, Any] = {"ok": True}
@@ -61,18 +65,18 @@ def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
 
 
 def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
-    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and match its parameters. ImportError names
+    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and match its parameters. LossError names
     the last line of its package that was reached."""
     module, _, name = import_path.rpartition(".")
     try:
         inspect.signature(getattr(import_module(module), name)).bind(None, **kwargs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         package = f"{os.sep}{module.partition('.')[0]}{os.sep}"
         frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
         frames += [(error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else []
         frames = [(file.rpartition(package)[2], line) for file, line in frames if package in file]
         place = "".join(f"{package[1:]}{file}:{line}: " for file, line in frames[-1:])
-        raise ImportError(f"the loss {import_path} of rules.toml: {place}{type(error).__name__}: {error}") from error
+        raise LossError(f"the loss {import_path} of rules.toml: {place}{type(error).__name__}: {error}") from error
 
 
 def errors_of(error: Exception) -> list[dict[str, Any]]:
@@ -80,7 +84,8 @@ def errors_of(error: Exception) -> list[dict[str, Any]]:
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
-        return [{"loc": [], "message": str(error), "input": None, "type": type(error).__name__}]
+        loc = ["trainer", "loss", "type"] if isinstance(error, LossError) else []
+        return [{"loc": loc, "message": str(error), "input": None, "type": type(error).__name__}]
     errors = []
     for entry in error.errors(include_url=False, include_context=False):
         value = entry["input"] if isinstance(entry["input"], bool | int | float | str) else None  # no table, no list

@@ -52,7 +52,7 @@ def _describe(refusal: Refusal, source: str) -> tuple[Failure, str]:
     train.toml, of a value that the engine fills in, or of the installation.
     """
     message = clean(refusal.message.removeprefix("Value error, "), 300)
-    if refusal.type[:1].isupper():  # an exception; the types of pydantic's errors are in lower case
+    if refusal.type[:1].isupper() and not refusal.loc:  # an exception; the types of pydantic's errors are in lower case
         return Failure.INFRASTRUCTURE, f"prime-rl's validation failed: {refusal.type}: {message}"
     path, line, is_written = tuple[str, ...](), None, False
     for segment in refusal.loc:  # train.toml has no segment for a variant or a position

@@ -4,7 +4,6 @@ This module checks, and maps train.toml to the trainer's settings; it never impo
 the trainer, trainer.py trains.
 """
 
-import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -16,16 +15,17 @@ from typing import Any
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import WEIGHTS_NAME
 from nightshift.config.allowlist import KEYS, LOSS, OPPONENT, PRIME_RL_LOSSES, RATIO, uses
-from nightshift.config.rules import NO_CARD
+from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
 from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, scaled_rates, size_of
 from nightshift.engines.downloads import data_problem, model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios, where
+from nightshift.engines.rehearsal import smoke
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, UsageError
 from nightshift.executors.gpus import Gpu
-from nightshift.executors.local import Capacity, capacity
+from nightshift.executors.local import Capacity, capacity, own_cores
 from nightshift.executors.process import python_command, python_environment
 from nightshift.files import write_json
 
@@ -64,7 +64,7 @@ class TrlEngine(Engine):
 
     def __init__(self, *arguments: Any, trainer: Sequence[str] = TRAINER, **named: Any) -> None:
         """`trainer`: the words of its command (process.py: python_command). `arguments`, `named`: of Engine; the tiny
-        model, too, trains on a GPU that is named. A run leaves nothing heavy, so `keep_all` changes nothing."""
+        model, too, trains on a GPU that is named."""
         super().__init__(*arguments, **named)
         if self._gpu_ids == ():
             raise UsageError("--gpus none is for --engine prime-rl", "Leave it out.")
@@ -73,11 +73,16 @@ class TrlEngine(Engine):
         self._trainer, self._cuda = trainer, self._gpu_ids != ()
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Fetch base model and data: the same for every GPU."""
-        if flags.smoke:
-            raise UsageError("--smoke is for --engine prime-rl", "Leave it out.")
+        """Fetch base model and data: the same for every GPU. With `smoke` train the tiny model instead."""
+        if flags.smoke is not None:
+            self.free_gpus()
+            smoke(self, flags.smoke, self.root / "runs", note)
+            return
         prepare_model(self.root, self.rules, note)
         prepare_data(self.root, self.rules, flags.sources, note)
+
+    def under(self, rules: Rules) -> "TrlEngine":
+        return TrlEngine(rules, self.root, self._environ, self._gpus, trainer=self._trainer)
 
     def prepare_at_start(self, note: Note) -> None:
         """Do all of `prepare`: it is small."""
@@ -101,7 +106,7 @@ class TrlEngine(Engine):
         """Return `cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
         if self._cuda:
             return super().hardware()
-        return f"cpu {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+        return f"cpu {platform.machine()}, {len(own_cores())} cores"
 
     def capacity(self) -> Capacity | None:
         """Return the capacity of a CPU for a model of models/, whose memory was measured."""

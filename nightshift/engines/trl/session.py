@@ -12,22 +12,14 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from nightshift.campaign.metrics import Step
-from nightshift.campaign.records import (
-    Completion,
-    Outcome,
-    Phase,
-    Progress,
-    ProgressCallback,
-    Training,
-    Weights,
-)
+from nightshift.campaign.records import Completion, Outcome, Phase, Progress, ProgressCallback, Training, Weights
 from nightshift.config.rules import Decoding
 from nightshift.engines.base import NoGradient, Session, training_progress
 from nightshift.engines.standstill import Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Chat
 from nightshift.executors.gpus import nvml_session
-from nightshift.executors.process import Pipes, ProcessGroup, python_command
+from nightshift.executors.process import Pipes, ProcessGroup, python_command, tail
 from nightshift.files import parse_json
 
 LOG_NAME = "trainer.log"
@@ -206,7 +198,9 @@ class TrlSession(Session):
             with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
                 self._trainer.wait(GRACE_SECONDS)
             cause = f"the trainer is gone: {self._trainer.exit_cause()}"
-            raise EngineError("; last in its log: ".join([cause, *self._trainer.tail(1)]), log=LOG_NAME) from None
+            raise EngineError(
+                "; last in its log: ".join([cause, *tail(self._trainer.log_path, 1)]), log=LOG_NAME
+            ) from None
         except ValueError as error:
             raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
 

@@ -4,6 +4,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const { rows, specs } = data;
+const columns = Object.entries(data.columns);
 const byNumber = new Map(rows.map((row) => [row.number, row]));
 const HUES = ["#2f6fde", "#e07b1f", "#9b51c9", "#1f9e89", "#d6336c", "#8a6d1d"];
 const views = {};
@@ -17,7 +18,6 @@ const el = (tag, properties = {}, ...children) => {
 };
 const change = ([key, short, old, value]) => el("code", { className: "change", title: key },
   ...(old || value ? [`${short} `, el("s", {}, old), ` → ${value}`] : [key]));
-const status = (row) => [row.verdict, row.now && `now ${row.now}`].filter(Boolean).join(", ");
 
 // The chosen runs: at first the baseline and the last keeps, as many as there are colours.
 const chosen = [...data.first.slice(0, 1), ...data.first.slice(1).slice(1 - HUES.length)];
@@ -37,7 +37,7 @@ const showChosen = () => {
   at("chips").replaceChildren(...chosen.map((number) => {
     const dot = el("i");
     dot.style.background = hue(number);
-    const words = `${named(number)} ${status(byNumber.get(number))} ×`;
+    const words = `${named(number)} ${byNumber.get(number).status} ×`;
     return el("button", { type: "button", title: "remove", onclick: () => choose(number) }, dot, words);
   }));
   for (const [id, view] of Object.entries(views)) {
@@ -53,11 +53,11 @@ const tips = (dot) => {
   if (!row) return dot;
   return {
     ...dot,
-    experiment: `${named(row.number)} ${status(row)}`,
+    experiment: `${named(row.number)} ${row.status}`,
     hypothesis: row.title,
     change: row.changes.map(([key, , old, value]) => (old || value ? `${key} ${old} → ${value}` : key)).join("\n"),
-    score: row.cells[0],
-    effect: `${row.cells[2]} pp`,
+    score: row.cells.eval_score,
+    effect: `${row.cells.effect_at_decision} pp`,
   };
 };
 const draw = async (id, spec) => {
@@ -77,7 +77,7 @@ const draw = async (id, spec) => {
 // The table. A line is made when it is first shown.
 const lines = new Map();
 const texts = new Map(rows.map((row) => [row.number, [
-  named(row.number), status(row), row.failure, row.note, ...row.changes.flat(), ...row.details.map(([, text]) => text),
+  named(row.number), row.status, row.failure, row.note, ...row.changes.flat(), ...row.details.map(([, text]) => text),
 ].join(" ").toLowerCase()]));
 const mark = (number, line) => {
   line.classList.toggle("is-chosen", chosen.includes(number));
@@ -93,7 +93,7 @@ const toggle = (row, line, wanted) => {
   if (isOpen === (wanted ?? !isOpen)) return;
   line.querySelector("button").ariaExpanded = String(!isOpen);
   if (isOpen) line.nextSibling.remove();
-  else line.after(el("tr", { className: "open" }, el("td", { colSpan: 8 }, detailsOf(row))));
+  else line.after(el("tr", { className: "open" }, el("td", { colSpan: 3 + columns.length }, detailsOf(row))));
   if (isOpen === chosen.includes(row.number)) choose(row.number);
 };
 const lineOf = (row) => {
@@ -102,10 +102,10 @@ const lineOf = (row) => {
   line.append(
     el("td", {}, el("button", { type: "button", ariaExpanded: "false" }, named(row.number))),
     el("td", {}, el("span", { className: `kind ${row.kind}` }, row.verdict),
-      el("small", {}, row.now ? ` now ${row.now}` : row.verdict === "crash" ? ` ${row.failure}` : "")),
+      el("small", {}, row.status.slice(row.verdict.length) || (row.verdict === "crash" ? ` ${row.failure}` : ""))),
     el("td", {}, el("div", {}, row.title || "no description"), ...row.changes.slice(0, 4).flatMap((each) => [change(each), " "]),
       el("small", {}, [row.changes.length > 4 && `and ${row.changes.length - 4} more keys`, row.note].filter(Boolean).join("; "))),
-    ...row.cells.map((cell) => el("td", {}, cell)));
+    ...columns.map(([name]) => el("td", {}, row.cells[name])));
   line.onclick = () => { if (!String(document.getSelection())) toggle(row, line); }; // selecting text opens nothing
   lines.set(row.number, line);
   mark(row.number, line);
@@ -186,14 +186,14 @@ const compare = () => {
   const keys = Object.keys(data.settings).filter((key) => a.settings && b.settings && value(a, key) !== value(b, key));
   const none = a.settings && b.settings ? "no key differs" : "settings: a train.toml cannot be read";
   at("compared").replaceChildren(
-    el("table", {}, el("tbody", {}, line("", `A ${named(a.number)}`, `B ${named(b.number)}`), line("verdict", status(a), status(b)),
-      ...["score", "strict score", "effect at its decision, pp"].map((name, i) => line(name, a.cells[i], b.cells[i])),
+    el("table", {}, el("tbody", {}, line("", `A ${named(a.number)}`, `B ${named(b.number)}`), line("verdict", a.status, b.status),
+      ...columns.map(([name, head]) => line(head, a.cells[name], b.cells[name])),
       ...(keys.length ? keys.map((key) => line(key, value(a, key), value(b, key))) : [line(none, "", "")]))),
     ...flips(a, b));
 };
 if (pairs.length > 1) {
   for (const pick of picks) {
-    pick.append(...pairs.map((row) => el("option", { value: row.number }, `${named(row.number)} ${status(row)}: ${row.title}`.slice(0, 90))));
+    pick.append(...pairs.map((row) => el("option", { value: row.number }, `${named(row.number)} ${row.status}: ${row.title}`.slice(0, 90))));
     pick.onchange = compare;
   }
   const kept = data.first.filter((number) => pairs.includes(byNumber.get(number)));

@@ -6,19 +6,21 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.records import Progress
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.train_toml import Config, parse, set_values
-from nightshift.engines.base import Engine, Note
+from nightshift.config.train_toml import Config, load, parse, set_values
+from nightshift.engines.base import Engine, Note, isolate
 from nightshift.errors import EngineError
 from nightshift.executors.process import tail
-from nightshift.waiting import look, waiting
+from nightshift.waiting import look, mark, waiting
 
 # The first start on a box has cold caches: vLLM, Triton and the trainer's first step compile everything, and Python
 # compiles all that was installed. Not measured on GPUs.
 _COLD_START_SECONDS = 1200.0
 _NUM_LAST_LINES = 20
+_NUM_STEPS = 10  # that show that training works
 _PROBE = [{"role": "user", "content": "1 + 1 ="}]
 # For the shipped model of a megabyte, whose context is 512 tokens.
 _SMOKE_CONFIG = b"""
@@ -36,22 +38,28 @@ def warm_up_rules(rules: Rules) -> Rules:
     return replace(rules, name="warm-up", budget_seconds=300.0, startup_seconds=_COLD_START_SECONDS)
 
 
+def smoke(engine: Engine, seconds: float, runs_dir: Path, note: Note) -> None:
+    """Rehearse with the tiny model in a folder of `runs_dir`: `seconds` of training. It needs no network."""
+    rules, config = smoke_rules(engine.root, engine.rules, seconds), load(engine.root / CONFIG_NAME)
+    rehearse(engine.under(rules), smoke_config(config), runs_dir / rules.name, note)
+
+
 def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
     """Return rules for the shipped model: `seconds` of training, prompts and context as in the model's own rules."""
     tiny = rules_of(root, Chosen(environments=["arithmetic"]), "trl", 0)
     return replace(
-        tiny,
+        rules,
         name="smoke",
-        engine=rules.engine,
         model=str(root / tiny.model),
+        model_revision=None,
+        environments=tiny.environments,
+        guards=(),
+        decoding=tiny.decoding,
+        max_completion_tokens=tiny.max_completion_tokens,
+        learning_rate_scale=tiny.learning_rate_scale,
         budget_seconds=seconds,
         budget_clock="wall",
         startup_seconds=_COLD_START_SECONDS,
-        memory=rules.memory,
-        num_gpus=rules.num_gpus,
-        infer_gpus=rules.infer_gpus,
-        train_gpus=rules.train_gpus,
-        tensor_parallel=rules.tensor_parallel,
     )
 
 
@@ -62,13 +70,15 @@ def smoke_config(config: Config) -> Config:
     return parse(set_values(_SMOKE_CONFIG, values))
 
 
-def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> None:
-    """Run the whole chain once: start, train, load the final weights, have them answer, prove that they did.
+def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
+    """Run the whole chain once: start, train, load the final weights, have them answer, prove that they did. Like a
+    worker, this process enters a network namespace.
 
-    Notes the result in one line. EngineError when any part fails; then `run_dir` keeps its logs, and the last lines of
-    the log that shows the cause are noted.
+    Notes and returns the result in one line. EngineError when any part fails; then `run_dir` keeps its logs, and the
+    last lines of the log that shows the cause are noted.
     """
     rules, began, stage = engine.rules, time.monotonic(), "starting"
+    isolate(rules, engine.root)
 
     def show(reading: Progress) -> None:
         nonlocal stage
@@ -79,27 +89,40 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> None:
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     (run_dir / "train.toml").write_bytes(config.source)
+    mark("server up")
     try:
         settings = engine.validate(config).settings
         with waiting(lambda: f"{rules.name}: {stage}", rules.deadline_seconds):
             session = engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)
             with closing(session):
                 startup_seconds = time.monotonic() - began
+                network = engine.versions().get("network", "shared")
+                mark("server up", f"after {startup_seconds:.0f} s; network: {network}")
+                mark("ten training steps")
                 training = session.train(rules.budget_seconds, show)
                 if not training.outcome.is_success or training.num_steps < 1:
                     raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s", log=training.log)
+                seconds, peak_gb = training.training_seconds or rules.budget_seconds, training.peak_memory_gb
+                steps = f"{training.num_steps} steps in {seconds:.0f} s"
+                mark("ten training steps", steps, training.num_steps >= _NUM_STEPS)
+                mark("memory peak", "not measured" if peak_gb is None else f"{peak_gb:.1f} GB", peak_gb is not None)
+                mark("weights updated in place")
                 weights = session.load_final_weights()
                 session.complete([_PROBE], rules.decoding, show)
                 session.confirm()
+                mark("weights updated in place", f"weights of step {weights.step} answer")
+        mark("served = file")
         proof = engine.start_proof(run_dir, weights, note)
         proven = proof.result() if proof else ""
+        mark("served = file", proven, "cannot tell" not in proven)
     except EngineError as error:
         if error.log is not None:
             note(f"the last lines of {run_dir / error.log}:")
             for line in tail(run_dir / error.log, _NUM_LAST_LINES):
                 note(f"  {line}")
         raise EngineError(f"{rules.name}: {error.cause}", f"{error.fix} Read the logs in {run_dir}.".lstrip()) from None
-    steps = f"{training.num_steps} steps in {rules.budget_seconds:g} s"
     line = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
-    note("; ".join(filter(None, [line, proven])))
+    line = "; ".join(filter(None, [line, proven]))
+    note(line)
     shutil.rmtree(run_dir)
+    return line

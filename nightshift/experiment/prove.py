@@ -1,0 +1,276 @@
+"""proof.json: what was shown to work on this machine's GPUs, and `prepare.py --prove`, which shows what is missing.
+
+prepare.py, its smoke run and ordinary runs write their rows. A row has the measured figure or the line that failed, and
+holds for one engine, hardware, driver and code. The file has no path, user name, host name or secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Record
+from nightshift.config.rules import RULES_NAME, covered_files
+from nightshift.config.train_toml import load, set_values
+from nightshift.engines.base import ENGINES, NO_GPU, Engine, Note, PrepareFlags
+from nightshift.errors import EngineError, ExitCode, Failure, UsageError
+from nightshift.executors.gpus import gpu_problems
+from nightshift.executors.process import Child, ProcessGroup, describe, is_alive, tail
+from nightshift.files import Document, read_json, write_atomically, write_json
+from nightshift.waiting import look, markers, waiting
+
+PROOF_NAME = "proof.json"
+# What decides whether an engine works on a machine: its bytes, and the pins.
+_CODE = ("pyproject.toml", "nightshift/engines/", "nightshift/evaluation/", "nightshift/executors/")
+_BASELINE_SECONDS = 600.0  # of training at least
+_RELEASE_SECONDS = 10.0  # in which a killed run has to leave the GPUs; not measured
+_GRACE_SECONDS = 60.0  # run.py closes its record on SIGTERM
+_POLL_SECONDS = 0.5
+_RATE = "trainer.optim.lr"
+# Words that stay private, and what stands for them.
+_PRIVATE = (
+    (r"[a-z][a-z0-9+.-]*://\S+|\S+@\S+|\b\d{1,3}(?:\.\d{1,3}){3}\b", "<address>"),
+    (r"(?<![\w<])(?:~|\.{1,2})?(?:/[^\s/:;,'\"()<>|]+)+/?", "<path>"),
+    (r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{24,}", "<secret>"),
+)
+
+
+class Step(Struct, frozen=True):
+    """How a row is measured: `command` is program and flags, the others are for people."""
+
+    command: str
+    time: str
+    download: str = "none"
+    engines: tuple[str, ...] = ENGINES
+
+
+_SMOKE, _RUN = "prepare.py --smoke", "10 min of training, at most 20 min in all"
+# Cheap ones first. The names are those of `mark` in the engines.
+STEPS = {
+    "driver and memory": Step("nightshift doctor", "a second"),
+    "install": Step(_SMOKE, "not measured", "not measured; fills up to 20 GB of disk (estimated)", ("prime-rl",)),
+    "server up": Step(_SMOKE, "at most 20 min: compile caches are cold"),
+    "ten training steps": Step(_SMOKE, "2 min"),
+    "memory peak": Step(_SMOKE, "none"),
+    "weights updated in place": Step(_SMOKE, "seconds"),
+    "served = file": Step(_SMOKE, "about a minute on the CPU", engines=("prime-rl",)),
+    "kill and nothing left": Step("prepare.py --smoke 600", f"a start, and {_RELEASE_SECONDS:g} s after the kill"),
+    "model and data": Step("prepare.py", "the downloads", "1 GB of model, 5 MB of data (estimated)"),
+    "compile caches": Step("prepare.py", "at most 20 min to start, 5 min of training", engines=("prime-rl",)),
+    "10-minute baseline": Step("run.py", _RUN),
+    "the same baseline again": Step("run.py --baseline", _RUN),
+    "one experiment": Step("run.py --again", _RUN),
+}
+_KILL, _UP = "kill and nothing left", "server up"
+
+
+class Row(Struct, frozen=True):
+    """`figure`: what was measured, or the line that failed. `time`: ISO 8601, UTC."""
+
+    is_shown: bool
+    figure: str
+    seconds: float | None
+    time: str
+
+
+class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
+    """proof.json. `machines`: the rows by name, for each engine, hardware, driver and code. `versions`: of the engine
+    that wrote last; `commit`: HEAD at that moment."""
+
+    commit: str | None
+    versions: dict[str, str]
+    machines: dict[str, dict[str, Row]]
+
+
+def public(text: str) -> str:
+    """Return a line without paths, addresses, names of user and machine, and what may be a secret."""
+    secrets = {value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)}
+    host, user = socket.gethostname(), {os.environ.get("USER", ""), Path.home().name}
+    names = sorted({*user, host, host.partition(".")[0]} - {"root", ""}, key=len, reverse=True)
+    patterns = [(re.escape(value), "<secret>") for value in secrets if len(value) > 3]
+    for pattern, word in [*patterns, *_PRIVATE, *((rf"\b{re.escape(name)}\b", "<name>") for name in names)]:
+        text = re.sub(pattern, word, text)
+    return text
+
+
+class MachineProof:
+    """The rows of an engine on this machine; where its rules use no GPU none is written."""
+
+    def __init__(self, root: Path, engine: Engine) -> None:
+        self.root, self.engine = root, engine
+        self.began: dict[str, float] = {}  # of rows that have not ended, in their order
+
+    @cached_property
+    def machine(self) -> str:
+        """`prime-rl on 2 x NVIDIA A100, driver 580.95, code 1f2e3d4c5b6a`: hex digits over the code that ran."""
+        digest = hashlib.sha256()
+        for path in covered_files(self.root, _CODE):
+            digest.update(path.encode() + b"\0" + (self.root / path).read_bytes())
+        driver = next((gpu.driver for gpu in self.engine.gpus_here()), "unknown")
+        return f"{self.engine.name} on {self.engine.hardware()}, driver {driver}, code {digest.hexdigest()[:12]}"
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """The rows that hold for this machine, by their names."""
+        return self._machines().get(self.machine, {})
+
+    def missing(self, command: str = "") -> list[str]:
+        """Return the rows of a command, or of all, that are not shown."""
+        shown = {name for name, row in self.rows.items() if row.is_shown}
+        steps = {name: step for name, step in STEPS.items() if self.engine.name in step.engines and name not in shown}
+        return [name for name, step in steps.items() if command in ("", step.command)]
+
+    def mark(self, name: str, figure: str = "", is_shown: bool = True) -> None:
+        """Begin a row, or with a figure write it, unless another figure has shown it: `waiting.mark`."""
+        now = time.monotonic()
+        began = self.began.setdefault(name, now)
+        if figure:
+            del self.began[name]
+        if figure and (is_shown or name in self.missing()):
+            self.write(name, is_shown, figure, now - began or None)
+
+    def add_runs(self, records: Sequence[Record], rules_hash: str) -> None:
+        """Write what runs under these rules show, or the causes of their crashes, into rows that are not shown yet."""
+        key = rules_hash, self.engine.hardware()
+        runs = [r for r in records if (r.rules_hash, r.hardware) == key and r.failure != Failure.INTERRUPTED]
+        if not runs or self.engine.rules.budget_seconds < _BASELINE_SECONDS:
+            return
+        baselines = [record for record in runs if record.run.is_baseline]
+        num = next((n for n, record in enumerate(baselines, 1) if record.score is not None), len(baselines))
+        parts = baselines[:num], baselines[num:], [record for record in runs if not record.run.is_baseline]
+        for name, part in zip(list(STEPS)[-3:], parts, strict=True):
+            if part and name in self.missing():
+                latest = max(reversed(part), key=lambda record: record.score is not None)
+                self.write(name, latest.score is not None, _figure(latest), latest.total_seconds)
+
+    def _machines(self) -> dict[str, dict[str, Row]]:
+        proof = read_json(self.root / PROOF_NAME, ProofFile, "Delete it, then run: uv run prepare.py --prove")
+        return proof.machines if proof else {}
+
+    def write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
+        """Write a row, and drop rows of another code or driver. EngineError if the disk refuses."""
+        engine, commit, now = self.engine, None, datetime.now(UTC).isoformat(timespec="milliseconds")
+        if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
+            return
+        rows = {**self.rows, name: Row(is_shown, public(figure), seconds and round(seconds, 1), now)}
+        same = self.machine.partition(", driver ")[0]
+        machines = {key: value for key, value in self._machines().items() if key.partition(", driver ")[0] != same}
+        machines[self.machine] = {name: rows[name] for name in STEPS if name in rows}
+        settings = {"nightshift": metadata.version("nightshift"), "machine.toml": public(engine.machine.text)}
+        with suppress(EngineError, UsageError):  # no repository
+            commit = Repo(self.root).head().commit
+        proof = ProofFile(commit=commit, versions=settings | engine.versions(), machines=machines)
+        write_json(self.root / PROOF_NAME, proof)
+
+
+def _figure(record: Record) -> str:
+    """Return what a run measured, or why it crashed."""
+    if record.score is None or record.result is None:
+        return record.why
+    training, start = record.result.training, record.result.startup_seconds or 0.0
+    peak = "memory not measured" if training.peak_memory_gb is None else f"{training.peak_memory_gb:.1f} GB"
+    served = [line for line in (record.health or "").splitlines() if line.startswith("served = file")]
+    figure = f"{record.status}, score {record.score:.4f}, {training.num_steps} steps, {peak}, ready after {start:.0f} s"
+    return ", ".join([figure, *served])
+
+
+@contextmanager
+def proving(root: Path, engine: Engine) -> Iterator[MachineProof]:
+    """Write the rows that are marked inside. The line of an error that leaves is that of the first that did not end."""
+    proof = MachineProof(root, engine)
+    markers[:] = [proof.mark]
+    try:
+        yield proof
+    except (EngineError, UsageError) as error:
+        for name in [*proof.began][:1]:
+            proof.write(name, False, error.cause, None)
+        raise
+    finally:
+        markers.clear()
+
+
+def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
+    """Measure the rows that are missing by the commands that write them. Return the exit code: of the command that
+    failed, or CRASH if a row is not shown."""
+    engine, ledger, rules_hash = proof.engine, Ledger(proof.root), proof.engine.rules.hash(proof.root)
+    if not engine.free_gpus():
+        fix = f"Leave out --gpus none, or write environments = [] in {RULES_NAME}."
+        raise UsageError(f"--prove needs a GPU, and {engine.rules.name} uses none here", fix)
+    proof.add_runs(ledger.records(), rules_hash)
+    branch = f"autoresearch/proof-{hashlib.sha256(f'{proof.machine} {rules_hash}'.encode()).hexdigest()[:8]}"
+    ledger.runs_dir.mkdir(exist_ok=True)
+    log = ledger.runs_dir / "prove.log"
+    log.unlink(missing_ok=True)
+    for command in dict.fromkeys(step.command for step in STEPS.values()):
+        if not (missing := proof.missing(command)):
+            continue
+        for name in missing:
+            note(f"{name}: uv run {command} (time: {STEPS[name].time}; download: {STEPS[name].download})")
+        before, words = proof.rows, [*command.split(), "--engine", engine.name]
+        words += [] if flags.gpus is None else ["--gpus", flags.gpus]
+        if command == _SMOKE and flags.smoke:
+            words.append(f"--smoke={flags.smoke:g}")
+        elif command == "prepare.py":
+            words += [f"--{name}={folder}" for name, folder in flags.sources.items()]
+        elif words[0] == "run.py":
+            words += ["--branch", branch]
+        config = load(proof.root / CONFIG_NAME)
+        if "--again" in words and Repo(proof.root).config_at("HEAD") == config.source:
+            write_atomically(proof.root / CONFIG_NAME, set_values(config.source, {_RATE: 2 * config.get(_RATE)}))
+        code = _run(proof, missing[0], words, log)
+        if code not in (ExitCode.MEASURED, ExitCode.INTERRUPTED) and proof.rows == before:
+            proof.mark(missing[0], " | ".join(tail(log, 1)) or f"exit code {code}", is_shown=False)
+        for name, row in proof.rows.items():
+            if row != before.get(name) and not row.is_shown:
+                note(f"{name}: {row.figure} (all of it: {log})")
+        if code:
+            return max(code, ExitCode.CRASH)
+    left = proof.missing()
+    note(f"not shown: {', '.join(left)}" if left else f"all {len(proof.rows)} rows are shown")
+    note(f"for a bug report: {proof.root / PROOF_NAME}")
+    return ExitCode.CRASH if left else ExitCode.MEASURED
+
+
+def _run(proof: MachineProof, name: str, words: Sequence[str], log: Path) -> int:
+    """Run a command to its end, or for the row `_KILL` until its run trains. Return its exit code."""
+    group, before, argv = ProcessGroup("prove", _GRACE_SECONDS), proof.rows.get(_UP), [sys.executable, *words]
+    try:
+        child = group.start(name, argv, log_path=log, env=os.environ, cwd=proof.root)
+        with waiting(lambda: f"{name}: {' '.join(tail(child.log_path, 1))}"):
+            while child.poll() is None:
+                group.check()
+                look()
+                if name == _KILL and proof.rows.get(_UP) != before:
+                    return _kill(proof, child)
+                time.sleep(_POLL_SECONDS)
+    finally:
+        group.stop()
+    return child.returncode
+
+
+def _kill(proof: MachineProof, child: Child) -> int:
+    """Kill a run that trains, and mark whether its processes and what they held of the GPUs are gone in time."""
+    began, processes = time.monotonic(), psutil.Process(child.pid).children(recursive=True)
+    child.kill()
+    while left := [*map(describe, filter(is_alive, processes)), *map(str, gpu_problems(proof.engine.gpus()))]:
+        if time.monotonic() - began >= _RELEASE_SECONDS:
+            proof.mark(_KILL, f"left after {_RELEASE_SECONDS:g} s: {'; '.join(left)}", is_shown=False)
+            return ExitCode.CRASH
+        time.sleep(_POLL_SECONDS / 5)
+    proof.mark(_KILL, f"{len(processes)} processes and their GPU memory gone after {time.monotonic() - began:.1f} s")
+    return ExitCode.MEASURED

@@ -1,0 +1,83 @@
+"""What is known of one experiment as named texts: one rendering for the summary, `nightshift show` and the page."""
+
+from collections.abc import Callable, Iterator
+
+from nightshift.agents.notebook import compare_prediction
+from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, percent
+from nightshift.campaign.results import UNDECIDED, Row, column_of, decisions_text
+
+_NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
+PROPOSAL = (
+    "hypothesis",
+    "proposer",
+    "predicted",
+    "mechanism",
+    "falsifier",
+    "reported",
+    "notes",
+    "lesson",
+    "now",
+    "with",
+)
+# Only in the summary of a run: what the next one may need.
+OF_RUN = ("scaled", "unused_keys")
+
+
+def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".format) -> Iterator[tuple[str, str]]:
+    """Yield name and text of what was proposed, measured and decided. What is not known has no text, which is not
+    yielded. `score` formats a fraction of 1."""
+    proposal, training = record.proposal, record.result and record.result.training
+    scores = dict.fromkeys(record.environments[:1], record.score) | record.environment_scores
+    games = record.evaluation.figures if record.evaluation else {}
+    is_first = record.is_keep and record.parent is None
+    number = "{:.1f}".format
+    figures = (
+        ("eval_score", row.eval_score, score),
+        ("eval_stderr", row.eval_stderr, score),
+        *((column_of(name), value, score) for name, value in scores.items()),
+        ("strict_score", row.strict_score, score),
+        *((f"{name}_{what}", value, "{:.4g}".format) for name, game in games.items() for what, value in game.items()),
+        ("incumbent_score", None if is_first else row.incumbent_score, score),
+    )
+    times = (
+        ("reward_mean", row.reward_mean, "{:.6f}".format),
+        ("num_steps", row.num_steps, str),
+        ("training_seconds", row.training_seconds, number),
+        ("total_seconds", row.total_seconds, number),
+        ("peak_memory_gb", row.memory_gb, "{:.2f}".format),
+    )
+    effect, p_helps = row.effect_at_decision, row.p_helps
+    texts = (
+        ("hypothesis", proposal.description),
+        ("proposer", row.proposer or "you"),
+        ("predicted", proposal.prediction),
+        ("mechanism", proposal.mechanism),
+        ("falsifier", proposal.falsifier),
+        ("reported", proposal.reported_outcome),
+        ("notes", "; ".join(proposal.notes)),
+        ("lesson", proposal.lesson),
+        ("now", row.now),
+        ("with", ", ".join(row.kept)),
+        *((name, None if value is None else form(value)) for name, value, form in figures),
+        ("effect_at_decision", None if effect is None else ("-" if effect < 0 else "+") + score(abs(effect))),
+        ("p_helps", None if p_helps is None else f"{percent(p_helps) / 100:.2f}"),
+        ("verdict", row.verdict or UNDECIDED),
+        ("outcome", _NO_GRADIENT if training and training.outcome is Outcome.NO_GRADIENT else None),
+        ("why", row.why),
+        ("prediction", compare_prediction(record) if proposal.prediction else None),
+        *((name, None if value is None else form(value)) for name, value, form in times),
+        ("run", f"{row.number:04d}"),
+        ("starts", record.starts),
+        ("changes", ", ".join(row.changes)),
+        ("rider", row.rider),
+        *(("scaled", line) for line in record.scaled),
+        (
+            "unused_keys",
+            record.unused_keys and f"the engine {record.engine} does not use {', '.join(record.unused_keys)}",
+        ),
+        ("git", record.git_action),
+        ("agent", None if proposal.is_isolated else NOT_ISOLATED),
+        *(("health", finding) for finding in (record.health or "").splitlines()),
+        ("train.toml", decisions_text(d for d in record.moved if f"{d.action} {d.change.name}" in record.commits)),
+    )
+    yield from ((name, text) for name, text in texts if text)
