@@ -179,7 +179,7 @@ def _runs(c: Comparison) -> str:
 
 def remark(e: Experiment) -> str:
     """Return why an experiment crashed, or what its run did besides its new change: `also re-testing 0007; 0003
-    reverted`."""
+    reverted`, and the guard that forbids the change."""
     if e.is_crash:
         return clean(e.record.why, 160)
     guards = [part for part in e.record.why.split("; ") if " not kept: guard " in part]
