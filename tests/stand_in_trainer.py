@@ -1,7 +1,7 @@
 """A stand-in for the trl engine's trainer.py: speaks its protocol, trains nothing, and fails on demand.
 
 Its "policy" answers a share of the validation split right: a made-up function of the learning rate, plus
-noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
+noise from the seed. `stand-in.json` in a run's folder or in one above it can ask for a fault:
 {"fault": "exit_at_start" | "error" | "sigkill" | "short_answers" | "no_step" | "few_steps" | "no_weights" |
 "no_peak" | "holds_card", "once": true, "run": "0003"}; `run`: in this run only
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
@@ -33,7 +33,7 @@ def emit(**event: object) -> None:
 
 
 def asked_in(run_dir: Path) -> Path | None:
-    return next((path for folder in run_dir.parents if (path := folder / "stand-in.json").exists()), None)
+    return next((path for folder in (run_dir, *run_dir.parents) if (path := folder / "stand-in.json").exists()), None)
 
 
 def fault_of(path: Path | None, run: str) -> str | None:
