@@ -13,6 +13,7 @@ import numpy as np
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
 from nightshift.campaign.records import Z95, Outcome, Result
+from nightshift.config.allowlist import LOSS
 from nightshift.config.rules import Rules
 
 Steps = Sequence[Step]
@@ -66,8 +67,13 @@ def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
     findings = [*filter(None, checks), *(Finding(text, (), COSTLY) for text in conditions.remarks)]
     findings.sort(key=lambda finding: -finding.severity)  # stable: in the order of CHECKS within a severity
     findings.append(pace(steps, is_healthy=not findings and conditions.run.training.outcome.is_success))
-    used = conditions.used_keys
-    return [f._replace(keys=tuple(key for key in f.keys if used is None or key in used)[:3]) for f in findings[:5]]
+    used, there = conditions.used_keys, conditions.values.keys()
+    closed = {KL_TAU, *MASKS} - there if LOSS in there else set()  # of another loss
+
+    def is_open(key: str) -> bool:
+        return key not in closed and (used is None or key in used)
+
+    return [f._replace(keys=tuple(filter(is_open, f.keys))[:3]) for f in findings[:5]]
 
 
 def curve(steps: Steps, name: str) -> list[float]:

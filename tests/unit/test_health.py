@@ -14,9 +14,9 @@ from msgspec import structs
 
 from nightshift.campaign.metrics import Step, read_steps
 from nightshift.campaign.records import Evaluation, Outcome, Result, Training, Weights, packed
-from nightshift.config.allowlist import find_key
+from nightshift.config.allowlist import LOSS, find_key
 from nightshift.experiment import health
-from nightshift.experiment.health import BROKEN, COSTLY, HINT, Conditions, Finding, digest
+from nightshift.experiment.health import BROKEN, COSTLY, HINT, KL_TAU, Conditions, Finding, digest
 from tests.conftest import slow
 from tests.rules import ARITHMETIC_TRL
 
@@ -193,6 +193,14 @@ def test_keys_that_the_engine_does_not_use_are_not_pointed_to() -> None:
     steps = changed(healthy(0, 100), **FAULTS["stale"][3])
     conditions = replace(USUAL, used_keys=frozenset({INFLIGHT}))
     assert found(steps, "policy versions old", conditions).keys == (INFLIGHT,)
+
+
+@pytest.mark.parametrize(("loss", "is_open"), [("ipo", True), ("clipped", False)])
+def test_keys_of_another_loss_are_not_pointed_to(loss: str, is_open: bool) -> None:
+    steps = changed(healthy(0, 100), kl=lambda x: 0.05)
+    values = {LOSS: loss} | ({KL_TAU: 0.001} if is_open else {})
+    keys = found(steps, "KL between", replace(USUAL, values=values)).keys
+    assert (LR in keys, KL_TAU in keys) == (True, is_open)
 
 
 def test_every_key_that_is_pointed_to_is_open() -> None:
