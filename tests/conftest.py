@@ -64,6 +64,7 @@ def pytest_sessionstart() -> None:
     Hypothesis by itself gives each example 200 ms by the clock on the wall."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     hypothesis.settings.register_profile(
         "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )

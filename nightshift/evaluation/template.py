@@ -17,6 +17,7 @@ from nightshift.text import clean
 NUM_EXAMPLES = 20
 _SKELETON, _SKELETON_TURNS = "docs/environment", "docs/environment_turns"
 _NUM_EPISODES = 2
+_MEND = "Mend the code of the environment, then run this again."
 # The argument of a tool's call, by its type in JSON Schema, where it is no text.
 _ARGUMENTS = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
@@ -80,7 +81,7 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
             shown = f" ({clean(texts[0], 60)!r})" if texts[0] else " (the task knows none)" * (what == "its answer")
             yield f"{what}{shown}: score {fmean(scores):.3f} over {len(scores)} tasks, {milliseconds:.1f} ms each"
         if scorer and (failures := scorer.failures()):
-            yield f"PROBLEM: {failures}"
+            raise UsageError(f"{name}: {failures}", _MEND)
     finally:
         if scorer:
             scorer.close()
@@ -122,15 +123,14 @@ def _play(environment: Environment, examples: Sequence[Example]) -> Iterator[str
         assert environment.scorer is not None
         played = environment.scorer.play([example.key for example in examples], policy, lambda num_done: None)
         server.shutdown()
+    causes = [cause for episode in played.values() if (cause := episode.failed or episode.refused)]
     for number, episode in enumerate(played.values(), 1):
         calls = f"{episode.tool_calls} calls of tools ({episode.tool_errors} failed)"
-        score = (
-            f"score {episode.score:.3f}"
-            if episode.score is not None
-            else f"PROBLEM: {episode.failed or episode.refused}"
-        )
+        score = f"score {episode.score:.3f}" if episode.score is not None else "no score"
         yield f"episode {number} of a scripted policy: {episode.turns} turns, {calls}, {score}"
         yield from (clean(line, 300) for line in episode.text.splitlines() if line.strip())
+    if causes:
+        raise UsageError(f"{environment.name}: {len(causes)} of {len(played)} episodes failed: {causes[0]}", _MEND)
 
 
 def _score(environment: Environment, example: Example, text: str) -> float:
