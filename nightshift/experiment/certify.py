@@ -71,6 +71,8 @@ from nightshift.executors.slurm import job_left
 from nightshift.experiment.checkout import IntegrityError, changed_files, require_unchanged
 from nightshift.experiment.experiment import Bench, Controller
 from nightshift.files import Document, read_json, remove_tree, write_json
+from nightshift.text import counted
+from nightshift.waiting import lasted
 
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
 FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
@@ -134,14 +136,14 @@ class Task(NamedTuple):
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
-            f"number:   {plan.number:04d}; after an interruption: uv run nightshift certify --resume {plan.number:04d}",
+            f"number:   comparison {plan.number:04d}; after an interruption: uv run nightshift certify --resume {plan.number:04d}",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
-            f"runs:     {plan.num_seeds} new seeds each, {num_examples} examples of the {plan.split} split",
-            f"time:     at least {self.num_waves() * rules.budget_seconds / 60:.0f} min{at_once}{done}",
+            f"runs:     {counted(plan.num_seeds, 'new seed')} for each config, {num_examples} examples of the {plan.split} split",
+            f"time:     at least {lasted(self.num_waves() * rules.budget_seconds)}{at_once}{done}",
         ]
         if access := _access(self.controller.ledger, plan):
-            level = f"better or worse is said at level {level_of_access(access):.3g}"
-            lines.append(f"access:   {access} to the test split by this campaign; {level}")
+            level = f"the verdict 'better' or 'worse' needs p < {level_of_access(access):.3g}"
+            lines.append(f"access:   use {access} of the test split by this campaign; {level}")
         return lines
 
 
@@ -407,7 +409,7 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
         runs = [run.result for run in task.finished() if run.side == side]
         sides.append([run.evaluation for run in runs if run.evaluation is not None])
         if not sides[-1]:
-            cause = runs[0].training.cause if runs else "all runs were lost to infrastructure failures"
+            cause = runs[0].training.cause if runs else "all its runs were lost to infrastructure failures"
             fix = f"Fix that, then: uv run nightshift certify --resume {task.plan.number:04d}"
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
     if len({evaluation.examples_sha256 for side in sides for evaluation in side}) > 1:
@@ -509,7 +511,7 @@ class Certified(Document, frozen=True, kw_only=True, tag="certify"):
 
 
 def _block(c: Comparison) -> list[str]:
-    access = f"; access {c.access} to the test split by this campaign" if c.access else ""
+    access = f"; use {c.access} of the test split by this campaign" if c.access else ""
     place = f"{'+'.join(c.environments)}, {c.plan.split} split, {c.budget_seconds:g} s of training"
     tested = f"p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g}{access}"
     return [

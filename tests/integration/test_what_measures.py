@@ -21,9 +21,9 @@ _EXCEPTIONS = {
     "campaign/": ("git", "ledger", "records", "results"),
     "cli/": ("output", "progress", "run", "shell", "status"),
     "config/": ("rules", "rules_toml", "scope"),  # what rules are made of is hashed by value
-    "engines/": ("downloads", "machine", "standstill"),
+    "engines/": ("downloads", "machine", "rehearsal", "standstill"),
     "evaluation/": ("scorer",),  # of tasksets, whose rules cover it
-    "experiment/": ("checkout", "experiment", "health"),
+    "experiment/": ("checkout", "experiment", "health", "prove"),
 }
 EXCEPTIONS = (
     "nightshift/executors/",  # starts the worker, which refuses other rules; watches and ends processes

@@ -167,10 +167,10 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(kept, monkeypa
     with pytest.raises(EngineError, match="no run of the baseline"):  # what is finished does not use the split again
         certify(open_task(kept, resume=1))
     assert len(kept.ledger.accesses()) == 4
-    assert "access 2 to the test split by this campaign" in str(Certified(plan=(), comparisons=(second,)))
+    assert "use 2 of the test split by this campaign" in str(Certified(plan=(), comparisons=(second,)))
     task = open_task(kept)
     assert not any(run.fresh for run in task.runs())
-    assert any("3 to the test split by this campaign" in line for line in task.describe())
+    assert any("use 3 of the test split by this campaign" in line for line in task.describe())
 
 
 def test_the_command_resumes_an_unfinished_comparison_by_its_number(
@@ -187,7 +187,7 @@ def test_the_command_resumes_an_unfinished_comparison_by_its_number(
     kept.reporter.on_note = lambda text: None
     for options, number in ((("--resume", "0001"), "0001"), ((), "0002")):
         code, output = invoked(*options, "--dry-run")
-        assert (code, f"number:   {number}; " in output) == (0, True), output
+        assert (code, f"number:   comparison {number}; " in output) == (0, True), output
     code, output = invoked("--resume", "0001")
     assert (code, "verdict:          better" in output) == (0, True), output
 
@@ -260,7 +260,7 @@ def test_an_infrastructure_failure_is_tried_once_more(kept: Controller) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cause"), [slow("sigkill", "all runs were lost to infrastructure failures"), ("error", "loss is nan")]
+    ("name", "cause"), [slow("sigkill", "all its runs were lost to infrastructure failures"), ("error", "loss is nan")]
 )
 def test_a_side_without_a_run_is_no_certificate(kept: Controller, name: str, cause: str) -> None:
     fault(kept.ledger.runs_dir, name, once=False)
@@ -295,7 +295,7 @@ def test_the_plan_reads_nothing(kept: Controller, monkeypatch: pytest.MonkeyPatc
     task = open_task(kept)
     lines = task.describe()
     assert lines[0] == "certify:  incumbent after experiment 0002 (incumbent) against experiment 0001 (baseline)"
-    assert "runs:     3 new seeds each, 400 examples of the test split" in lines
+    assert "runs:     3 new seeds for each config, 400 examples of the test split" in lines
     assert kept.ledger.accesses() == []
     assert not (kept.ledger.runs_dir / "certify").exists()
 

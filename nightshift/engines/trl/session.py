@@ -193,7 +193,7 @@ class TrlSession(Session):
                     raise EngineError(event.cause, failure=failure, log=LOG_NAME)
                 see(event)
         except TimeoutError:
-            raise _Late(f"the trainer did not finish {command} before the deadline") from None
+            raise _Late(f"the trainer's answer to `{command}` was not complete at the deadline of the run") from None
         except BrokenPipeError:
             with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
                 self._trainer.wait(GRACE_SECONDS)
