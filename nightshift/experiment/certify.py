@@ -134,11 +134,12 @@ class Task(NamedTuple):
         num_examples = sum(environment.num_validation for environment in rules.scored)
         done = f", {num_done} of {len(self.runs())} runs are done" if num_done else ""
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
+        seeds = counted(plan.num_seeds, "new seed")
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
-            f"number:   comparison {plan.number:04d}; after an interruption: uv run nightshift certify --resume {plan.number:04d}",
+            f"number:   comparison {plan.number:04d}; to resume it: uv run nightshift certify --resume {plan.number:04d}",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
-            f"runs:     {counted(plan.num_seeds, 'new seed')} for each config, {num_examples} examples of the {plan.split} split",
+            f"runs:     {seeds} for each config, {num_examples} examples of the {plan.split} split",
             f"time:     at least {lasted(self.num_waves() * rules.budget_seconds)}{at_once}{done}",
         ]
         if access := _access(self.controller.ledger, plan):

@@ -83,7 +83,7 @@ def test_the_skeleton_of_two_turns_passes_its_test_and_doctor_plays_two_episodes
     assert episodes.count("a scripted answer") == 4
     module = root / "environments" / "pens" / "pens_env" / "__init__.py"
     module.write_text(module.read_text().replace("return num_right /", "return num_right // 0 *"))
-    with pytest.raises(UsageError, match="pens: 2 of 2 episodes failed: .*ZeroDivisionError"):
+    with pytest.raises(UsageError, match=r"pens: 2 of 2 episodes failed: .*ZeroDivisionError"):
         list(template.look(root, "pens"))
 
 
