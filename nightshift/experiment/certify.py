@@ -137,7 +137,7 @@ class Task(NamedTuple):
         seeds = counted(plan.num_seeds, "new seed")
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
-            f"number:   comparison {plan.number:04d}; to resume it: uv run nightshift certify --resume {plan.number:04d}",
+            f"number:   comparison {plan.number:04d}; to resume: uv run nightshift certify --resume {plan.number:04d}",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
             f"runs:     {seeds} for each config, {num_examples} examples of the {plan.split} split",
             f"time:     at least {lasted(self.num_waves() * rules.budget_seconds)}{at_once}{done}",
