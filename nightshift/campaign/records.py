@@ -323,7 +323,7 @@ class Action(StrEnum):
 
     @property
     def past(self) -> str:
-        words = {Action.KEEP: "kept", Action.ADOPT: "kept after a re-test"}
+        words = {Action.KEEP: "kept", Action.ADOPT: "kept later"}
         return words.get(self, f"{self}ed")
 
 

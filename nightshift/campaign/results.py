@@ -231,7 +231,7 @@ def measured_text(record: Record) -> str:
 
 
 def decisions_text(decisions: Iterable[Decision]) -> str:
-    """Return the changes that were kept or reverted: `0003 reverted, 0005 kept after a re-test`."""
+    """Return the changes that were kept or reverted: `0003 reverted, 0005 kept later`."""
     return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
 
 

@@ -173,17 +173,19 @@ def _next_steps(morning: Morning) -> Iterator[tuple[str, str]]:
         return
     least = text.share(posterior.rules.keep_at)
     doubtful = [kept for kept in morning.kept if kept.effect.p_helps < posterior.rules.keep_at]
+    is_certified = morning.certificate is not None and not morning.obsolete
     for kept in doubtful:
         name, p = kept.change.name, text.share(kept.effect.p_helps)
-        sentence = f"Before a certificate, decide on {name}: P(it helps) is now {p}, below the {least} of a keep. "
+        decide = "Decide" if is_certified else "Before a certificate, decide"
+        sentence = f"{decide} on {name}: P(it helps) is now {p}, below the {least} of a keep. "
         command = f"uv run nightshift revert {name}" if kept.change.experiment else f"git revert {kept.commit}"
         yield f"{sentence}To take it out:", command
-    if morning.kept and (morning.certificate is None or morning.obsolete):
+    if morning.kept and not is_certified:
         sentence = "then certify" if doubtful else "certify"
         sentence += " the gain: fresh seeds, on test problems that no run has used (of this incumbent only):"
         yield text.sentence(sentence)[:-2] + ":", "uv run nightshift certify"
     yield "Or continue the search:", "uv run nightshift night --agent claude --hours 8"
-    if morning.kept:
+    if morning.kept and morning.story.campaign.incumbent_run:
         yield "Take the weights home:", "uv run nightshift export --to model"
 
 

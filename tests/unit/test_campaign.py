@@ -102,9 +102,9 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     rider = a_change(2)
     while not records[-1].moved and len(records) < 10:
         records.append(next_record(records, 0.7, run=Run(rider=rider)))
-    assert decisions_text(records[-1].moved) == "0002 kept after a re-test"
+    assert decisions_text(records[-1].moved) == "0002 kept later"
     assert "(also re-testing 0002)" in records[-1].judgement.why
-    assert re.search(r"; 0002 kept after a re-test \(effect .* pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
+    assert re.search(r"; 0002 kept later \(effect .* pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
     [step] = records[-1].judgement.steps
     assert (step.name, step.keys) == ("adopt 0002", {key: (None, value) for key, value in rider.keys.items()})
     assert f"measured by {', '.join(f'{number:04d}' for number in (2, *numbers(records[3:])))}\n" in step.reason

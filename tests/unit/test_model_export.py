@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Estimate, Job, Weights
+from nightshift.campaign.records import Change, Estimate, Job, Weights
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_json
 from nightshift.report.data import Story
@@ -94,6 +94,15 @@ def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tm
 def test_an_experiment_that_does_not_exist_is_told(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="autoresearch/test has no experiment 0077"):
         exported(ledger, tmp_path / "out", 77)
+
+
+def test_a_model_of_another_config_is_not_taken_for_the_incumbents(ledger: Ledger, tmp_path: Path) -> None:
+    keep = ledger.record(2)
+    rider = Change(experiment=3, keys={"trainer.optim.weight_decay": "0.1"})
+    ledger.write(replace(keep, run=replace(keep.run, rider=rider)))
+    with pytest.raises(UsageError, match=r"trained exactly the incumbent\. Train it: .* --experiment NNNN"):
+        exported(ledger, tmp_path / "out")
+    assert exported(ledger, tmp_path / "out", 2).is_dir()
 
 
 def _swap(folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_keys_of_the_summary_exist() -> None:
     printed = set(re.findall(r"^(\w+):", summary(record), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|.]+)\):'", TEXT)
     assert set(pattern.split("|")) <= {*printed, "prediction", "train.toml"}
-    assert "`train.toml: 0003 reverted, 0005 kept after a re-test`" in TEXT
+    assert "`train.toml: 0003 reverted, 0005 kept later`" in TEXT
     known = {"eval_score", "effect_at_decision", "p_helps", "why", "unused_keys", "git", "total_seconds", "num_steps"}
     assert known <= printed
     [sample] = re.findall(r"^```\n(eval_score.*?)^```", TEXT, re.MULTILINE | re.DOTALL)

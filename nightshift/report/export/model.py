@@ -29,13 +29,16 @@ _AGAIN = "Train its train.toml again, on a branch of its own."
 
 def copy_model(story: Story, number: int | None, target: Path) -> Path:
     """Write the model of an experiment to the new folder `target`, whole or not at all. Return its path. If `number` is
-    None: of the last run of exactly the incumbent's config, or else of the last keep.
+    None: of the last run of exactly the incumbent's config.
 
     Raises:
-        UsageError: `target` is not empty, or the weights are gone.
+        UsageError: `target` is not empty, no run trained the incumbent's config, or the weights are gone.
         EngineError: the weights are not those that were scored, or a file beside them names code.
     """
-    best = story.campaign.incumbent_run or story.campaign.parent
+    best, baseline = story.campaign.incumbent_run, story.campaign.baseline
+    if number is None and best is None and baseline is not None:  # changes are kept that no run had together
+        fix = "Train it: uv run run.py --again. Or name a run: --experiment NNNN."
+        raise UsageError(f"no run of {story.branch} trained exactly the incumbent", fix)
     record = best if number is None else next((r for r in story.records if r.number == number), None)
     if record is None:
         what = "incumbent yet" if number is None else f"experiment {number:04d}"
