@@ -156,7 +156,7 @@ def diff(old: Config, new: Config) -> tuple[Change, ...]:
     """Return the changes: changed, then added, then removed keys. Empty if both files train the same."""
     changes = []
     for path in changed_keys(old, new):
-        before = _text(old.values[path]) if path in old.values else _default_text(path, old.resolved)
+        before = _text(old.values[path]) if path in old.values else _default_text(path, new.resolved)
         after = _text(new.values[path]) if path in new.values else _default_text(path, new.resolved)
         kind: ChangeKind = "removed" if path not in new.values else "changed" if path in old.values else "added"
         changes.append(Change(path, kind, before, after))

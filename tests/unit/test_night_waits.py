@@ -344,7 +344,7 @@ def test_an_answer_that_comes_while_runs_are_lost_is_on_disk(controller: Control
         def wait(self, timeout_seconds: float) -> None:
             self.clock.now += 5.0
             state = load(controller.ledger)
-            pending.extend([len(state.pending)] if state.waiting else [])
+            pending.extend([len(state.pending)] if any(wait.ended is None for wait in state.waits) else [])
 
     pending, proposer = list[int](), Thinker(clock, 310.0)  # the answer comes in the pause
     _, stop, _ = a_night(controller, Lost(1, clock, 300.0), proposer, experiments=5)

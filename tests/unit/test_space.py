@@ -236,7 +236,7 @@ def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
     tokens = parse(SHIPPED.replace(b"batch_size = 256 ", b"token_batch_size = 100_000 "))
     alone = config(orchestrator__algo__type="rae", orchestrator__group_size=1)
     for each in (tokens, alone):
-        assert math.isfinite(found(each.resolved).num_steps)
+        assert math.isfinite(found(each.resolved)[0])
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
