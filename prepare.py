@@ -5,7 +5,7 @@
     uv run prepare.py --gsm8k FOLDER  # GSM8K: its train.jsonl and test.jsonl
     uv run prepare.py --math FOLDER   # MATH from your own copy of it
     uv run prepare.py --smoke         # two GPUs: install prime-rl, try it
-    uv run prepare.py --prove         # show step by step that this machine works: proof.json
+    uv run prepare.py --prove         # measure row by row that it works
 """
 
 if __name__ == "__main__":

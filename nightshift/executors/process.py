@@ -198,7 +198,8 @@ class ProcessTree:
     def __init__(self, *markers: str) -> None:
         """`markers`: of its processes, each perhaps only the beginning."""
         self.markers, self.sessions, self.seen = {*markers}, set[int | None](), set[psutil.Process]()
-        self._shows_markers = bool(environment_of(psutil.Process()))
+        here = psutil.Process()  # whose own environment a change of its title may have overwritten
+        self._shows_markers = any(map(environment_of, (here, *here.parents())))
 
     def claims(self, process: psutil.Process) -> bool:
         """Return whether a direct child of the harness belongs here: its descendants do with it."""
