@@ -1,6 +1,7 @@
 """Two questions in one conversation, asked by a scripted user; the reward is the share of right answers.
 
-A verifiers v1 environment: the taskset holds the tasks, the Env plays one. Replace `questions` and `right` by your own.
+A verifiers v1 environment: the taskset contains the tasks, the Env plays them. Replace
+`questions` and `right` by your own.
 """
 
 import random

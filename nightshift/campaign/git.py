@@ -157,7 +157,7 @@ class Repo:
         ).strip()
         # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
         self._run("update-index", "-z", "--index-info", **change)
-        try:  # compare-and-swap: a commit that somebody makes at this moment is not lost
+        try:  # compare-and-swap: a commit that another program makes at this moment is not lost
             self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
         except EngineError:
             now = self.head().commit or parent

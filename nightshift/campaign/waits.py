@@ -73,7 +73,7 @@ class NightStatus:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """A sentence for each wait that goes on; none for a slot that is free again, or once the night is over."""
+        """A sentence for each open wait; none for a slot that is free again, or once the night is over."""
         waits = [wait for wait in self.waits if wait.ended is None and self.cause is None]
         return tuple(wait.describe() for wait in waits if not wait.is_free())
 

@@ -162,7 +162,7 @@ def night(
     controller_job: bool,
     **flags: Any,
 ) -> None:
-    """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
+    """Propose, train, decide, record, until a stop rule applies; the same command resumes after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
     runs in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment. A night

@@ -156,7 +156,7 @@ class Scorer:
         ends the call.
 
         Raises:
-            EngineError: the server goes on failing in an example, or too much time is lost to a process that dies.
+            EngineError: the server keeps failing in an example, or too much time is lost to a process that dies.
         """
         played: dict[str, Played] = {}
         tries = Counter[str]()  # of episodes that met a failing server, or were late, perhaps for other load

@@ -39,7 +39,7 @@ def create(root: Path, name: str, has_turns: bool = False) -> list[str]:
         elsewhere.get(path.name, package / path.name).write_text(path.read_text().replace("NAME", name))
     (package / "py.typed").touch()
     what = ": data.py asks, scoring.py pays, taskset.py is for prime-rl"
-    what = f"/{name}_env: the taskset holds the tasks, the Env plays one" if has_turns else what
+    what = f"/{name}_env: the taskset contains the tasks, the Env plays them" if has_turns else what
     engine = " --engine prime-rl" if has_turns else ""
     table = [f"[environment.{name}]", f'package = "environments/{name}"', "num_validation = 200", "max_turns = 2"]
     return [

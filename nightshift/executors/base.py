@@ -33,7 +33,7 @@ class Flight:
     """A run that was submitted and not collected."""
 
     job: Job
-    ends_at: float  # on the monotonic clock; a run that goes on hangs
+    ends_at: float  # on the monotonic clock; a run that continues after this hangs
 
 
 F = TypeVar("F", bound=Flight)
@@ -102,7 +102,7 @@ class Executor(ABC, Generic[F]):
         return folder in self._flights
 
     def is_over(self, folder: Path) -> bool:
-        """Return True if nothing more will come of the run: also if it goes on past its own deadline."""
+        """Return True if nothing more will come of the run: also if it runs past its own deadline."""
         flight = self._flights.get(folder)
         return flight is None or time.monotonic() > flight.ends_at or self._has_ended(folder)
 

@@ -109,7 +109,7 @@ def read(path: Path) -> SlurmConfig:
 _LOOK_SECONDS = 0.2
 POLL_SECONDS = 2.0  # between two questions to slurmctld, for all jobs at once
 ANSWER_SECONDS = 30.0  # a slurmctld that is away answers after nine, with an error
-_FIRST_ANSWER_SECONDS = 10.0  # while somebody waits for it
+_FIRST_ANSWER_SECONDS = 10.0  # while a person waits
 # Until a file that another node wrote is seen here. A job that completed wrote one: acdirmax of NFS is 60 s (nfs(5)).
 COMPLETED_SECONDS = 75.0
 OTHERWISE_SECONDS = 10.0
@@ -216,7 +216,7 @@ class SlurmExecutor(Executor[_Work]):
 
     def sbatch(self, name: str, output: Path, lines: Sequence[str], *more: str, **how: Any) -> None:
         """Submit a job: the one call of sbatch. `lines`: of its script; those of `setup` come before the last one.
-        `more`: further options; `how`: for `_ask`. Of an option that is said twice the last one holds."""
+        `more`: further options; `how`: for `_ask`. If an option is given twice, the last one applies."""
         words = [*self.config.sbatch, *_FIXED, *self.config.options, f"--job-name={name}", f"--output={output}"]
         # Last: `module load` among the lines of setup sets PYTHONPATH.
         last = f"export PYTHONPATH={shlex.quote(process.python_path())}", lines[-1]

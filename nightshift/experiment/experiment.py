@@ -359,7 +359,7 @@ class Controller:
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
         record = close(record, self.ledger, self.repo)
-        with suppress(EngineError, UsageError):  # a full disk, a damaged proof.json: the verdict stands
+        with suppress(EngineError, UsageError):  # a full disk, a damaged proof.json: the verdict does not depend on it
             MachineProof(self.bench.root, self.bench.engine).add_runs(self.ledger.records(), record.rules_hash)
         return record
 
@@ -409,7 +409,7 @@ class Controller:
 
 
 def suspended(seconds: float) -> str:
-    """Say what a controller noticed; somebody who sets the clock forward looks the same."""
+    """Describe a jump of the wall clock: a suspension, or a clock that was set forward."""
     return f"this machine was suspended for {lasted(seconds)}, or its clock was set forward"
 
 

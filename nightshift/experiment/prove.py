@@ -1,7 +1,7 @@
 """proof.json: what was shown to work on this machine's GPUs, and `prepare.py --prove`, which shows what is missing.
 
 prepare.py, its smoke run and ordinary runs write their rows. A row has the measured figure or the line that failed, and
-holds for one engine, hardware, driver and code. The file has no path, user name, host name or secret.
+applies to one engine, hardware, driver and code. The file has no path, user name, host name or secret.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RELEASE_SECONDS = 10.0  # in which a killed run has to leave the GPUs; not meas
 _GRACE_SECONDS = 60.0  # run.py closes its record on SIGTERM
 _POLL_SECONDS = 0.5
 _RATE = "trainer.optim.lr"
-# Words that stay private, and what stands for them.
+# Private words, and their placeholders.
 _PRIVATE = (
     (r"[a-z][a-z0-9+.-]*://\S+|\S+@\S+|\b\d{1,3}(?:\.\d{1,3}){3}\b", "<address>"),
     (r"(?<![\w<])(?:~|\.{1,2})?(?:/[^\s/:;,'\"()<>|]+)+/?", "<path>"),
@@ -68,7 +68,7 @@ STEPS = {
     "ten training steps": Step(_SMOKE, "2 min"),
     "memory peak": Step(_SMOKE, "none"),
     "weights updated in place": Step(_SMOKE, "seconds"),
-    "served = file": Step(_SMOKE, "about a minute on the CPU", engines=("prime-rl",)),
+    "served = file": Step(_SMOKE, "not measured on a GPU", engines=("prime-rl",)),
     "kill and nothing left": Step("prepare.py --smoke 600", f"a start, and {_RELEASE_SECONDS:g} s after the kill"),
     "model and data": Step("prepare.py", "the downloads", "1 GB of model, 5 MB of data (estimated)"),
     "compile caches": Step("prepare.py", "at most 20 min to start, 5 min of training", engines=("prime-rl",)),

@@ -64,7 +64,7 @@ class Night:
         return self.desk.state
 
     def run(self) -> Stop:
-        """Run until a stop rule holds, or a measuring file changed. Returns why. Interrupted and UsageError end the
+        """Run until a stop rule applies, or a measuring file changed. Returns why. Interrupted and UsageError end the
         night too, with the same traces on disk."""
         with interruptible(is_noted=self._is_first_interrupt):
             try:

@@ -63,7 +63,7 @@ class Proposals:
         self._desk, self._controller = desk, desk.controller
         self._proposer, self._filler = proposer, filler
         self._work: _Work | None = None
-        self._is_unpriced = False  # the user was told that --max-cost lacks dollars
+        self._is_unpriced = False  # the user was notified that --max-cost lacks dollars
         self._answer_seconds = _ANSWER_SECONDS  # that the agent took last
         self._fill_refusals = tuple[str, ...]()  # in a row
         self._fills_at = 0.0  # on the clock

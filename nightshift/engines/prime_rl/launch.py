@@ -144,7 +144,7 @@ class Launch:
 
     @property
     def num_engines(self) -> int:
-        """How many copies of the policy the server holds: its data-parallel engines."""
+        """The number of data-parallel engines: each has a copy of the policy."""
         parallel: int = self.tree["inference"]["vllm"].get("tensor_parallel_size", 1)
         return int(self.tree["deployment"]["num_infer_gpus"]) // parallel
 

@@ -368,9 +368,9 @@ class PrimeRlSession(Session):
         failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
         for rank in range(1, self._launch.num_trainers) if child.name == "trainer" else ():
             outputs = self._run_dir.glob(f"torchrun/*/attempt_0/{rank}/std*.log")
-            said = sorted(map(_log_lines, sorted(outputs, reverse=True)), key=is_fatal)  # what tells stands last
-            if failed[1] == str(rank) if failed else any(map(is_fatal, said)):
-                lines = [*chain(*said), *(line for line in lines if not line.startswith("[trainer0]:"))]
+            logs = sorted(map(_log_lines, sorted(outputs, reverse=True)), key=is_fatal)  # a fatal one comes last
+            if failed[1] == str(rank) if failed else any(map(is_fatal, logs)):
+                lines = [*chain(*logs), *(line for line in lines if not line.startswith("[trainer0]:"))]
                 path = self._run_dir / f"trainer-{rank}.log"
                 write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), sync=False)
                 return path.name, lines
