@@ -20,7 +20,7 @@ from msgspec.structs import force_setattr, replace
 from nightshift.config.rules import Fraction, RuleConstants, Rules, Scale
 from nightshift.errors import Failure
 from nightshift.files import Document
-from nightshift.text import clean
+from nightshift.text import clean, counted
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
 ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.png"
@@ -90,7 +90,7 @@ class Cost(Struct, frozen=True):
         if self.tokens_in is None and self.tokens_out is None:
             tokens = "tokens not reported"
         num, agents = self.num_proposals, ", ".join(filter(None, (hours, tokens, self.text("dollars"))))
-        proposals = f"{num:,} proposal{'' if num == 1 else 's'}: {agents}" if num else ""
+        proposals = f"{counted(num, 'proposal')}: {agents}" if num else ""
         return "; ".join(filter(None, (", ".join(filter(None, machine)), proposals))) or "nothing yet"
 
     def text(self, figure: Figure) -> str:

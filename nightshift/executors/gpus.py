@@ -15,6 +15,7 @@ from typing import Any
 
 from nightshift.config.rules import RULES_NAME
 from nightshift.errors import EngineError, UsageError
+from nightshift.text import counted
 
 GB = 1e9
 # Of prime-rl those for inference, then the trainer's, or one for both; () = none, for an installation without GPUs.
@@ -95,7 +96,7 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
     if ids is None:
         if len(visible) < num:
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            cause = f"a run needs {num} NVIDIA GPU{'s' if num > 1 else ''}, this machine has {len(visible)}{hidden}"
+            cause = f"a run needs {counted(num, 'NVIDIA GPU')}, this machine has {len(visible)}{hidden}"
             fix = "Run it with --engine trl, with both sides on one GPU (--gpus 0,0), or with smaller infer_gpus and "
             raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
         return tuple(visible[:num])

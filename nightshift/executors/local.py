@@ -20,6 +20,7 @@ from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors import base, process
 from nightshift.executors.base import Executor, Flight, Slot
 from nightshift.executors.process import SYS, Child, ProcessGroup, control_groups
+from nightshift.text import counted
 from nightshift.waiting import waiting
 
 # Of a worker that is asked to end, and first ends its engine's processes, which have a grace of their own.
@@ -38,7 +39,7 @@ class LocalExecutor(Executor[_Worker]):
     def __init__(self, root: Path, environ: Mapping[str, str], slots: Sequence[Slot] = (Slot(),)) -> None:
         num_cores, layout = len(slots[0].cores), ""
         if len(slots) > 1:  # such runs compare with such runs only
-            layout = f", {len(slots)} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
+            layout = f", {len(slots)} side by side, {counted(num_cores, 'core')} each"
         super().__init__(root, environ, len(slots), layout)
         self.slots = slots
 

@@ -493,7 +493,7 @@ def _notes(task: Task, result: Estimate) -> list[str]:
     flattered = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
     notes += [
         (len({*num_scored.values()}) > 1, f"{numbers} have a score: {unequal}"),
-        (num_lost, f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures"),
+        (num_lost, f"{counted(num_lost, 'run')} lost to infrastructure failures"),
         (unused, f"keys of the incumbent that change nothing there: {', '.join(unused)}"),
         (not all(are_isolated), f"agent: {NOT_ISOLATED}"),
         (plan.split == "validation" and is_own, flattered),

@@ -48,7 +48,7 @@ from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
 from nightshift.night.state import STOP_NAME, Desk, Event, Kind, NightState, by_end, decided, night_cost, num_since_keep
-from nightshift.text import clean, local
+from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
 KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
@@ -161,7 +161,7 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
         parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
     if request.experiments is not None:
         num_left = max(request.experiments - len(decided(own)), 0)
-        parts.append(f"after {num_left} more experiment{'' if num_left == 1 else 's'}")
+        parts.append(f"after {counted(num_left, 'more experiment')}")
         if next_stage(request.experiments - 1, 0, 1, request.pairs) is not Stage.SEARCH:
             num_last = 4 if request.pairs == 1 else 2 * request.pairs
             parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"

@@ -100,7 +100,7 @@ def test_a_model_of_another_config_is_not_taken_for_the_incumbents(ledger: Ledge
     keep = ledger.record(2)
     rider = Change(experiment=3, keys={"trainer.optim.weight_decay": "0.1"})
     ledger.write(replace(keep, run=replace(keep.run, rider=rider)))
-    with pytest.raises(UsageError, match=r"trained exactly the incumbent\. Train it: .* --experiment NNNN"):
+    with pytest.raises(UsageError, match=r"has no run of exactly the incumbent\. Train it: .* --experiment NNNN"):
         exported(ledger, tmp_path / "out")
     assert exported(ledger, tmp_path / "out", 2).is_dir()
 

@@ -35,14 +35,12 @@ def copy_model(story: Story, number: int | None, target: Path) -> Path:
         UsageError: `target` is not empty, no run trained the incumbent's config, or the weights are gone.
         EngineError: the weights are not those that were scored, or a file beside them names code.
     """
-    best, baseline = story.campaign.incumbent_run, story.campaign.baseline
-    if number is None and best is None and baseline is not None:  # changes are kept that no run had together
-        fix = "Train it: uv run run.py --again. Or name a run: --experiment NNNN."
-        raise UsageError(f"no run of {story.branch} trained exactly the incumbent", fix)
+    best = story.campaign.incumbent_run
     record = best if number is None else next((r for r in story.records if r.number == number), None)
     if record is None:
-        what = "incumbent yet" if number is None else f"experiment {number:04d}"
-        raise UsageError(f"{story.branch} has no {what}", "Run the baseline, or name another --branch.")
+        what = "run of exactly the incumbent" if number is None else f"experiment {number:04d}"
+        fix = "Train it: uv run run.py --again. Or name a run, --experiment NNNN, or another --branch."
+        raise UsageError(f"{story.branch} has no {what}", fix)
     source = story.ledger.run_dir(record.number) / MODEL_NAME
     if source.is_symlink() or not source.is_dir():
         raise UsageError(f"the weights of experiment {record.number:04d} are gone: {source} is no folder", _AGAIN)
