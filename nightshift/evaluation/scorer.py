@@ -87,8 +87,8 @@ class Played(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """A reply of process.py: one of the first seven, CPU seconds so far, and after `ready` notes for the user. While
-    episodes are played, a reply without any says that the process lives."""
+    """A reply of process.py: one of the first eight, CPU seconds so far, and after `ready` notes for the user. While
+    episodes are played, a reply without any says that the process lives, and `blocked` that code was stopped."""
 
     ready: bool | None = None
     examples: list[TaskExample] | None = None
@@ -97,6 +97,7 @@ class _Reply(msgspec.Struct):
     finished: bool | None = None
     refused: str | None = None
     failed: str | None = None
+    blocked: str | None = None
     cpu_seconds: Seconds = 0.0
     notes: list[str] = []
 
@@ -170,11 +171,7 @@ class Scorer:
                     for episode in episodes:
                         began = time.monotonic()
                         cause = clean(episode.failed or "", 300)
-                        is_blocked = cause.startswith("Blocked")
-                        self._lost_seconds += ANSWER_SECONDS if is_blocked else 0.0
-                        if self._lost_seconds > LOST_SECONDS:
-                            raise _Failed(cause)
-                        is_late = is_blocked or _LATE in cause
+                        is_late = cause.startswith("Blocked") or _LATE in cause
                         if tries[episode.key] < (_RETRIES if episode.is_server_fault else is_late):
                             pause = max(pause, episode.is_server_fault * _PAUSE_SECONDS * 2 ** tries[episode.key])
                             tries[episode.key] += 1
@@ -201,12 +198,16 @@ class Scorer:
         return played
 
     def _episodes(self, request: Mapping[str, Any], tick: Callable[[], None]) -> Generator[Played]:
-        """Yield episodes as they end. _Failed if the process dies or is silent."""
+        """Yield episodes as they end. _Failed if the process dies or is silent, or if its code blocks too long."""
         reply = self._receive(LOAD_SECONDS, request)
         try:
             while not reply.finished:
                 if reply.failed is not None:
                     raise _Failed(clean(reply.failed, 300))
+                if reply.blocked is not None:
+                    self._lost_seconds += ANSWER_SECONDS
+                    if self._lost_seconds > LOST_SECONDS:
+                        raise _Failed(clean(f"Blocked: {reply.blocked}", 300))
                 if reply.episode:
                     yield reply.episode
                 tick()

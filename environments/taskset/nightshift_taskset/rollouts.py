@@ -91,7 +91,7 @@ def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[s
     """
     local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # of the folders of rollouts: the user's cache is not touched
     eval_client.DEFAULT_TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)  # 5 s, which a busy machine exceeds
-    watch = _Watch()
+    watch = _Watch(send)
     try:
         asyncio.run(_play(env, tasks, request, send, watch))
     finally:
@@ -100,9 +100,14 @@ def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[s
 
 
 class _Watch:
-    """Raises Blocked in the code that keeps the event loop waiting, but for the time that other processes took."""
+    """Raises Blocked in code that keeps the event loop waiting. Time in which other processes ran does not count.
 
-    def __init__(self) -> None:
+    It also reports the block at once: the event loop may run code of other episodes that blocks before it sends the
+    blocked episode.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
         signal.signal(signal.SIGALRM, self._ring)
         self.reset()
 
@@ -114,7 +119,9 @@ class _Watch:
     def _ring(self, number: int, frame: FrameType | None) -> None:
         if self._own_time() - self._began >= BLOCKED_SECONDS:
             self._began = self._own_time()
-            raise Blocked(f"blocked the event loop for {BLOCKED_SECONDS:g} s")
+            cause = f"blocked the event loop for {BLOCKED_SECONDS:g} s"
+            self._send({"blocked": cause})
+            raise Blocked(cause)
 
     def _own_time(self) -> float:
         """Return the seconds since some moment, without those in which this thread waited for a core."""
