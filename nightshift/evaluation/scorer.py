@@ -38,6 +38,7 @@ _FEWER = 8  # divides that after the process died, to find the episode that ends
 _LATE = "scoring timed out"  # verifiers' words
 _RETRIES = 3  # of an episode that met a failing server, as engines have for a connection that broke
 _PAUSE_SECONDS = 0.5  # before the first retry; doubles
+STALL_SECONDS = 120.0  # without an answer of the server; as the prime-rl engine bounds one-turn evaluations
 SILENCE_SECONDS = 30.0  # without a sign of life of a process that plays; it sends one each second
 _GRACE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
@@ -157,7 +158,8 @@ class Scorer:
         ends the call.
 
         Raises:
-            EngineError: the server keeps failing in an example, or too much time is lost to a process that dies.
+            EngineError: the server keeps failing in an example, or answers nothing for STALL_SECONDS; or too much time
+                is lost to a process that dies.
         """
         played: dict[str, Played] = {}
         tries = Counter[str]()  # of episodes that met a failing server, or were late, perhaps for other load
@@ -166,7 +168,7 @@ class Scorer:
             began, pause = time.monotonic(), 0.0
             batch = left if width == CONCURRENCY else left[: width * _FEWER]
             try:
-                request = {"play": batch, "policy": {**policy, "concurrency": width}}
+                request = {"play": batch, "policy": {**policy, "concurrency": width, "stall_seconds": STALL_SECONDS}}
                 with closing(self._episodes(request, lambda: tick(len(played)))) as episodes:
                     for episode in episodes:
                         began = time.monotonic()

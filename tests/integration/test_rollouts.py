@@ -274,6 +274,12 @@ def test_a_server_that_fails_ends_the_evaluation(open_: Open, fault: str) -> Non
         play(open_(TURNS), fault)
 
 
+def test_a_server_that_stalls_ends_the_evaluation_before_waiting_episodes_score_0(open_: Open, monkeypatch) -> None:
+    monkeypatch.setattr(module, "STALL_SECONDS", 3.0)
+    with pytest.raises(EngineError, match="environment mine: the server answered no request for 3 s"):
+        play(open_(TURNS), "chat_hang")
+
+
 def test_an_episode_whose_request_the_server_refuses_fails_and_the_others_are_scored(open_: Open) -> None:
     episodes = play(open_(TURNS), "refuses_one")
     failed = [reason for reason in told(episodes, "failed") if reason is not None]

@@ -21,6 +21,13 @@ TOOL_SECONDS = 30.0  # of one call
 TOOL_FAILED = "error: "  # the answer of a tool that failed begins so
 
 
+class Requests:
+    """Counts the requests of all rollouts of this process to the policy."""
+
+    waiting = 0
+    answered = 0
+
+
 class ChatHarness(vf.Harness[vf.HarnessConfig]):
     """Chat completions through the interception server, which adds model, sampling and the trace, until the model calls
     no tool. A tool that fails is an answer, too."""
@@ -59,11 +66,16 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
         wire = [message_to_wire(message) for message in messages]
         tools, places = await _list_tools(mcp_urls)
         while True:
-            response = await self._client.post(
-                f"{endpoint}/chat/completions",
-                headers={"Authorization": f"Bearer {secret}"},
-                json={"model": ctx.model, "messages": wire, **({"tools": tools} if tools else {})},
-            )
+            Requests.waiting += 1
+            try:
+                response = await self._client.post(
+                    f"{endpoint}/chat/completions",
+                    headers={"Authorization": f"Bearer {secret}"},
+                    json={"model": ctx.model, "messages": wire, **({"tools": tools} if tools else {})},
+                )
+            finally:
+                Requests.waiting -= 1
+            Requests.answered += 1
             if response.is_error:
                 return ProgramResult(1, "", f"HTTP {response.status_code}: {response.text}")
             message = response.json()["choices"][0]["message"] if tools else {}

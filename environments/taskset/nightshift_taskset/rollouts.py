@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import verifiers.v1 as vf
-from nightshift_gsm8k.harness import CONNECT_SECONDS, TOOL_FAILED
+from nightshift_gsm8k.harness import CONNECT_SECONDS, TOOL_FAILED, Requests
 from pydantic import create_model
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.configs import agent as agent_configs
@@ -86,8 +86,11 @@ def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[s
     """Play an episode of each task, `{key: task}`, against a server; `send` gets each as it ends, and every second a
     sign of life.
 
-    `request`: `base_url`, `model`, `temperature` and `max_tokens` of the policy, `concurrency`, the `seat` that counts
-    and its `reward_range`.
+    `request`: `base_url`, `model`, `temperature` and `max_tokens` of the policy, `concurrency`, `stall_seconds`, the
+    `seat` that counts and its `reward_range`.
+
+    Raises:
+        Refused: requests waited and none was answered for `stall_seconds`.
     """
     local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # of the folders of rollouts: the user's cache is not touched
     eval_client.DEFAULT_TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)  # 5 s, which a busy machine exceeds
@@ -146,19 +149,30 @@ async def _play(
                 found = {"failed": f"Blocked: {error}"}
         send({"episode": {"key": key, **found}})
 
-    pulse = asyncio.create_task(_pulse(send, watch))
+    pulse = asyncio.create_task(_pulse(send, watch, request["stall_seconds"]))
     try:
         async with env.serving():
-            await asyncio.gather(*(play_one(key, task) for key, task in tasks.items()))
+            players = asyncio.gather(*(play_one(key, task) for key, task in tasks.items()))
+            await asyncio.wait({pulse, players}, return_when=asyncio.FIRST_COMPLETED)
+            if pulse.done():
+                players.cancel()
+                await pulse
+            await players
     finally:
         pulse.cancel()
 
 
-async def _pulse(send: Send, watch: _Watch) -> None:
+async def _pulse(send: Send, watch: _Watch, stall_seconds: float) -> None:
+    """Send a sign of life each second. Refused if the server stalls: each episode would score 0 at its time limit."""
+    num_silent = num_answered = 0
     while True:
         watch.reset()
         send({})
         await asyncio.sleep(PULSE_SECONDS)
+        num_silent = num_silent + 1 if Requests.waiting and Requests.answered == num_answered else 0
+        num_answered = Requests.answered
+        if num_silent * PULSE_SECONDS >= stall_seconds:
+            raise Refused(f"the server answered no request for {stall_seconds:g} s")
 
 
 def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
