@@ -77,7 +77,7 @@ def test_one_version_everywhere() -> None:
     citation = (ROOT / "CITATION.cff").read_text()
     [released] = re.findall(r"^date-released: (.+)$", citation, re.MULTILINE)
     assert f"\nversion: {version}\n" in citation
-    assert f"\n## {version} ({released})\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\n## {version} - {released}\n" in (ROOT / "CHANGELOG.md").read_text()
     assert (ROOT / "nightshift" / "py.typed").is_file()
 
 
@@ -94,6 +94,10 @@ def test_the_extra_is_the_verifiers_of_the_pinned_prime_rl_and_of_the_tests() ->
     pinned = PROJECT["tool"]["nightshift"]["prime-rl"]["verifiers"]
     assert PROJECT["project"]["optional-dependencies"]["verifiers"] == [f"verifiers=={pinned}"]
     assert f"verifiers=={pinned}" in PROJECT["dependency-groups"]["dev"]
+
+
+def test_the_set_up_command_of_autoresearch_rl_installs_nothing_more() -> None:
+    assert PROJECT["project"]["optional-dependencies"]["flash-attn"] == []  # uv sync --extra flash-attn
 
 
 def test_no_result_names_a_place_of_a_machine() -> None:
