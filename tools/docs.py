@@ -2,9 +2,9 @@
 
     uv run tools/docs.py
 
-In README.md and docs/*.md the text between `<!--NAME-->` and `<!--/-->` is replaced by the result of MAKERS[NAME]
-below. No line may begin with the marker of a figure: Markdown would read the line as HTML. docs/schemas/KIND.json are
-the JSON Schemas of record.json and of `nightshift status --json`.
+In README.md, program.md and docs/*.md the text between `<!--NAME-->` and `<!--/-->` is replaced by the result of
+MAKERS[NAME] below. No line may begin with the marker of a figure: Markdown would read the line as HTML.
+docs/schemas/KIND.json are the JSON Schemas of record.json and of `nightshift status --json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import msgspec
 
 from nightshift.campaign.records import Record
 from nightshift.cli.status import Status
+from nightshift.config.allowlist import find_key, number_text
 from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
+from nightshift.config.train_toml import load
 from nightshift.engines.prime_rl.config import AC, OFFLOAD, SHARE, preset
 from nightshift.engines.trl.engine import AT_ONCE
 from nightshift.experiment.prove import STEPS
@@ -347,6 +349,40 @@ def gain_ratio() -> str:
     return f"{ours / best:.1f}"
 
 
+# The keys that usually matter most, for program.md, and what an agent should know about each.
+MAIN_KEYS = {
+    "trainer.optim.lr": "the strongest lever in a short budget; too high a value collapses the policy",
+    "trainer.scheduler.type": "a schedule that ends with the budget; linear and cosine need `max_steps`",
+    "max_steps": "for a schedule: about the steps that fit into the budget (`num_steps` of a summary)",
+    "orchestrator.batch_size": "rollouts per step: a smaller batch makes more, noisier steps",
+    "orchestrator.group_size": "rollouts per prompt: a group whose rollouts all have the same reward teaches nothing, "
+    "which is less likely in a larger group",
+    "orchestrator.train.sampling.temperature": "variety of the rollouts",
+    "orchestrator.train.sampling.max_completion_tokens": "longer completions are cut, and a cut answer often scores 0; "
+    "a lower limit makes faster steps",
+    "orchestrator.algo.type": "how rewards become advantages; `--keys` lists the choices of your engine and the length penalties",
+    "trainer.loss.type": "the policy loss; rules.toml may offer the user's own",
+    "trainer.loss.ipo_threshold": "masks a token whose probability moved by more since sampling",
+    "trainer.loss.kl_tau": "penalty on leaving the policy that sampled",
+    "trainer.optim.type": "the optimizer",
+    "trainer.optim.betas2": "Adam's decay of the second moment; a lower value adapts faster in a short run",
+    "trainer.optim.max_norm": "gradients are clipped to this norm",
+    "orchestrator.max_off_policy_steps": "rollouts that are more steps old are dropped",
+}
+
+
+def keys() -> str:
+    """Return the main keys with the shipped values, and with ranges and engines of the allow-list."""
+    config = load(ROOT / "train.toml")
+    rows = []
+    for path, note in MAIN_KEYS.items():
+        key, value = find_key(path), config.get(path)
+        assert key is not None
+        shown = number_text(value) if isinstance(value, float) else config.shown(path)
+        rows.append((f"`{path}`", str(shown), key.allowed().replace(" | ", ", "), " and ".join(key.engines), note))
+    return table("key | starts at | allowed | engine | what it does", rows)
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "compared": compared,
     "simulated": simulated,
@@ -361,6 +397,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "proof-rows": proof_rows,
     "gain-ratio": gain_ratio,
+    "keys": keys,
     "kinds": kinds,
     "noises": lambda: listed(factor for factor, _ in RULES.noises),
     "noise-weights": lambda: f"{listed(100 * weight for _, weight in RULES.noises)} %",
@@ -390,7 +427,10 @@ def schemas() -> dict[str, str]:
 
 def main() -> None:
     """Write the files. Exit code 1, and no file is written, if the names of markers and of makers differ."""
-    pages = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+    pages = {
+        path: path.read_text(encoding="utf-8")
+        for path in (ROOT / "README.md", ROOT / "program.md", *(ROOT / "docs").glob("*.md"))
+    }
     names = {match[1] for text in pages.values() for match in _MARKED.finditer(text)}
     if names != MAKERS.keys():
         sys.exit(f"these names are only in the documents or only in MAKERS: {sorted(names ^ MAKERS.keys())}")
