@@ -360,7 +360,7 @@ MAIN_KEYS = {
     "orchestrator.train.sampling.temperature": "variety of the rollouts",
     "orchestrator.train.sampling.max_completion_tokens": "longer completions are cut, and a cut answer often scores 0; "
     "a lower limit makes faster steps",
-    "orchestrator.algo.type": "how rewards become advantages; `--keys` lists the choices of your engine and the length penalties",
+    "orchestrator.algo.type": "how rewards become advantages; `--keys` lists choices and length penalties",
     "trainer.loss.type": "the policy loss; rules.toml may offer the user's own",
     "trainer.loss.ipo_threshold": "masks a token whose probability moved by more since sampling",
     "trainer.loss.kl_tau": "penalty on leaving the policy that sampled",
