@@ -2,9 +2,9 @@
 
     uv run tools/docs.py
 
-In README.md and docs/*.md the text between `<!--NAME-->` and `<!--/-->` is replaced by what MAKERS has for NAME
-below. No line may begin with the marker of a figure: Markdown would read the line as HTML.
-docs/schemas/KIND.json are the shapes of record.json and of `nightshift status --json`.
+In README.md, program.md and docs/*.md the text between `<!--NAME-->` and `<!--/-->` is replaced by the result of
+MAKERS[NAME] below. No line may begin with the marker of a figure: Markdown would read the line as HTML.
+docs/schemas/KIND.json are the JSON Schemas of record.json and of `nightshift status --json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import msgspec
 
 from nightshift.campaign.records import Record
 from nightshift.cli.status import Status
+from nightshift.config.allowlist import find_key, number_text
 from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
+from nightshift.config.train_toml import load
 from nightshift.engines.prime_rl.config import AC, OFFLOAD, SHARE, preset
 from nightshift.engines.trl.engine import AT_ONCE
 from nightshift.experiment.prove import STEPS
@@ -83,7 +85,7 @@ def compared() -> str:
     others = [worlds("decision_rules_compared", rule) for rule in ("best", "bar")]
     names = [name for name in rows if name in COMPARED_WORLDS]
     return table(
-        "world | this rule | 0.2.0 | best | bar | interval holds | in / out | kept | harmful",
+        "world | this rule | 0.2.0 | best | bar | coverage | keeps / reverts | kept | harmful",
         (
             (
                 name,
@@ -101,7 +103,7 @@ def compared() -> str:
 
 def simulated() -> str:
     return table(
-        "world | gain | holds | too high | ± told | in / out | kept | harmful | missed",
+        "world | gain | coverage | bias | half-width | keeps / reverts | kept | harmful | missed",
         (
             (
                 name,
@@ -124,7 +126,7 @@ def answers() -> str:
         result("decision_rules_answers")["worlds"], result("decision_rules_answers_ahead")["worlds"], strict=True
     )
     return table(
-        "world | answer | after the run | ahead | runs | holds",
+        "world | answer | after the run | ahead | runs | coverage",
         (
             (
                 after["world"],
@@ -143,7 +145,7 @@ def slots() -> str:
     old = {(row["slots"], row["world"]): row for row in result("parallel_nights_0.2.0")["rows"]}
     rows = [(num, world, worlds(name)[world]) for num, name in names.items() for world in ("default", "hard")]
     return table(
-        "slots | world | this rule | 0.2.0 | holds | in / out | kept",
+        "slots | world | this rule | 0.2.0 | coverage | keeps / reverts | kept",
         (
             (
                 str(num),
@@ -159,12 +161,12 @@ def slots() -> str:
     )
 
 
-SHIPPED_BOUNDS = "in 0.6 out 0.5"  # when decision_rules_4_slots.json was measured
+SHIPPED_BOUNDS = "in 0.6 out 0.5"  # when decision_rules_4_slots.json was written; the others are its names of rules
 OTHER_BOUNDS = ("in 0.6 out 0.4", "in 0.65 out 0.5", "in 0.65 out 0.4", "in 0.7 out 0.5", "in 0.7 out 0.4")
 
 
 def bounds() -> str:
-    """Return the gain of each pair of bounds at four slots: of the shipped pair, and of the others less this gain."""
+    """Return the gain of the shipped pair of bounds at four slots, and the difference of each other pair from it."""
     shown, rows = ("default", "hard", "bad changes", "nothing helps", "drawn 6"), []
     for rule in (SHIPPED, *OTHER_BOUNDS):
         nights = worlds("decision_rules_4_slots", rule)
@@ -175,7 +177,7 @@ def bounds() -> str:
         stderr = math.sqrt(sum(error**2 for error in errors)) / len(most)
         rows.append(
             (
-                SHIPPED_BOUNDS if is_shipped else rule,
+                (SHIPPED_BOUNDS if is_shipped else rule).replace("in", "keep at").replace("out", "revert below"),
                 *(f"{nights[w]['gain']:.2f}" if is_shipped else f"{nights[w]['minus_kept_set']:+.2f}" for w in shown),
                 f"{statistics.mean(leads):+.2f} ± {stderr:.2f}",
                 f"{nights['default']['commits_in'] + nights['default']['commits_out']:.0f}",
@@ -183,7 +185,7 @@ def bounds() -> str:
                 f"{min(row['holds'] for row in most):.0f} to {max(row['holds'] for row in most):.0f} %",
             )
         )
-    return table(f"bounds | {' | '.join(shown)} | mean of 15 | commits | harmful | holds", rows)
+    return table(f"bounds | {' | '.join(shown)} | mean of 15 | commits | harmful | coverage", rows)
 
 
 def proposers() -> str:
@@ -191,7 +193,7 @@ def proposers() -> str:
         return "" if row[name] is None else f"{row[name]:+.2f} ± {row[f'{name}_stderr']:.2f}"
 
     return table(
-        "proposer | rider | gain | by the rider | lead over random | holds | in / out | kept",
+        "proposer | re-tests | gain | gain by re-tests | lead over random | coverage | keeps / reverts | kept",
         (
             (
                 row["proposer"],
@@ -212,7 +214,7 @@ SETTINGS = {
     "default": "as shipped",
     "lr*3": "learning rate x3",
     "lr*6+max_rl": "learning rate x6, max_rl",
-    "less_easy": "pools: what was right in each rollout is drawn a quarter as often",
+    "less_easy": "difficulty pools: examples that every rollout solved are drawn a quarter as often",
     "lr/3": "learning rate /3",
     "group16": "group_size 16 instead of 4",
     "temp0.7": "temperature 0.7 instead of 1.0",
@@ -244,44 +246,46 @@ def figures() -> str:
         ("true gain of a simulated night of 9 hours", "decision_rules"): (
             f"{gain:.2f} pp; keep-above-best {best:.2f} pp, moving bar {bar:.2f} pp"
         ),
-        (f"{aa['decisions']} runs of the unchanged train.toml, each decided as a change that does nothing", "aa"): (
-            f"kept at once {aa['kept']} times, {100 * aa['kept_share']:.0f} % "
-            f"(95 % interval {low:.0f} to {high:.0f}); later {aa['adopted']} adopted and {aa['reverted']} reverted, "
-            f"so that {aa['standing']} are kept at the end; "
-            f"simulated campaigns keep {100 * aa['predicted_share']:.0f} % at once"
+        (
+            f"A/A test: {aa['decisions']} runs of the unchanged train.toml, each judged as a change without effect",
+            "aa",
+        ): (
+            f"{aa['kept']} kept at once, {100 * aa['kept_share']:.0f} % "
+            f"(95 % interval {low:.0f} to {high:.0f} %; simulated campaigns: {100 * aa['predicted_share']:.0f} %); "
+            f"later runs kept {aa['adopted']} more and reverted {aa['reverted']}, so {aa['standing']} remain"
         ),
         ("certificates of two equal configs, 2,000 simulated campaigns in each of seven cases", "certificates"): (
-            f'"better" is said within five accesses in {min(mistakes):.1f} to {max(mistakes):.1f} % of campaigns; '
-            f"the 95 % interval holds in {min(covered):.1f} to {max(covered):.1f} %"
+            f'a false "better" within five uses of the test split in {min(mistakes):.1f} to {max(mistakes):.1f} % of '
+            f"campaigns; coverage of the 95 % interval {min(covered):.1f} to {max(covered):.1f} %"
         ),
         (
-            "30 experiments each on 2 cores, baseline and result trained afresh with 3 seeds, on the test split",
+            "nights of 30 experiments on 2 cores: test score of baseline and incumbent, retrained with 3 fresh seeds",
             "agents",
-        ): f"TPE {nights['tpe-0']}; random search, one lucky draw: {nights['random-0']}",
-        ("steps of the embedded trainer in a CPU second, five repetitions in turn", "trainer_steps"): (
-            f"{old['times_here']:.2f} times 0.2.0 ({old['least']:.2f} to {old['most']:.2f}), "
-            f"{plain['times_here']:.2f} times plain trl.GRPOTrainer ({plain['least']:.2f} to {plain['most']:.2f})"
+        ): f"TPE {nights['tpe-0']}; random search {nights['random-0']} (one night, a lucky draw)",
+        ("steps per CPU second of the embedded trainer, in five alternating repetitions", "trainer_steps"): (
+            f"{old['times_here']:.2f} times as many as 0.2.0 ({old['least']:.2f} to {old['most']:.2f}), "
+            f"{plain['times_here']:.2f} times as many as trl.GRPOTrainer ({plain['least']:.2f} to {plain['most']:.2f})"
         ),
-        ("share of an experiment that is training, 60 s on 2 cores", "where_the_time_goes"): (
-            f"{100 * time['shares']['training']:.0f} %; {start:.1f} s start the trainer, "
-            f"{evaluation:.1f} s score 4,000 problems"
+        ("share of an experiment that is training, with 60 s of training on 2 cores", "where_the_time_goes"): (
+            f"{100 * time['shares']['training']:.0f} %; the start of the trainer takes {start:.1f} s, "
+            f"the evaluation on 4,000 problems {evaluation:.1f} s"
         ),
     }
     return table(
-        "what | figure | remade by `uv run --group dev ...`",
+        "what | figure | command: `uv run --group dev ...`",
         ((label, figure, f"`benchmarks/{program}.py`") for (label, program), figure in rows.items()),
     )
 
 
 def recorded(night: Mapping[str, Any]) -> str:
-    """Return what a recorded night gained, on fresh seeds."""
+    """Return the gain of a recorded night on fresh seeds."""
     low, high = (100 * bound for bound in night["95 % interval"])
-    scores = f"{night['baseline, fresh seeds']:.3f} to {night['incumbent, fresh seeds']:.3f}"
+    scores = f"{night['baseline, fresh seeds']:.3f} → {night['incumbent, fresh seeds']:.3f}"
     return f"{scores}, {100 * night['difference']:+.1f} pp (95 % interval {low:+.1f} to {high:+.1f})"
 
 
 def replayed() -> str:
-    """Return the gain of each recorded night as the rule decides it today, and its certificate."""
+    """Return the gain of each recorded night under today's rule, and its certificate."""
     return "; ".join(
         f"{night['night']} {night['gain']:+.1f} ± {night['half_interval']:.1f} pp, certified {night['certified']:+.1f} "
         f"({' to '.join(f'{bound:+.1f}' for bound in night['certified_interval'])})"
@@ -321,7 +325,7 @@ def presets() -> str:
 
 
 def proof_rows() -> str:
-    """Return what `prepare.py --prove` measures, in its order."""
+    """Return the rows of `prepare.py --prove`, in its order."""
     return table(
         "row | measured by `uv run ...` | time | download | engine",
         (
@@ -345,6 +349,40 @@ def gain_ratio() -> str:
     return f"{ours / best:.1f}"
 
 
+# The keys that usually matter most, for program.md, and what an agent should know about each.
+MAIN_KEYS = {
+    "trainer.optim.lr": "the strongest lever in a short budget; too high a value collapses the policy",
+    "trainer.scheduler.type": "a schedule that ends with the budget; linear and cosine need `max_steps`",
+    "max_steps": "for a schedule: about the steps that fit into the budget (`num_steps` of a summary)",
+    "orchestrator.batch_size": "rollouts per step: a smaller batch makes more, noisier steps",
+    "orchestrator.group_size": "rollouts per prompt: a group whose rollouts all have the same reward teaches nothing, "
+    "which is less likely in a larger group",
+    "orchestrator.train.sampling.temperature": "variety of the rollouts",
+    "orchestrator.train.sampling.max_completion_tokens": "longer completions are cut, and a cut answer often scores 0; "
+    "a lower limit makes faster steps",
+    "orchestrator.algo.type": "how rewards become advantages; `--keys` lists choices and length penalties",
+    "trainer.loss.type": "the policy loss; rules.toml may offer the user's own",
+    "trainer.loss.ipo_threshold": "masks a token whose probability moved by more since sampling",
+    "trainer.loss.kl_tau": "penalty on leaving the policy that sampled",
+    "trainer.optim.type": "the optimizer",
+    "trainer.optim.betas2": "Adam's decay of the second moment; a lower value adapts faster in a short run",
+    "trainer.optim.max_norm": "gradients are clipped to this norm",
+    "orchestrator.max_off_policy_steps": "rollouts that are more steps old are dropped",
+}
+
+
+def keys() -> str:
+    """Return the main keys with the shipped values, and with ranges and engines of the allow-list."""
+    config = load(ROOT / "train.toml")
+    rows = []
+    for path, note in MAIN_KEYS.items():
+        key, value = find_key(path), config.get(path)
+        assert key is not None
+        shown = number_text(value) if isinstance(value, float) else config.shown(path)
+        rows.append((f"`{path}`", str(shown), key.allowed().replace(" | ", ", "), " and ".join(key.engines), note))
+    return table("key | starts at | allowed | engine | what it does", rows)
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "compared": compared,
     "simulated": simulated,
@@ -359,6 +397,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "proof-rows": proof_rows,
     "gain-ratio": gain_ratio,
+    "keys": keys,
     "kinds": kinds,
     "noises": lambda: listed(factor for factor, _ in RULES.noises),
     "noise-weights": lambda: f"{listed(100 * weight for _, weight in RULES.noises)} %",
@@ -388,7 +427,10 @@ def schemas() -> dict[str, str]:
 
 def main() -> None:
     """Write the files. Exit code 1, and no file is written, if the names of markers and of makers differ."""
-    pages = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+    pages = {
+        path: path.read_text(encoding="utf-8")
+        for path in (ROOT / "README.md", ROOT / "program.md", *(ROOT / "docs").glob("*.md"))
+    }
     names = {match[1] for text in pages.values() for match in _MARKED.finditer(text)}
     if names != MAKERS.keys():
         sys.exit(f"these names are only in the documents or only in MAKERS: {sorted(names ^ MAKERS.keys())}")

@@ -1,4 +1,4 @@
-"""Nightshift reads `data` and `scoring`, which import nothing heavy; prime-rl the taskset, loaded on first use."""
+"""Nightshift imports `data` and `scoring`, which import nothing heavy. prime-rl imports the taskset, on first use."""
 
 from typing import Any
 

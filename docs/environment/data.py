@@ -1,7 +1,7 @@
-"""What is asked: here, to add or take away the contents of a container, whose size the model has to find out.
+"""The problems: add or remove the contents of a container whose size the model must learn.
 
-Replace SIZES, `_problems` and `Example` by your own task. What must stay: `load` and `messages`, a `key` that is the
-same in every order, and three sets that share no problem, whatever its wording.
+Replace SIZES, `_problems` and `Example` by your own task. Keep `load` and `messages`. The `key` of a problem must not
+depend on the order, and no two of the three sets may share a problem, not even in other words.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PROMPT_TOKENS = 64  # room that a prompt may need, in tokens of the model
+PROMPT_TOKENS = 64  # the maximum length of a prompt, in tokens of the model
 SIZES = {
     "block": 6, "slab": 3, "wedge": 8, "drawer": 7, "cabinet": 5, "trolley": 2, "cart": 9, "wagon": 4,
     "batch": 2, "cluster": 9, "bale": 3, "roll": 8, "reel": 4, "coil": 7, "strip": 6, "sheet": 5,
@@ -29,22 +29,24 @@ class Example:
 
 
 def load(split: str, size: int | None, seed: int = 0) -> list[Example]:
-    """The first `size` problems of `train`, `validation` or `test` in a random order; another seed, another order of
-    the training set. ValueError, one line with its fix, for what is not there."""
+    """Return the first `size` problems of `train`, `validation` or `test`. `seed` sets the order of the training set.
+
+    Raises ValueError, one line with the remedy, for a split or a size that does not exist.
+    """
     if split not in ("train", "validation", "test"):
         raise ValueError(f"split = {split!r} does not exist. Use train, validation or test")
-    found = [example for example in _problems() if _split(example.key) == split]
-    if size is not None and not 0 < size <= len(found):
-        raise ValueError(f"size = {size} is not available in {split}. Use 1 to {len(found)}")
-    found.sort(key=lambda example: example.key)
-    found = found[:size]
+    examples = [example for example in _problems() if _split(example.key) == split]
+    if size is not None and not 0 < size <= len(examples):
+        raise ValueError(f"size = {size} is not available in {split}. Use 1 to {len(examples)}")
+    examples.sort(key=lambda example: example.key)
+    examples = examples[:size]
     if split == "train":
-        random.Random(seed).shuffle(found)
-    return found
+        random.Random(seed).shuffle(examples)
+    return examples
 
 
 def messages(example: Example) -> list[dict[str, str]]:
-    """The chat that asks."""
+    """Return the chat that asks the question."""
     return [{"role": "user", "content": example.question}]
 
 

@@ -1,4 +1,4 @@
-"""The same as a verifiers v1 taskset, which prime-rl trains on. It does not hold the test split."""
+"""The same problems as a verifiers v1 taskset, on which prime-rl trains. It does not contain the test split."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["ChatHarness", "Taskset"]
 
 
 class Problem(vf.TaskData):
-    """What travels between prime-rl's processes."""
+    """The data of a task, which prime-rl sends between its processes."""
 
     key: str
     answer: str
 
 
 class Task(vf.Task[Problem]):
-    """Paid by the environment's own scoring."""
+    """A task, rewarded by the environment's own scoring."""
 
     @property
     def key(self) -> str:
-        """The example's."""
+        """The key of the example."""
         return self.data.key
 
     @vf.reward
     async def right(self, trace: vf.Trace) -> float:
-        """0..1."""
+        """Return the reward, 0 to 1."""
         return scoring.score(trace.last_reply, self.data.answer)
 
 
 class Config(vf.TasksetConfig):
-    """Which examples."""
+    """Which examples to load."""
 
     split: Literal["train", "validation"]
     size: int | None = None
@@ -46,7 +46,7 @@ class Taskset(vf.Taskset[Task, Config]):
     """The configured examples."""
 
     def load(self) -> Iterator[Task]:
-        """Each asked exactly as the evaluation does."""
-        for index, one in enumerate(data.load(self.config.split, self.config.size, self.config.seed)):
-            prompt = data.messages(one)
-            yield Task(Problem(idx=index, prompt=prompt, key=one.key, answer=one.answer), self.config.task)
+        """Yield the tasks, with the prompts that the evaluation uses."""
+        for index, example in enumerate(data.load(self.config.split, self.config.size, self.config.seed)):
+            prompt = data.messages(example)
+            yield Task(Problem(idx=index, prompt=prompt, key=example.key, answer=example.answer), self.config.task)

@@ -1,7 +1,7 @@
-"""What every environment must do: run this test with `uv run --group dev pytest environments/NAME`.
+"""The tests that every environment must pass: `uv run --group dev pytest environments/NAME`.
 
-If two texts can ask the same, if another text than `answer` is the right one, or if more texts must score 0, override
-`problem`, `right_answer` or `wrong_answers`.
+Override `problem` if two texts can ask the same, `right_answer` if `answer` is not a right text, and `wrong_answers` if
+more texts must score 0.
 """
 
 from tests.contract.environments import PackageContract

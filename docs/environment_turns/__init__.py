@@ -1,7 +1,7 @@
 """Two questions in one conversation, asked by a scripted user; the reward is the share of right answers.
 
-A verifiers v1 environment: the taskset contains the tasks, the Env plays them. Replace
-`questions` and `right` by your own.
+A verifiers v1 environment: the taskset contains the tasks, the Env plays them. Replace `questions` and `right` by your
+own.
 """
 
 import random
@@ -13,7 +13,7 @@ __all__ = ["TwoTurnEnv", "TwoTurns"]
 
 
 class Data(vf.TaskData):
-    """What travels between processes."""
+    """The data of a task, which is sent between processes."""
 
     key: str
     questions: list[str]
@@ -21,16 +21,16 @@ class Data(vf.TaskData):
 
 
 class TwoTurn(vf.Task[Data]):
-    """Paid by its answers, in order."""
+    """A task, rewarded for its answers in their order."""
 
     @property
     def key(self) -> str:
-        """The same in every order of the tasks."""
+        """The key of the task; it must not depend on the order."""
         return self.data.key
 
     @vf.reward
     async def right(self, trace: vf.Trace) -> float:
-        """Return 0..1; of a conversation that ended early, too."""
+        """Return the reward, 0 to 1, also for a conversation that ended early."""
         words = [(message.content or "").split() for message in trace.assistant_messages]
         replies = [reply[-1].strip(".") if reply else "" for reply in words]
         num_right = sum(reply == answer for reply, answer in zip(replies, self.data.answers, strict=False))
@@ -38,13 +38,13 @@ class TwoTurn(vf.Task[Data]):
 
 
 class Config(vf.TasksetConfig):
-    """`args` in rules.toml."""
+    """The arguments, `args` in rules.toml."""
 
     size: int = 1000
 
 
 class TwoTurnEnv(vf.SingleAgentEnv):
-    """The scripted user: it asks the next question whatever the answer was."""
+    """The scripted user, who asks the next question after any answer."""
 
     async def run(self, task: TwoTurn, agents: vf.Agents) -> None:
         """Play one conversation."""
@@ -58,7 +58,7 @@ class TwoTurns(vf.Taskset[TwoTurn, Config]):
     """All tasks; Nightshift splits them by their keys."""
 
     def load(self) -> Iterator[TwoTurn]:
-        """Yield the tasks, the same each time."""
+        """Yield the same tasks at each call."""
         rng = random.Random(0)
         for index in range(self.config.size):
             start, more, less = rng.randint(30, 70), rng.randint(2, 9), rng.randint(2, 9)

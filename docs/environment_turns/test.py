@@ -1,4 +1,4 @@
-"""What the reward pays: run this test with `uv run --group dev pytest environments/NAME`."""
+"""Tests of the reward: run them with `uv run --group dev pytest environments/NAME`."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ TASK = next(iter(TwoTurns(Config())))
 
 
 @pytest.mark.parametrize(("num_right", "score"), [(0, 0.0), (1, 0.5), (2, 1.0)])
-def test_each_right_answer_pays_its_share(num_right: int, score: float) -> None:
+def test_each_right_answer_is_rewarded(num_right: int, score: float) -> None:
     replies = [*TASK.data.answers[:num_right], *["no idea"] * (2 - num_right)]
     trace = SimpleNamespace(assistant_messages=[SimpleNamespace(content=reply) for reply in replies])
     assert asyncio.run(TASK.right(trace)) == score
