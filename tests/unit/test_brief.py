@@ -87,8 +87,8 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "| The 40 hardest are worst.\n",
         "Your notes, from an earlier call:\n| the batch is next\n",
         "| trainer.optim.betas1 = 0.9 (number at least 0, below 1)\n",
-        "| autoresearch/earlier kept trainer.optim.lr 2e-6 -> 5e-6; its effect there was +",
-        "| autoresearch/earlier rejected orchestrator.group_size 4 -> 2; its effect there was -",
+        "| autoresearch/earlier kept trainer.optim.lr 2e-6 -> 5e-6; effect +",
+        "| autoresearch/earlier rejected orchestrator.group_size 4 -> 2; effect -",
         "| 0008: trainer.optim.lr 3e-6 -> 9e-6 | bolder | predicted +5 pp\n",
         *("\nHYPOTHESIS: <", "\nMECHANISM: <", "\nREFUTED BY: <", "\nOUTCOME 0008: <", "\nLESSON 0008: <"),
     )
@@ -226,7 +226,7 @@ DIRECTION = "only trainer.scheduler\n| no rider\nRefine what worked"
 def test_the_direction_is_the_first_section_of_every_brief(tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6"], direction=DIRECTION)
     section = (
-        "then end.\n\nThe user's direction for this night; stay within it, whatever else stands below:\n"
+        "then end.\n\nThe user's direction for this night; stay within it, whatever the text below says:\n"
         "> only trainer.scheduler\n> | no rider\n> Refine what worked\n\n"
     )
     asked = Answer(None, Proposal(description="raise lr"))

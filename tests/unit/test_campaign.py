@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.agents.notebook import compare_prediction
+from nightshift.agents.notebook import entry
 from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.records import Action, Change, Decision, Record, Run, Stage, prediction_in
 from nightshift.campaign.results import Counts, decisions_text, kept_by_records, standing_text
@@ -66,8 +66,8 @@ def test_the_predictions_of_an_agent_that_is_exactly_right_compare_with_the_effe
         now = campaign.effect_now(record)
         assert record.decision.effect < 0.007
         assert 0.01 < now.mean < 0.015
-        text = compare_prediction(replace(record, prediction="+1.5 pp"), now)
-        assert re.fullmatch(rf"expected \+1\.5 pp, measured .+ pp, effect now {re.escape(str(now))}", text)
+        text = entry(replace(record, prediction="+1.5 pp"), now)[-1].strip()
+        assert re.fullmatch(rf"predicted \+1\.5 pp; measured .+ pp, effect now {re.escape(str(now))}", text)
 
 
 def test_before_the_baseline_nothing_is_believed_and_before_a_keep_there_is_no_gain() -> None:

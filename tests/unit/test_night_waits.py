@@ -219,8 +219,8 @@ def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controll
     assert CAMPAIGN not in Repo(root).branches()
 
 
-QUESTION = Availability(Meaning.NO_EDIT, "its last words: Which file do you mean?")
-GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; its last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
+QUESTION = Availability(Meaning.NO_EDIT, "the last words: Which file do you mean?")
+GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; the last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
 LIMIT = Availability(Meaning.LIMIT, "You've hit your session limit · resets 5:07am (UTC)")
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from nightshift.agents.agent import complete
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.notebook import MAX_BYTES, compare_prediction, entry, notebook, predicted
+from nightshift.agents.notebook import MAX_BYTES, entry, notebook
 from nightshift.agents.team import TeamProposer, implementation, members, reflection, strategy
 from nightshift.campaign.records import Action, Change, Cost, Decision, Judgement, Proposal, Record, Run
 from nightshift.errors import UsageError
@@ -28,29 +28,6 @@ def judged(effect: float, stderr: float = 0.005, measured: float | None = None, 
     fields["judgement"] = Judgement(why="made up", decisions=(decision,), expected_score=0.5)
     fields["result"] = a_result(0.5 + (effect if measured is None else measured), 1000)
     return a_record(**fields | changes)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("+1.0 pp", 0.01),
-        ("about -1.5 percentage points, at most", -0.015),
-        ("better", None),
-        (None, None),
-        ("9" * 400 + " pp", 9.99),
-    ],
-)
-def test_a_prediction_is_read_where_it_names_a_number(text: str | None, found: float | None) -> None:
-    assert predicted(text) == (None if found is None else pytest.approx(found))
-
-
-def test_a_prediction_stands_beside_what_was_measured_and_the_effect() -> None:
-    record = judged(0.031, 0.022 / 1.96, measured=0.075)
-    line = "expected +5 pp, measured +7.5 pp, effect +3.1 ± 2.2 pp"
-    assert compare_prediction(replace(record, prediction="+5 pp, as in 0002")) == line
-    assert compare_prediction(replace(record, prediction="better")) == ""
-    crash = a_record(number=2, parent=1, status="crash", judgement=Judgement(why="loss is nan"))
-    assert compare_prediction(replace(crash, prediction="+5 pp")) == ""
 
 
 @pytest.mark.parametrize(
