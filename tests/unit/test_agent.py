@@ -149,7 +149,9 @@ def test_files_that_cannot_be_read_stay_in_the_clone_and_what_refuses_to_go_is_o
 
 @pytest.mark.parametrize(("agent", "flag"), [("sh -c x", "model"), ("sh", "effort")])
 def test_an_option_that_a_program_lacks_is_refused(agent, flag) -> None:
-    with pytest.raises(UsageError, match=f"--agent-{flag}: Nightshift knows no such option of {agent}. Write it into"):
+    with pytest.raises(
+        UsageError, match=f"--agent-{flag}: Nightshift knows no such option of {agent}. Write the option into"
+    ):
         command_of(agent, **{flag: "x"})
 
 

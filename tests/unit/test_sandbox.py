@@ -187,7 +187,7 @@ def test_a_variable_that_you_name_goes_in_and_one_that_is_not_set_is_refused() -
     environ = {"HF_TOKEN": "t", "GH_TOKEN": "g", "ANTHROPIC_API_KEY": "a"}
     assert login_of("claude", environ, ["HF_TOKEN"]).chosen(environ) == {"HF_TOKEN": "t", "ANTHROPIC_API_KEY": "a"}
     assert login_of("my own", environ, ["GH_TOKEN"]).chosen(environ) == {"GH_TOKEN": "g"}
-    with pytest.raises(UsageError, match=r"^--agent-env HF_TOKE: no such variable is set\. Export it\.$"):
+    with pytest.raises(UsageError, match=r"^--agent-env HF_TOKE: this variable is not set\. Export HF_TOKE\.$"):
         login_of("claude", environ, ["HF_TOKE"])
 
 

@@ -45,7 +45,7 @@ def test_a_team_has_two_members(name: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["team:", "team:claude", "team:a,b,c", "team:,b", "team:'a,b"])
 def test_another_number_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"Write two: --agent team:claude,codex\."):
+    with pytest.raises(UsageError, match=r"Name two: --agent team:claude,codex\."):
         members(name)
 
 
