@@ -143,7 +143,7 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
     ticks(terminal, f"{program} is working on experiment 0002,")
     assert re.search(r"is working on experiment 0002, \d+ s of at most 500 s", terminal.text)
     terminal.press(CTRL_C)
-    terminal.shows("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
+    terminal.shows("Ctrl-C: finishing the runs in flight, then stopping; press Ctrl-C again to stop now")
     assert terminal.finish() == ExitCode.MEASURED
     assert (problems(root), leftovers(root)) == ([], [])  # no clone of the agent is left either
 
