@@ -18,11 +18,11 @@ import numpy as np
 from nightshift.agents.base import Context
 from nightshift.agents.clone import NOTES_NAME
 from nightshift.agents.direction import PROGRAM_NAME, section
-from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, earlier_campaigns
+from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, earlier_campaigns, kept_changes
 from nightshift.agents.notebook import notebook, unexplained
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
-from nightshift.campaign.records import NOTEBOOK_NAME, Record, Verdict, settings_of
-from nightshift.campaign.results import results_tsv
+from nightshift.campaign.records import NOTEBOOK_NAME, Record
+from nightshift.campaign.results import results_tsv, standing_text
 from nightshift.config.allowlist import LOSS, PARAMETERS
 from nightshift.config.losses import keys_with
 from nightshift.config.scope import is_within, scope_of
@@ -199,7 +199,10 @@ def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -
         Section(KEYS_TITLE, [line for key in memory.keys for line in key.lines], 1),
         Section("In flight now. Propose something else:", [*map(describe, context.in_flight), *waiting], 1),
         Section("Noise, and what is left of the night:", _night(context)),
-        Section("The incumbent, which is the baseline with the kept changes:", _incumbent(context, config)),
+        Section(
+            "The incumbent, which is the baseline with the kept changes, the most certain first:",
+            _incumbent(context, config),
+        ),
         Section("Median training reward in ten equal parts of a run:", _rewards(context, run, last)),
         Section(f"Health of experiment {last.number:04d}, the last one:", (last.health or "").splitlines()),
         Section("Remedies for such findings:", _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else ()),
@@ -226,17 +229,11 @@ def _night(context: Context) -> list[str]:
 
 def _incumbent(context: Context, config: Config) -> list[str]:
     campaign = context.campaign
-    lines = [f"{change.name} set {change.settings}." for change in campaign.kept] or ["Nothing is kept yet."]
-    for name, changes in {"incumbent": campaign.kept, "baseline": ()}.items() if campaign.kept else [("baseline", ())]:
-        runs = [r for r in campaign.decided if settings_of(r.run.changes) == settings_of(changes)]
-        scores = [run.score for run in runs if run.score is not None and run.status != Verdict.CRASH]
-        mean = "unknown: no run had exactly its config"
-        if scores:
-            mean = f"{100 * fmean(scores):.1f} % (runs: {len(scores)})"
-        lines.append(f"The mean measured score of the {name} is {mean}.")
+    assert campaign.standing is not None
     items = tuple(f"{key} {spelled(value)} x " for key, value in config.values.items())
     known = dict.fromkeys(line for record in reversed(campaign.decided) for line in record.scaled)
-    return [*lines, *(f"The rules multiply a value: {line}." for line in known if line.startswith(items))]
+    scaled = (f"The rules multiply a value: {line}." for line in known if line.startswith(items))
+    return [standing_text(campaign.standing, campaign.kept), *kept_changes(campaign), *scaled]
 
 
 def _rewards(context: Context, *records: Record) -> Iterable[str]:

@@ -1,6 +1,6 @@
 """Hypotheses, outcomes and lessons of a campaign: for the agent's logs, the page, and `runs/notebook.md`.
 
-The records contain everything that the notebook shows: each prediction next to the measured difference and the effect.
+An entry shows the prediction next to the measured difference and the effect at the decision.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from nightshift.campaign.records import Effect, Record
+from nightshift.campaign.records import Record
 from nightshift.campaign.results import UNDECIDED, verdict_of
 from nightshift.text import clean
 
@@ -71,17 +71,13 @@ def store_lessons(ledger: Ledger, asked: Campaign, lessons: Lessons) -> None:
             ledger.write(structs.replace(stored, proposal=structs.replace(stored.proposal, **fields)))
 
 
-def entry(record: Record, now: Effect | None = None) -> list[str]:
-    """Return the lines of one experiment. `measured` is its score minus the expected score of the incumbent.
-
-    `now`: the current estimate of the effect (Campaign.effect_now); None: the effect at the decision is shown.
-    """
+def entry(record: Record) -> list[str]:
+    """Return the lines of one experiment. `measured` is its score minus the expected score of the incumbent."""
     proposal, effect = record.proposal, record.decision.estimate if record.decision else None
     expected = record.judgement.expected_score if record.judgement else None
     outcome = [f"predicted {clean(proposal.prediction, 120)}"] if proposal.prediction else []
     if effect is not None and expected is not None and record.score is not None:
-        estimate = f"effect now {now}" if now else f"effect {effect}"
-        outcome.append(f"measured {100 * (record.score - expected):+.1f} pp, {estimate}")
+        outcome.append(f"measured {100 * (record.score - expected):+.1f} pp, effect {effect}")
     texts = {
         "mechanism: ": proposal.mechanism,
         "refuted by: ": proposal.falsifier,
@@ -99,7 +95,7 @@ def notebook(campaign: Campaign) -> str:
     for record in reversed(campaign.decided):
         proposal = record.proposal
         if proposal.mechanism or proposal.lesson or proposal.reported_outcome:
-            lines = "".join(f"{line}\n" for line in entry(record, campaign.effect_now(record)))
+            lines = "".join(f"{line}\n" for line in entry(record))
             room -= len(lines.encode())
             if room < 0:
                 return f"{text}\n(earlier entries: runs/)\n"

@@ -67,7 +67,7 @@ def test_an_agent_that_behaves_and_has_no_sandbox(root: Path) -> None:
     assert [notes(root, n) for n in range(1, 5)] == [""] * 4
     briefs = [kept_by_agent(root, call, "brief") for call in range(3)]
     assert all(len(brief) <= MAX_CHARACTERS for brief in briefs)
-    assert "The mean measured score of the baseline is " in briefs[0]
+    assert "estimated score of the baseline " in briefs[0]
     assert "LESSON" not in briefs[0]  # the baseline teaches nothing
     assert "\nLESSON 0002: <" in briefs[2]
     assert "call 0 tries another rate" in briefs[1]
