@@ -82,14 +82,8 @@ def open_agent(
     contained = command_of(name, is_contained=True, model=model, effort=effort)
     chosen = choose(sandbox, contained, login, root, environ, clone)
     command = command_of(name, model=model, effort=effort) if chosen.name == NO_SANDBOX else contained
-    return Agent(
-        name if name in PRESETS else Path(command[0]).name,
-        command,
-        timeout_seconds,
-        clone,
-        chosen,
-        settings=tuple(filter(None, (model, effort))),
-    )
+    title, settings = name if name in PRESETS else Path(command[0]).name, tuple(filter(None, (model, effort)))
+    return Agent(title, command, timeout_seconds, clone, chosen, settings=settings)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:

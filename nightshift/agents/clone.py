@@ -41,8 +41,8 @@ class Clone:
         base = (temporary or Path(tempfile.gettempdir())).resolve()
         if base.is_relative_to(repo.root.resolve()):
             raise UsageError(f"the temporary folder {base} is inside the checkout", "Set TMPDIR to another folder.")
-        self._own = base / f"nightshift-{os.getuid()}"
-        self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
+        self._private = base / f"nightshift-{os.getuid()}"
+        self.folder = self._private / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
         self.path, self.prompt = self.folder / "clone", self.folder / "prompt.txt"
         self._opened = dict[str, str]()  # the files after `open`
 
@@ -64,7 +64,7 @@ class Clone:
     def make(self) -> None:
         """Create the empty private folder. Raises EngineError if another user owns it."""
         self.clear()
-        make_private(self._own)
+        make_private(self._private)
         self.folder.mkdir(mode=0o700)
 
     def changes(self, num_proposals: int = 1) -> tuple[str, ...]:

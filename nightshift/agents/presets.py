@@ -14,7 +14,7 @@ class Preset:
     """An agent's command and login."""
 
     command: str
-    own: tuple[str, str]  # what replaces {own} in the command: without a sandbox, and in a sandbox
+    sandbox_options: tuple[str, str]  # replace {sandbox} in the command: without our sandbox, and in it
     login: Login
     effort: str = ""  # the program's option for --agent-effort; "" if it has none
 
@@ -37,7 +37,7 @@ _ON_VERTEX = (("GOOGLE_CLOUD_LOCATION GOOGLE_VERTEX_LOCATION", "GOOGLE_APPLICATI
 PRESETS = {
     "claude": Preset(
         "claude -p --output-format stream-json --verbose --tools Read,Edit,Write,Grep,Glob"
-        " --permission-mode acceptEdits {own}",
+        " --permission-mode acceptEdits {sandbox}",
         ("", """--settings '{"sandbox":{"enabled":false}}'"""),
         Login(
             "ANTHROPIC_* CLAUDE_CODE_OAUTH_TOKEN CLAUDE_CODE_USE_* CLAUDE_CODE_SKIP_*_AUTH" + _BEDROCK,
@@ -53,7 +53,7 @@ PRESETS = {
         "--effort ",
     ),
     "codex": Preset(
-        "codex exec --json --sandbox {own} --skip-git-repo-check",
+        "codex exec --json --sandbox {sandbox} --skip-git-repo-check",
         ("workspace-write", "danger-full-access"),
         Login(
             "OPENAI_* CODEX_API_KEY CODEX_ACCESS_TOKEN AZURE_OPENAI_* OPENROUTER_API_KEY" + _BEDROCK,
@@ -64,7 +64,7 @@ PRESETS = {
         "-c model_reasoning_effort=",
     ),
     "gemini": Preset(
-        "gemini --output-format json --skip-trust --approval-mode auto_edit {own}",
+        "gemini --output-format json --skip-trust --approval-mode auto_edit {sandbox}",
         ("", "--sandbox=false"),
         Login(
             "GEMINI_[!CS]* GEMINI_CLI_CUSTOM_HEADERS GEMINI_CLI_USE_COMPUTE_ADC GOOGLE_API_KEY GOOGLE_GEMINI_*"
@@ -99,7 +99,7 @@ PRESETS = {
         ),
     ),
     "qwen": Preset(
-        "qwen --output-format json --approval-mode auto-edit {own}",
+        "qwen --output-format json --approval-mode auto-edit {sandbox}",
         ("", "--sandbox=false"),
         Login(
             "OPENAI_* ANTHROPIC_* GEMINI_API_KEY GEMINI_MODEL GOOGLE_API_KEY QWEN_MODEL QWEN_DEFAULT_AUTH_TYPE"
@@ -135,7 +135,7 @@ def command_of(
         UsageError: the program is not on PATH, or has no option for `model` or `effort`.
     """
     preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
-    command = agent if preset is None else preset.command.replace("{own}", preset.own[is_contained])
+    command = agent if preset is None else preset.command.replace("{sandbox}", preset.sandbox_options[is_contained])
     if model:
         command += f" --model {shlex.quote(model)}"
     if effort and preset:

@@ -172,12 +172,11 @@ class Dimension:
         else:
             reach = max(now / low, high / now, FACTORS[-1])
             box, numbers = replace(search, low=now / reach, high=now * reach), [now * factor for factor in FACTORS]
-        steps: list[int | float] = [float(f"{number:.{_DIGITS}g}") for number in numbers]
         if is_whole:
-            steps = [*([] if now % 2 else [int(now) // 2]), int(now) * 2]
-        is_bounded = is_whole or is_linear
-        steps = [step for step in steps if low <= step <= high or not is_bounded]
-        return cls(key, box, tuple(step for step in steps if is_accepted(key, step)))
+            numbers = [*([] if now % 2 else [now // 2]), now * 2]
+        steps = [int(number) if is_whole else float(f"{number:.{_DIGITS}g}") for number in numbers]
+        is_free = search.scale == "log"
+        return cls(key, box, tuple(n for n in steps if (is_free or low <= n <= high) and is_accepted(key, n)))
 
     def place(self, value: Value) -> float:
         """Return the place nearest to a value, the middle for None. Raises ValueError for an unknown choice."""

@@ -229,7 +229,7 @@ class Night:
         branch. A train.toml that the user edited is saved to another file first."""
         controller, ledger, branch = self._controller, self.desk.ledger, self.state.branch
         resume(ledger, controller.repo, self._note, self.desk.bench.in_flight)
-        if (pending := undecided(self.state, self.desk.own())) != self.state.pending:
+        if (pending := undecided(self.state, self.desk.closed())) != self.state.pending:
             self.desk.update(pending=pending, refusals=())
         first = baseline_of(ledger.records(), branch)
         if first is None or controller.repo.head().branch != branch:

@@ -64,7 +64,7 @@ def write_summary(state: NightState, controller: Controller) -> str:
     controller.ledger.require_in_place()
     records = controller.ledger.records()
     campaign = Campaign.read(controller.ledger, records, state.branch, state.rules_hash)
-    cost = night_cost(state, controller.ledger) + runs_cost(state.own(records))
+    cost = night_cost(state, controller.ledger) + runs_cost(state.closed(records))
     text = summary(state, records, campaign, controller.now(), cost)
     write_atomically(controller.ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
     write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign).encode())
@@ -102,20 +102,20 @@ def summary(
     state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, cost: Cost = NOTHING
 ) -> str:
     """Return the summary, a dozen lines. `cost`: of the night's proposals and runs."""
-    own = state.own(records)
+    closed = state.closed(records)
     began = datetime.fromisoformat(state.started)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
         ("agent", NOT_ISOLATED if state.sandbox == NO_SANDBOX else ""),
-        ("results", str(Counts.of(campaign.rows(own)))),
+        ("results", str(Counts.of(campaign.rows(closed)))),
         ("cost", str(cost)),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
-        ("last runs", last_scores(own)),
+        ("last runs", last_scores(closed)),
         *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
         *(("note", line) for line in state.morning(records, now)),
         ("certificate", state.certificate),
-        ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, own, now)),
+        ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, closed, now)),
     ]
     lines = [f"{name + ':':14}{text}" for name, text in rows if text]
     if state.cause is not None:
@@ -153,20 +153,20 @@ def experiment_line(record: Record) -> str:
     )
 
 
-def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
+def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str:
     """Return the stop rules that can be foreseen."""
     request, parts = state.request, list[str]()
     if state.deadline is not None:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
         parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
     if request.experiments is not None:
-        num_left = max(request.experiments - len(decided(own)), 0)
+        num_left = max(request.experiments - len(decided(closed)), 0)
         parts.append(f"after {counted(num_left, 'more experiment')}")
         if next_stage(request.experiments - 1, 0, 1, request.pairs) is not Stage.SEARCH:
             num_last = 4 if request.pairs == 1 else 2 * request.pairs
             parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
     if request.plateau is not None:
-        parts.append(f"after {max(request.plateau - num_since_keep(own), 0)} more without a keep")
+        parts.append(f"after {max(request.plateau - num_since_keep(closed), 0)} more without a keep")
     if request.until is not None:
         parts.append(f"when the score is at least {request.until:g} (lower bound of its 95 % interval)")
     if request.max_cost is not None:
@@ -254,7 +254,7 @@ class Notifications:
         if event.kind is Kind.OVER:
             self._notifier.send(END, message(END, desk, event.why))
         record, now = event.record, desk.controller.now()
-        if record is not None and (name := event_of(record, desk.own())) is not None:
+        if record is not None and (name := event_of(record, desk.closed())) is not None:
             self._notifier.send(name, message(name, desk, record.why, record))
         waits = {(wait.kind, wait.meaning): wait for wait in desk.state.waits if wait.ended is None}
         self._waits &= waits.keys()
@@ -267,14 +267,14 @@ class Notifications:
                 self._notifier.send(name, message(name, desk, wait.describe()))
 
 
-def event_of(record: Record, own: Sequence[Record]) -> str | None:
-    """Return KEEP, REPEATED_CRASH or None for a closed experiment. `own`: the night's closed experiments.
+def event_of(record: Record, closed: Sequence[Record]) -> str | None:
+    """Return KEEP, REPEATED_CRASH or None for a closed experiment. `closed`: the night's closed experiments.
 
     A crash is repeated if it is the second in a row with the same cause, apart from numbers.
     """
     if record.is_keep:
         return KEEP if record.parent is not None else None
-    ended = by_end(own)[-3:]
+    ended = by_end(closed)[-3:]
     causes = [re.sub(r"\d+", "#", r.why) if r.status == Verdict.CRASH else "" for r in ended]
     is_second = causes[-1:] != [""] and causes[-2:-1] == causes[-1:] != causes[-3:-2]
     return REPEATED_CRASH if is_second and ended[-1].number == record.number else None
@@ -285,7 +285,8 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
     counts, state, ledger = None, desk.state, desk.ledger
     try:
         records = ledger.records()
-        counts = Counts.of(Campaign.read(ledger, records, state.branch, state.rules_hash).rows(state.own(records)))
+        campaign = Campaign.read(ledger, records, state.branch, state.rules_hash)
+        counts = Counts.of(campaign.rows(state.closed(records)))
     except (UsageError, EngineError, OSError, ValueError) as error:
         desk.note(f"the notification has no counts: {error}")
     effect = record.decision.estimate if record and record.decision else None
@@ -310,7 +311,7 @@ def tag_night(desk: Desk, event: Event) -> None:
         return
     try:
         records = desk.ledger.records()
-        if decided(state.own(records)):
+        if decided(state.closed(records)):
             name = f"night/{state.branch}/{controller.now().astimezone(UTC):%Y%m%dT%H%M%SZ}"
             lines = [f"Night on {state.branch}", "", state.certificate or "not certified", "", results_tsv(records)]
             controller.repo.tag(name, state.branch, "\n".join(lines))

@@ -35,14 +35,14 @@ def is_of(record: Record, answer: Answer) -> bool:
     return bool(record.run.new and answer.change and record.run.new.keys == answer.change.keys)
 
 
-def attempts(answer: Answer, own: Sequence[Record]) -> list[Record]:
-    """Return the closed experiments that tested a proposal. `own`: the night's experiments."""
-    return [record for record in own if record.number >= answer.number and is_of(record, answer)]
+def attempts(answer: Answer, closed: Sequence[Record]) -> list[Record]:
+    """Return the closed experiments that tested a proposal. `closed`: the night's experiments."""
+    return [record for record in closed if record.number >= answer.number and is_of(record, answer)]
 
 
-def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
+def undecided(state: NightState, closed: Sequence[Record]) -> tuple[Answer, ...]:
     """Return the proposals that no closed experiment has decided."""
-    return tuple(answer for answer in state.pending if not decided(attempts(answer, own)))
+    return tuple(answer for answer in state.pending if not decided(attempts(answer, closed)))
 
 
 @dataclass(slots=True)

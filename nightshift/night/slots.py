@@ -70,7 +70,7 @@ class Slots:
 
     def _begin_baseline(self, campaign: Campaign) -> bool:
         """Start the campaign's first run; again, up to MAX_TRIES times, if it was lost to infrastructure."""
-        failed = [record for record in self._desk.own() if record.failure is not Failure.INTERRUPTED]
+        failed = [record for record in self._desk.closed() if record.failure is not Failure.INTERRUPTED]
         num_lost = sum(record.failure is Failure.INFRASTRUCTURE for record in failed)
         if self._desk.bench.in_flight:
             return False
@@ -87,7 +87,7 @@ class Slots:
         kept, rider, proposal = campaign.kept, answer.rider, answer.proposal
         if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
             rider = None  # a re-test must not set a key of the incumbent
-        if attempts(answer, self._desk.own()):  # only the first experiment of a proposal has its cost
+        if attempts(answer, self._desk.closed()):  # only the first experiment of a proposal has its cost
             proposal = structs.replace(proposal, cost=None)
         try:
             run = Run(kept=kept, rider=rider, new=campaign.known(answer.change.keys))
@@ -119,9 +119,9 @@ class Slots:
         desk.emit(Kind.CLOSED, record=record)
         if not is_lost:
             return
-        own, most = desk.own(), 2 if OUT_OF_MEMORY in record.why else MAX_TRIES
-        for answer in undecided(desk.state, own):
-            tries = attempts(answer, own)
+        closed, most = desk.closed(), 2 if OUT_OF_MEMORY in record.why else MAX_TRIES
+        for answer in undecided(desk.state, closed):
+            tries = attempts(answer, closed)
             if record in tries and sum(r.failure is Failure.INFRASTRUCTURE for r in tries) >= most:
                 self._proposals.drop(answer, f"its run was lost {most} times: {record.why}")
         where = f" on {place}" if place else ""

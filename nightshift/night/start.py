@@ -84,7 +84,7 @@ def night(
             jobs = jobs_left(ledger, state.first).items()
             if numbers := ", ".join(sorted(folder.name for folder, job in jobs if executor.take_over(folder, job))):
                 reporter.note(f"resumed the jobs of this night: {numbers}")
-        reporter.note(f"the night stops {next_stop(state, state.own(ledger.records()), controller.now())}")
+        reporter.note(f"the night stops {next_stop(state, state.closed(ledger.records()), controller.now())}")
         reporter.note(
             "one line per experiment: change, measured score, effect ± half of its 95 % interval, verdict: why"
         )
@@ -214,7 +214,7 @@ def begin(request: NightRequest, controller: Controller) -> NightState:
         note(f"starting a new night: the night of {old.started} is over ({old.cause})")
     if not is_same_campaign:
         return state
-    answers = undecided(old, old.own(ledger.records()))  # proposals that were paid for and never ran
+    answers = undecided(old, old.closed(ledger.records()))  # proposals that were paid for and never ran
     return replace(state, pending=tuple(replace(answer, number=number) for answer in answers))
 
 

@@ -106,7 +106,7 @@ class NightState(NightStatus):
             return None
         return datetime.fromisoformat(self.started) + timedelta(hours=self.request.hours)
 
-    def own(self, records: Sequence[Record]) -> list[Record]:
+    def closed(self, records: Sequence[Record]) -> list[Record]:
         """Return the night's closed experiments."""
         closed = [record for record in records if record.number >= self.first and record.status != STARTED]
         return [r for r in closed if (r.branch, r.rules_hash) == (self.branch, self.rules_hash)]
@@ -272,8 +272,8 @@ class Desk:
             return f"cannot write to {path.parent}: {error.strerror or error}"
         return None
 
-    def own(self) -> list[Record]:
-        return self.state.own(self.ledger.records())
+    def closed(self) -> list[Record]:
+        return self.state.closed(self.ledger.records())
 
     def campaign(self) -> Campaign:
         """Return the campaign. Raises EngineError, a reason to wait, if a user's commit has no valid train.toml."""
@@ -284,7 +284,7 @@ class Desk:
 
     def runs(self) -> list[Record]:
         """Return the night's decided and running experiments."""
-        return [*decided(self.own()), *self.controller.in_flight]
+        return [*decided(self.closed()), *self.controller.in_flight]
 
     def runs_left(self) -> float:
         """Return the number of runs that the night can still start; infinite without --experiments and --hours."""
@@ -304,7 +304,7 @@ class Desk:
 
     def run_seconds(self) -> float:
         """Return the expected seconds of the next run: the low median of the last three, or else the budget."""
-        seconds = [r.result.total_seconds for r in self.own() if r.result and r.result.evaluation]
+        seconds = [r.result.total_seconds for r in self.closed() if r.result and r.result.evaluation]
         # A single slow run does not start the final check runs.
         return median_low(seconds[-3:]) if seconds else self.bench.rules.budget_seconds
 
@@ -326,10 +326,10 @@ class Desk:
 
     def stop_rule(self) -> Stop | None:
         """Return the first stop rule that applies, or None."""
-        request, own, seconds = self.state.request, self.own(), self.run_seconds()
-        num_without = num_since_keep(own)
-        crashes = [*takewhile(lambda record: record.status == Verdict.CRASH, reversed(by_end(own)))]
-        if request.experiments is not None and len(decided(own)) >= request.experiments:
+        request, closed, seconds = self.state.request, self.closed(), self.run_seconds()
+        num_without = num_since_keep(closed)
+        crashes = [*takewhile(lambda record: record.status == Verdict.CRASH, reversed(by_end(closed)))]
+        if request.experiments is not None and len(decided(closed)) >= request.experiments:
             return Stop(f"{request.experiments} experiments are done")
         if self.usable_seconds() < seconds:
             certificate = " and the certificate" if request.certify else ""
@@ -337,7 +337,7 @@ class Desk:
             return Stop(f"{hours}{certificate}")
         if request.plateau is not None and num_without >= request.plateau:
             return Stop(f"plateau: nothing kept in {num_without} experiments")
-        judgements = (record.judgement for record in reversed(decided(own)))
+        judgements = (record.judgement for record in reversed(decided(closed)))
         standing = next((j.standing for j in judgements if j and j.standing), None)
         if request.until is not None and standing is not None:
             bound = standing.incumbent - Z95 * standing.incumbent_sd
