@@ -58,11 +58,10 @@ def _source(root: Path, given: str | None) -> tuple[str, str]:
 def _read(path: Path) -> str:
     try:
         return read_file(os.path.realpath(path), _MAX_BYTES).decode()
-    except UnicodeDecodeError:
-        reason = "it is not UTF-8 text"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise UsageError(f"the direction in {path.name} cannot be read: {reason}", "Write a plain text file.")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else "it is not UTF-8 text"
+        cause = f"the direction in {path.name} cannot be read: {reason}"
+        raise UsageError(cause, "Write a plain text file.") from None
 
 
 def section(text: str, heading: str) -> str:

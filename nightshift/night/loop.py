@@ -57,7 +57,7 @@ class Night:
         self._slots = Slots(self.desk, self._proposals)
         self.desk.observers += [Page(tell), Notifications(notifier or Notifier(None, self._note))]
         self._unavailable = unavailable
-        self._interrupted_by = ""  # name of the first SIGINT, after which nothing new is started
+        self._is_interrupted = False  # by the first Ctrl-C, after which nothing new is started
 
     @property
     def state(self) -> NightState:
@@ -82,7 +82,7 @@ class Night:
                 return stop
             except Interrupted as error:
                 # A second Ctrl-C ends the night. After a SIGTERM (a reboot) the same command resumes it.
-                self._close(Stop(error.cause) if self._interrupted_by else None, cut_off=error.cause)
+                self._close(Stop(error.cause) if self._is_interrupted else None, cut_off=error.cause)
                 raise
             except IntegrityError as error:
                 self._note(str(error))
@@ -107,7 +107,7 @@ class Night:
         if (now := controller.repo.head().branch) != branch:
             return f"not certified: {now or 'a detached HEAD'} is checked out instead of {branch}"
         if self.desk.bench.in_flight:
-            return "not certified: the last runs could not be judged"
+            return "not certified: the runs in flight could not be judged"
         try:
             task = certify.open_task(controller, self.state.request.certify, night=self.state.started)
             needed = (task.num_waves() - 0.5) * self.desk.run_seconds()  # the last run may have been slow
@@ -124,15 +124,14 @@ class Night:
 
     def _is_first_interrupt(self, number: int) -> bool:
         """Remember the first SIGINT. A second SIGINT, or another stopping signal, raises Interrupted."""
-        is_first = number == signal.SIGINT and not self._interrupted_by
-        if is_first:
-            self._interrupted_by = signal.Signals(number).name
+        is_first = number == signal.SIGINT and not self._is_interrupted
+        self._is_interrupted |= is_first
         return is_first
 
     @property
-    def _signs(self) -> tuple[str, bool]:
+    def _signs(self) -> tuple[bool, bool]:
         """The user's requests to stop: the first SIGINT, and the file STOP. A change ends a wait."""
-        return self._interrupted_by, (self._controller.bench.root / STOP_NAME).exists()
+        return self._is_interrupted, (self._controller.bench.root / STOP_NAME).exists()
 
     def _step(self) -> Stop | None:
         """Do one thing, or wait. Returns why the night is over, None to continue."""
@@ -204,7 +203,7 @@ class Night:
             return True
         return self._slots.begin(campaign) or self._proposals.act(campaign)
 
-    def _wait(self, before: tuple[str, bool], stop: Stop | None, seconds: float | None) -> None:
+    def _wait(self, before: tuple[bool, bool], stop: Stop | None, seconds: float | None) -> None:
         """Wait for `seconds`; without, until a run has ended, an answer is ready, a try is due, or the stopping night
         has a queued job. Return at once if the user's requests to stop differ from `before`."""
         controller, executor, desk = self._controller, self._executor, self.desk
@@ -250,8 +249,8 @@ class Night:
     def _why_stop(self) -> Stop | None:
         """Return why nothing new starts, None to continue. Runs in flight are finished."""
         desk = self.desk
-        if self._interrupted_by and desk.over is None:
-            desk.over = Stop(f"stopped by {self._interrupted_by}", by_user=True)
+        if self._is_interrupted and desk.over is None:
+            desk.over = Stop("stopped by SIGINT", by_user=True)
             self._note("Ctrl-C: finishing the runs in flight, then stopping; press Ctrl-C again to stop now")
         if desk.over is None and (self._controller.bench.root / STOP_NAME).exists():
             return Stop(f"file {STOP_NAME} found", by_user=True)

@@ -111,7 +111,7 @@ def summary(
         ("results", str(Counts.of(campaign.rows(closed)))),
         ("cost", str(cost)),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
-        ("last runs", last_scores(closed)),
+        ("final checks", last_scores(closed)),
         *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
         *(("note", line) for line in state.morning(records, now)),
         ("certificate", state.certificate),

@@ -148,13 +148,9 @@ class Proposals:
             f"{name}: {meaning}: {unavailable.text}",
             f"{name} answers",
             meaning=meaning,
-            meanwhile="TPE fills the free slots meanwhile" if self._fills else "",
+            meanwhile="TPE fills the free slots meanwhile" if self._filler and self._desk.state.fills else "",
             at_once=not unavailable.is_away,
         )
-
-    @property
-    def _fills(self) -> bool:
-        return self._filler is not None and self._desk.state.fills
 
     def _num_ahead(self) -> int:
         """Return how many proposals to prepare for slots that are not free yet: from an agent, for all runs that end
@@ -179,7 +175,9 @@ class Proposals:
     def _fill(self, campaign: Campaign) -> bool:
         """Let TPE propose for a free slot while the agent is unavailable. Returns True if TPE was asked."""
         is_unavailable, is_pause = self._desk.open_wait("agent"), self._controller.clock() < self._fills_at
-        if self._filler is None or not self._fills or not is_unavailable or is_pause or not self._num_wanted(0):
+        if self._filler is None or not self._desk.state.fills or not is_unavailable or is_pause:
+            return False
+        if not self._num_wanted(0):
             return False
         work = self._open(self._filler, campaign, 1)
         work.answers = complete(work.proposing)

@@ -85,9 +85,7 @@ def night(
             if numbers := ", ".join(sorted(folder.name for folder, job in jobs if executor.take_over(folder, job))):
                 reporter.note(f"resumed the jobs of this night: {numbers}")
         reporter.note(f"the night stops {next_stop(state, state.closed(ledger.records()), controller.now())}")
-        reporter.note(
-            "one line per experiment: change, measured score, effect ± half of its 95 % interval, verdict: why"
-        )
+        reporter.note("per experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with inhibit_sleep(reporter.note):
             night = Night(state, controller, proposer, tell, notifier, filler, unavailable)
@@ -208,10 +206,8 @@ def begin(request: NightRequest, controller: Controller) -> NightState:
         ended = min(last, now).isoformat(timespec="seconds")  # when the night is known to have waited
         waits = tuple(replace(wait, ended=wait.ended or ended) for wait in old.waits)
         return replace(old, request=request, pid=os.getpid(), waits=waits)
-    if old.cause is None:
-        note(f"starting a new night: the interrupted night of {old.started} had other flags, or its hours are over")
-    else:
-        note(f"starting a new night: the night of {old.started} is over ({old.cause})")
+    cause = old.cause or "its flags, rules or branch differ, or its hours have passed"
+    note(f"starting a new night; the night of {old.started} is over: {cause}")
     if not is_same_campaign:
         return state
     answers = undecided(old, old.closed(ledger.records()))  # proposals that were paid for and never ran
@@ -228,9 +224,7 @@ def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
     """Return the proposer of --agent. Raises UsageError for a missing program."""
     if request.agent in SEARCHES:
         if request.agent_model or request.agent_effort:
-            raise UsageError(
-                f"--agent {request.agent} has no model and no effort", "Omit --agent-model and --agent-effort."
-            )
+            raise UsageError(f"--agent {request.agent} has no model and no effort", "Omit both options.")
         return search_of(request.agent, request)
     clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
     is_team = request.agent.startswith(PREFIX)
