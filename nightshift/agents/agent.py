@@ -112,7 +112,7 @@ class Ending:
         return self.cause is not None and (self.exit_code is None or not 0 < self.exit_code <= 128)
 
     def availability(self, *, is_edited: bool = False) -> Availability:
-        """Return why the process left no proposal."""
+        """Return why the process made no proposal."""
         availability = self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
         if availability.is_away and (self.live or self.exit_code is not None):
             return availability

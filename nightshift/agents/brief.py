@@ -199,10 +199,7 @@ def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -
         Section(KEYS_TITLE, [line for key in memory.keys for line in key.lines], 1),
         Section("In flight now. Propose something else:", [*map(describe, context.in_flight), *waiting], 1),
         Section("Noise, and what is left of the night:", _night(context)),
-        Section(
-            "The incumbent, which is the baseline with the kept changes, the most certain first:",
-            _incumbent(context, config),
-        ),
+        Section("The incumbent: the baseline with the kept changes, most certain first:", _incumbent(context, config)),
         Section("Median training reward in ten equal parts of a run:", _rewards(context, run, last)),
         Section(f"Health of experiment {last.number:04d}, the last one:", (last.health or "").splitlines()),
         Section("Remedies for such findings:", _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else ()),

@@ -112,7 +112,9 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
     if text:
         statuses = (_at(row, path) for path in _STATUSES)
         status = next((value for value in statuses if type(value) is int and 400 <= value < 600), None)
-        return Event(_unwrapped(text), True, status)
+        before, brace, rest = text.partition("{")  # some errors contain the JSON of a provider's error
+        inner = _text_at(mapping(_decode(brace + rest)), "error.message message detail")
+        return Event(f"{before}{inner}" if inner else text, True, status)
     answers = _ANSWERS.get(kind, "response")
     if mapping(row.get("item")).get("type") == "agent_message":
         answers = "response item.text"
@@ -149,13 +151,6 @@ def _decode(text: str) -> Any:
         return parse_json(text, object)
     except ValueError:
         return None
-
-
-def _unwrapped(text: str) -> str:
-    """Replace the JSON of a provider's error by the message in it."""
-    before, brace, rest = text.partition("{")
-    inner = _text_at(mapping(_decode(brace + rest)), "error.message message detail")
-    return f"{before}{inner}" if inner else text
 
 
 def _at(row: Any, path: str) -> Any:

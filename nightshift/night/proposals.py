@@ -25,7 +25,7 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.night.state import Desk, NightState, Stop, decided
 from nightshift.report.slices import weakest
 
-MAX_REFUSALS = 8  # in a row
+MAX_REFUSALS = 8  # refused proposals in a row, after which the night ends
 _ANSWER_SECONDS = 60.0  # expected time of an agent's first answer
 _FILL_PAUSE_SECONDS = 30.0  # after MAX_REFUSALS proposals of TPE in a row
 

@@ -78,7 +78,7 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "| trainer.optim.lr: baseline 6e-7, incumbent 3e-6, best by difference 3e-6\n| 6e-7 | 1 | 35.0 % | 0 ",
         f"the standard deviation of the difference is {100 * 2**0.5 * standing.run_sd:.1f} pp",
         "The night has 1.5 h left, enough for 9 more runs, this one included.",
-        "\nThe incumbent, which is the baseline with the kept changes, the most certain first:\n| gain +",
+        "\nThe incumbent: the baseline with the kept changes, most certain first:\n| gain +",
         " over the baseline (estimated scores ",
         "\n| 0005 effect +",
         "confirmed: trainer.optim.lr = 3e-6\n",
