@@ -197,10 +197,10 @@ def _value_row(
 def kept_changes(campaign: Campaign) -> list[str]:
     """Return one line per kept change, the most certain first: name, effect, P(it helps) and keys."""
     assert campaign.posterior is not None
-    changes = [(change, campaign.posterior.effect(change)) for change in campaign.kept]
+    changes = [(c, campaign.posterior.effect(c)) for c in campaign.kept]
     return [
-        f"{change.name}  {effect.with_p}, {'' if campaign.is_confirmed(change) else 'un'}confirmed: {change.settings}"
-        for change, effect in sorted(changes, key=lambda item: -item[1].p_helps)
+        f"{c.name}  effect {effect.with_p}, {'' if campaign.is_confirmed(c) else 'un'}confirmed: {c.settings}"
+        for c, effect in sorted(changes, key=lambda item: -item[1].p_helps)
     ]
 
 
