@@ -1,1 +1,1 @@
-"""Who proposes the next train.toml: coding agents, teams, searches; their sandbox and what they are told."""
+"""The proposers of the next train.toml (coding agents, teams, searches), their sandbox and their brief."""

@@ -1,10 +1,10 @@
-"""Asks a coding agent for the next train.toml: any program that reads a prompt and edits files.
+"""Ask a coding agent for the next train.toml. Any program that reads a prompt and edits files can be the agent.
 
-Each proposal is a fresh process with a bounded brief, in a throw-away clone (clone.py), in a sandbox where this machine
-has one (sandbox.py), as a process group that leaves nothing behind (executors/process.py). Taken over are its
-train.toml, if that is a regular file of sane size, a few lines of text (hypothesis, prediction, the lessons of decided
-experiments), and notes for its next call. Asked for several proposals it writes proposal-1.toml and proposal-1.txt, and
-so on. Whatever else it did in its clone is named in the notes of the record.
+Each proposal is a new process with a bounded brief, in a throw-away clone (clone.py) and in a sandbox (sandbox.py). Its
+process group is ended with all its children (executors/process.py). Nightshift copies from the clone: train.toml, if it
+is a regular file of at most 64 KiB; a few lines of text (hypothesis, prediction, lessons of decided experiments); and
+notes for the next call. An agent that is asked for several proposals writes proposal-1.toml, proposal-1.txt and so on.
+Other changes in the clone are named in the notes of the record.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from nightshift.executors.process import Child, ProcessGroup
 from nightshift.files import open_regular, write_atomically
 from nightshift.waiting import waiting
 
-_MAX_ANSWER = 64 * 1024  # bytes that are read of an answer
+_MAX_ANSWER = 64 * 1024  # bytes
 _READY = re.compile(r"\bready\b", re.IGNORECASE)
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
-_QUESTION_SECONDS = 240.0  # Claude Code tries a wrong key again for 175 s
-_TICK_SECONDS = 0.2  # between two looks at an agent that is asked one question
+_QUESTION_SECONDS = 240.0  # Claude Code retries with a wrong key for 175 s
+_TICK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
 
-Work = Generator[None, bool | None, Any]  # as Proposing: yields while a program works; sending True stops it
+Work = Generator[None, bool | None, Any]  # yields while a program works; sending True stops it (see Proposing)
 
 
 def complete(work: Work) -> Any:
-    """Run a generator of this module to its end, and wait meanwhile. Returns its value."""
+    """Wait for the end of the work. Returns its value."""
     try:
         while True:
             next(work)
@@ -73,29 +73,23 @@ def open_agent(
     model: str | None = None,
     effort: str | None = None,
 ) -> Agent:
-    """Return the agent that is called `name`, in the sandbox that `sandbox` asks for. UsageError if that does not work.
+    """Return the agent `name` in the sandbox that --sandbox names. The last four arguments are flags of the night.
 
-    `agent_env`, `agent_sees`: more variables of `environ` that it gets, more files and folders that it may read.
-    `model`, `effort`: --agent-model, --agent-effort.
+    Raises:
+        UsageError: the program is missing, or the sandbox does not work here.
     """
     login = login_of(name, environ, agent_env, agent_sees)
     contained = command_of(name, is_contained=True, model=model, effort=effort)
     chosen = choose(sandbox, contained, login, root, environ, clone)
     command = command_of(name, model=model, effort=effort) if chosen.name == NO_SANDBOX else contained
-    return Agent(
-        name if name in PRESETS else Path(command[0]).name,
-        command,
-        timeout_seconds,
-        clone,
-        chosen,
-        settings=tuple(filter(None, (model, effort))),
-    )
+    title, settings = name if name in PRESETS else Path(command[0]).name, tuple(filter(None, (model, effort)))
+    return Agent(title, command, timeout_seconds, clone, chosen, settings=settings)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
-    """Return `base` without the variables that point git or a shell at another place than the clone."""
+    """Return `base` without the variables that point git or a shell to a place outside the clone."""
     kept = {name: value for name, value in base.items() if not name.startswith("GIT_") and name != "OLDPWD"}
-    # Should it delete .git, git must not find another repository further up.
+    # If the agent deletes .git, git must not use a repository above the clone.
     return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent), "GIT_TERMINAL_PROMPT": "0"}
 
 
@@ -103,26 +97,26 @@ def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
 class Ending:
     """How a process of an agent ended."""
 
-    cause: str | None  # what went wrong, with the last words; None if nothing did
-    exit_code: int | None  # None if it was stopped
-    output: str  # the end of it
-    words: str  # its last words
+    cause: str | None  # the failure with the last words; None without a failure
+    exit_code: int | None  # None if the process was stopped
+    output: str  # the end of the output
+    words: str  # the last words
     cost: Cost
     notes: tuple[str, ...]
-    live: Availability | None  # why it was stopped: it waited for something itself
-    is_stopped: bool = False  # the night ended
+    live: Availability | None  # the condition that the program waited for, so that it was stopped
+    is_stopped: bool = False  # because the night ended
 
     @property
     def is_killed(self) -> bool:
-        """True if nightshift or a signal ended it: bwrap and shells end with 128 + the signal."""
+        """True if Nightshift or a signal ended the process: bwrap and shells exit with 128 + the signal."""
         return self.cause is not None and (self.exit_code is None or not 0 < self.exit_code <= 128)
 
     def availability(self, *, is_edited: bool = False) -> Availability:
-        """Return why the process left no proposal."""
+        """Return why the process made no proposal."""
         availability = self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
         if availability.is_away and (self.live or self.exit_code is not None):
             return availability
-        return replace(availability, text=self.cause or f"its last words: {self.words or 'none'}")
+        return replace(availability, text=self.cause or f"the last words: {self.words or 'none'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +133,19 @@ class Agent:
 
     @property
     def title(self) -> str:
-        """Its name with its model and effort: `claude (opus, high)`."""
+        """Name, model and effort, such as `claude (opus, high)`."""
         return self.name + (f" ({', '.join(self.settings)})" if self.settings else "")
 
     def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes] = MappingProxyType({})) -> Work:
-        """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of `logs`.
-        The caller clears the clone. Returns the Ending."""
+        """Run one process in a new clone with `source` as train.toml and the files of `logs`. Returns the Ending.
+
+        The caller clears the clone.
+        """
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         began, credential, notes, cause, live = self.clock(), None, tuple[str, ...](), None, None
         is_stopped = False
         log_path.unlink(missing_ok=True)
-        log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
+        log_path.touch(mode=0o600, exist_ok=False)  # the output of agents may contain secrets
         with log_path.open("r+b") as file:
             log = Log(file)
             try:
@@ -160,15 +156,15 @@ class Agent:
                     if (yield):
                         cause, is_stopped = "stopped with the night", True
                     elif self.clock() - began >= self.timeout_seconds:
-                        cause = f"no end after {self.timeout_seconds:g} s: stopped"
+                        cause = f"stopped after {self.timeout_seconds:g} s, the time limit"
                     elif live is not None:
                         cause = f"stopped: {live.text}"
                     group.check()
                     log.cut()
                     live = read_live(log.end)
-            finally:  # also if nothing was started: what git might start, should somebody find a way, ends as well
+            finally:
                 survivors = [*group.stop(), *self.sandbox.end()]
-                if not survivors:  # also when the night is stopped now: a token may be renewed
+                if not survivors:  # also after a stop: the agent may have renewed its token
                     home, environ = self.clone.folder / "home", self.sandbox.environ
                     notes = self.sandbox.login.take_back(environ, home, credential)
             log.cut()
@@ -177,12 +173,12 @@ class Agent:
         if survivors:
             cause = f"could not be stopped: {', '.join(survivors)}"
         elif exit_code != 0:
-            cause = (cause or child.exit_cause()) + (f"; its last words: {words}" if words else "")
+            cause = (cause or child.exit_cause()) + (f"; the last words: {words}" if words else "")
         cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
         return Ending(cause, exit_code, log.end, words, cost, notes, live, is_stopped)
 
     def _start(self, group: ProcessGroup, prompt: str, log_path: Path) -> Child:
-        """Start the program, with the prompt on stdin or in a file."""
+        """Start the program with the prompt on stdin, or in a file if the command has {prompt_file}."""
         write_atomically(self.clone.prompt, prompt.encode())
         words = [word.replace(PROMPT_FILE, str(self.clone.prompt)) for word in self.command]
         has_file = words != list(self.command)
@@ -194,14 +190,14 @@ class Agent:
     def ask(
         self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = ""
     ) -> Generator[None, bool | None, tuple[Answer, ...]]:
-        """Let the agent work once, with `logs` to read. Return what `_take_over` takes; in a `role` no edits."""
+        """Let the agent work once, with the files of `logs`. Returns its answers. A `role` answers without edits."""
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
         seconds = min(self.timeout_seconds, context.seconds_left or self.timeout_seconds)
         agent = replace(self, timeout_seconds=seconds)
         try:
-            with waiting(f"{self.name} is at work on experiment {context.number:04d}", seconds):
+            with waiting(f"{self.name} is working on experiment {context.number:04d}", seconds):
                 ending = yield from agent.run(context.source, prompt, folder / f"{name}.log", logs)
             first, *others = self._take_over(context, ending, edits=not role)
             save_notes(context, self.clone.path)
@@ -210,10 +206,10 @@ class Agent:
         return first.with_proposal(cost=ending.cost, notes=(*first.proposal.notes, *ending.notes)), *others
 
     def question(self, source: bytes, folder: Path) -> Availability:
-        """Ask one question, as a night asks: whether the agent can be reached. It costs a few tokens.
+        """Ask the agent one question, which costs a few tokens. Returns whether the model can be reached.
 
-        A preset must answer with the word that was asked for: some programs end with 0 on a wrong key. Your own command
-        may print nothing.
+        A preset must answer `ready`, because some programs exit with 0 on a wrong key. Your own command may print
+        nothing.
         """
         agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
         try:
@@ -224,21 +220,20 @@ class Agent:
         if ending.cause is None and (self.name not in PRESETS or _READY.search(ending.words)):
             return Availability(Meaning.OK, ending.words)
         availability = ending.live or read_ending(ending.output, ending.exit_code)
-        cause = ending.cause or f"it did not answer the question; its last words: {ending.words or 'none'}"
+        cause = ending.cause or f"no answer to the question; the last words: {ending.words or 'none'}"
         return availability if availability.is_away else Availability(Meaning.PROGRAM, cause)
 
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
-        """Return the agent's proposals, or one answer without a train.toml that says why there is none.
+        """Return the agent's proposals, or one answer without a train.toml and with the cause.
 
-        Without `edits` the answer is a text. A file that cannot be read is a proposal that is refused. A program that
-        ended without an edit, or was killed, is asked again: `unavailable` is set.
+        Without `edits` the answer is a text. A file that cannot be read is a refused proposal. `unavailable` is set if
+        the program ended without an edit or was killed, so that the night asks again.
         """
         path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
-        names = dict.fromkeys([(CONFIG_NAME, ANSWER_NAME), *proposal_files(num_files)])
         notes, text, texts = tuple[str, ...](), "", dict[bytes, str]()
         try:
             notes, text = self.clone.changes(num_files), _read_answer(path / ANSWER_NAME)
-            for config, answer in names if edits else ():
+            for config, answer in proposal_files(num_files) if edits else ():
                 if config == CONFIG_NAME or os.path.lexists(path / config):
                     texts[read_source(path / config)] = _read_answer(path / answer)
         except ConfigError as error:
@@ -266,7 +261,7 @@ class Agent:
 
 @dataclass(slots=True)
 class AgentProposer:
-    """Asks one agent, the first of `agents`."""
+    """Asks one agent, which is the first of `agents`."""
 
     agents: tuple[Agent, ...]
     is_instant = False
@@ -277,7 +272,7 @@ class AgentProposer:
 
     @property
     def sandbox(self) -> str:
-        """The sandboxes of the agents: "none" if one of them has none."""
+        """The sandboxes of the agents; "none" if any agent has no sandbox."""
         names = [agent.sandbox.name for agent in self.agents]
         return NO_SANDBOX if NO_SANDBOX in names else " and ".join(dict.fromkeys(names))
 
@@ -286,7 +281,7 @@ class AgentProposer:
 
 
 def _read_answer(path: Path) -> str:
-    """Return the first 64 KiB of an answer; "" if there is none. ConfigError if it cannot be read."""
+    """Return the first 64 KiB of a file; "" for a missing file. Raises ConfigError if the file cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(_MAX_ANSWER).decode(errors="replace")
@@ -305,10 +300,10 @@ def check_agent(
     agent_env: Sequence[str] = (),
     agent_sees: Sequence[str] = (),
 ) -> Check:
-    """Ask an agent one question, as a night does before it begins: what it answered, and in which sandbox."""
+    """Ask an agent one question, for `nightshift doctor --agent`. Returns its answer with its sandbox."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder).chmod(0o711)  # another uid goes through it to the clone
+            Path(folder).chmod(0o711)  # the uid of --sandbox user must reach the clone
             clone = Clone(Repo(root), Path(folder))
             agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, clone, agent_env, agent_sees)
             answer = agent.question(read_source(root / CONFIG_NAME), Path(folder))

@@ -1,7 +1,7 @@
 """The throw-away clone in which an agent works, and the files that the agent changed there.
 
-The clone lies outside the checkout, in a folder of the temporary folder that is this user's alone. It is at the same
-place for every proposal of a checkout, so that the next proposal clears what a killed night left.
+The clone is in a private folder in the system's temporary folder. Its path is the same for every proposal of a
+checkout, so that the next proposal removes the clone of a killed night.
 """
 
 import hashlib
@@ -21,41 +21,40 @@ from nightshift.files import remove_tree
 
 ANSWER_NAME = "hypothesis.txt"
 NOTES_NAME = "notes.md"  # for the agent's next call
-LOGS_NAME = "logs"  # in bubblewrap it cannot be written to
-_MAX_FILES = 50_000  # of a clone: an agent may unpack anything
+LOGS_NAME = "logs"  # read-only in bubblewrap
+_MAX_FILES = 50_000  # in a clone: an agent may unpack an archive
 _CLEAR_SECONDS = 120.0
 
 
 def proposal_files(num_proposals: int) -> list[tuple[str, str]]:
-    """Return the names of the two files of each proposal: its train.toml, and the text of its hypothesis."""
-    if num_proposals == 1:
-        return [(CONFIG_NAME, ANSWER_NAME)]
-    return [(f"proposal-{number}.toml", f"proposal-{number}.txt") for number in range(1, num_proposals + 1)]
+    """Return the names of the files of proposals: of each, the train.toml and the text with the hypothesis."""
+    numbers = range(1, num_proposals + 1) if num_proposals > 1 else ()
+    return [(CONFIG_NAME, ANSWER_NAME), *((f"proposal-{number}.toml", f"proposal-{number}.txt") for number in numbers)]
 
 
 class Clone:
-    """The one clone of a checkout, in `folder`. `path`: where the agent works; `prompt`: the file of its prompt."""
+    """The clone of a checkout. `path`: the agent's working folder; `prompt`: the file with the prompt."""
 
     def __init__(self, repo: Repo, temporary: Path | None = None) -> None:
-        """`temporary` replaces the system's temporary folder."""
+        """`temporary`: the temporary folder, if not the system's."""
         self._repo = repo
         base = (temporary or Path(tempfile.gettempdir())).resolve()
         if base.is_relative_to(repo.root.resolve()):
-            raise UsageError(f"the temporary folder {base} lies in the checkout", "Set TMPDIR to another folder.")
-        self._own = base / f"nightshift-{os.getuid()}"
-        self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
+            raise UsageError(f"the temporary folder {base} is inside the checkout", "Set TMPDIR to another folder.")
+        self._private = base / f"nightshift-{os.getuid()}"
+        self.folder = self._private / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
         self.path, self.prompt = self.folder / "clone", self.folder / "prompt.txt"
-        self._opened = dict[str, str]()  # what `open` left
+        self._opened = dict[str, str]()  # the files after `open`
 
     def open(self, source: bytes, logs: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        """Clone the branch afresh, with `source` as train.toml and `logs` as files that are read-only."""
+        """Clone the branch, with `source` as train.toml and the read-only files `logs`."""
         self.make()
         self._repo.clone(self._repo.head(), self.path)
         (self.path / ".git" / AGENT_CLONE_MARK).touch()  # run.py and night refuse to work here
         (self.path / CONFIG_NAME).write_bytes(source)
-        (self.path / NOTES_NAME).unlink(missing_ok=True)  # a branch may have one
+        (self.path / NOTES_NAME).unlink(missing_ok=True)  # the branch may contain one
         if logs:
-            remove_tree(self.path / LOGS_NAME)  # a branch may have one
+            remove_tree(self.path / LOGS_NAME)
             (self.path / LOGS_NAME).mkdir()
         for name, data in logs.items():
             (self.path / LOGS_NAME / name).write_bytes(data)
@@ -63,22 +62,25 @@ class Clone:
         self._opened = self._listing()
 
     def make(self) -> None:
-        """Make the folder afresh, for this user alone. Raises EngineError if it belongs to another user."""
+        """Create the empty private folder. Raises EngineError if another user owns it."""
         self.clear()
-        make_private(self._own)
+        make_private(self._private)
         self.folder.mkdir(mode=0o700)
 
     def changes(self, num_proposals: int = 1) -> tuple[str, ...]:
-        """Note the files that differ from what `open` left, except train.toml, the answers and those of git.
-        ConfigError if the clone cannot be listed, so that no proposal can be taken from it."""
+        """Return a note on the files that the agent changed, except its proposals, notes.md and .git.
+
+        Raises:
+            ConfigError: the clone cannot be listed, so that no proposal can be read.
+        """
         changed = {name for name, _ in self._opened.items() ^ self._listing().items()}
-        changed -= {CONFIG_NAME, ANSWER_NAME, NOTES_NAME}.union(*proposal_files(num_proposals))
+        changed -= {NOTES_NAME}.union(*proposal_files(num_proposals))
         files = [_shown(name) for name in sorted(changed)]
         return (f"changed files other than train.toml: {listed(files)}: dropped",) if files else ()
 
     def clear(self) -> None:
-        """Remove the clone, whatever state it is in. Raises EngineError if something cannot be removed."""
-        if self.folder.is_symlink():  # chmod would follow it, to what the agent chose
+        """Remove the clone. Raises EngineError if anything is left."""
+        if self.folder.is_symlink():  # chmod would follow a link of the agent's
             self.folder.unlink()
         if not os.path.lexists(self.folder):
             return
@@ -90,12 +92,12 @@ class Clone:
             raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
 
     def _listing(self) -> dict[str, str]:
-        """Return mode, size and time of each file of the clone, by relative name. ConfigError for too many files."""
+        """Return mode, size and time of each file of the clone, by relative name."""
         listing, folders = dict[str, str](), [os.fspath(self.path)]
         try:
             if self.path.is_symlink():
                 raise _unreadable(".", "is a symbolic link")
-            while folders:  # os.walk recurses, and a tree that is deep enough ends it
+            while folders:  # os.walk recurses, so a deep tree would end it
                 with os.scandir(folders.pop()) as entries:
                     for entry in entries:
                         name, status = os.path.relpath(entry.path, self.path), entry.stat(follow_symlinks=False)
@@ -112,16 +114,15 @@ class Clone:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user can list and write to. Raises EngineError for one that is not such a folder."""
+    """Create a folder that only this user can list and write to. Raises EngineError if an existing folder differs."""
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o066:
-        raise EngineError(f"{folder} is not a folder of this user alone", "Remove it, or set TMPDIR.")
+        raise EngineError(f"{folder} is not a private folder of this user", "Remove it, or set TMPDIR.")
 
 
 def _unreadable(name: str, problem: str) -> ConfigError:
-    """Return the error for a clone that cannot be read because of the file or folder `name`."""
-    fix = f"Leave {CONFIG_NAME}, {ANSWER_NAME} and few other files."
+    fix = f"Write {CONFIG_NAME}, {ANSWER_NAME} and few other files."
     return ConfigError(f"{_shown(name)} in the agent's clone {problem}".removeprefix(". in "), fix)
 
 

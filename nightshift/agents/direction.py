@@ -1,4 +1,4 @@
-"""The user's direction of a night: the text that every agent must stay within."""
+"""The user's direction for a night: a text that every agent must follow."""
 
 import os
 from pathlib import Path
@@ -16,18 +16,20 @@ _MAX_BYTES = 64 * 1024  # of a file: program.md has about 8 KiB
 
 
 def read_direction(root: Path, given: str | None = None, only: str | None = None) -> str:
-    """Return the direction that applies now, cleaned; "" if there is none. A night reads it again before each proposal.
+    """Return the current direction, cleaned, or "". A night reads the direction again before each proposal.
 
-    `given`: the argument of OPTION, a file (relative to `root`) or the text itself; None: the section `## Direction` of
-    program.md. `only`: the argument of --only, which becomes the first line. Raises UsageError if the direction is too
-    long, its file cannot be read, or its scope names a key that is not open; a night that is under way keeps its last.
+    `given`: the argument of --direction: a file (relative to `root`) or the text itself; None: the section
+    `## Direction` of program.md. `only`: the argument of --only, which becomes the first line.
+
+    Raises:
+        UsageError: the direction is too long, its file cannot be read, or its scope names a key that is not open.
     """
     source, text = _source(root, given)
     lines = [clean(line, len(line)) for line in _without_comments(text).splitlines()]
     direction = "\n".join(line for line in lines if line)
     if only is not None:
         if scope_of(direction):
-            raise UsageError(f"--only and the direction of {source} both name keys", f"Remove its line {LABEL}: ...")
+            raise UsageError(f"--only and the direction of {source} both name keys", f"Remove the line {LABEL}: ...")
         direction = f"{LABEL}: {clean(only, len(only))}\n{direction}".rstrip()
         if not scope_of(direction):
             raise UsageError("--only names no key", "Write keys or tables: --only trainer.scheduler,trainer.optim.lr")
@@ -39,7 +41,7 @@ def read_direction(root: Path, given: str | None = None, only: str | None = None
 
 
 def _source(root: Path, given: str | None) -> tuple[str, str]:
-    """Return the name and the text of the direction, not cleaned yet."""
+    """Return the name and the raw text of the direction."""
     name = PROGRAM_NAME if given is None else given
     if os.path.lexists(root / name) and name.strip():
         text = _read(root / name)
@@ -47,24 +49,23 @@ def _source(root: Path, given: str | None) -> tuple[str, str]:
     if given is None or not given.strip():
         return name, ""
     is_word = given.isascii() and len(given.split()) == 1
-    if is_word or given.lower().endswith((".md", ".txt")):  # a mistyped name, or a file removed during the night
+    if is_word or given.lower().endswith((".md", ".txt")):  # a typo, or a file that was removed during the night
         fix = 'Name a file, or write a sentence: --direction "only trainer.scheduler".'
-        raise UsageError(f"{OPTION} {given}: no such file, and a file name or one word is no direction", fix)
+        raise UsageError(f"{OPTION} {given}: no such file, and a file name or a single word is not a direction", fix)
     return OPTION, given
 
 
 def _read(path: Path) -> str:
     try:
         return read_file(os.path.realpath(path), _MAX_BYTES).decode()
-    except UnicodeDecodeError:
-        reason = "it is not UTF-8 text"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise UsageError(f"the direction in {path.name} cannot be read: {reason}", "Write a plain text file.")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else "it is not UTF-8 text"
+        cause = f"the direction in {path.name} cannot be read: {reason}"
+        raise UsageError(cause, "Write a plain text file.") from None
 
 
 def section(text: str, heading: str) -> str:
-    """Return the lines between a heading of level 2 and the next heading of its level or above."""
+    """Return the lines below a heading of level 2, up to the next heading of level 1 or 2."""
     lines = _without_comments(text).splitlines()
     start = next((number for number, line in enumerate(lines, 1) if line.strip() == heading), len(lines))
     end = next((n for n, line in enumerate(lines[start:], start) if line.startswith(("# ", "## "))), len(lines))

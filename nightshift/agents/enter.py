@@ -1,8 +1,7 @@
-"""Gives up what no namespace and no uid takes away, then becomes the program that its arguments begin with.
+"""Drop rights that no namespace and no uid removes, then execute the program in the arguments.
 
-Abstract sockets (X11, some D-Bus) belong to the network, which is shared: where Linux has Landlock's scopes (6.12) only
-the agent's own can be connected to, and only its own processes be signalled. A script that imports nothing of the
-checkout.
+Abstract sockets (X11, some D-Bus) belong to the network, which is shared. Landlock's scopes (Linux 6.12) limit the
+agent to its own sockets, and its signals to its own processes. The script imports nothing from the checkout.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What a campaign measured: its runs, and the scores by key and value. For the brief, the agent's logs and users."""
+"""The results of a campaign: its runs, and the scores by key and value. For the brief, logs/ and the user."""
 
 from __future__ import annotations
 
@@ -30,23 +30,18 @@ All runs (difference: measured score minus the score predicted without the new c
 run | score | difference | training steps | verdict: change"""
 MAX_EARLIER = 10  # lines of earlier campaigns
 KEYS_TITLE = """\
-Scores by key and value. A value counts the runs whose only new change set it, and the runs without a new change that \
-had it; other runs with this value are not in its mean. Difference: to the baseline's value of the key, adjusted for \
-the other changes of the counted runs:
+Scores by key and value. Counted are the runs whose only new change set the value, and the runs with the value and no \
+new change. Difference: to the baseline's value of the key, adjusted for the other changes of the counted runs:
 value | runs counted | mean score of these runs | difference"""
 
 
 class RunRow(Row, frozen=True, kw_only=True):
-    """The row of a decided experiment, and what it measured. Scores are fractions of 1.
-
-    `difference`: measured score minus the score that was expected, just before the run was observed, of its config
-    without its new change; `difference_halfwidth`: half of its 95 % interval, from the error of that expectation and
-    the noise of one run. None: not measured.
-    """
+    """A decided experiment. `difference`: measured score minus the score that the posterior expected, before this run,
+    of the same config without the new change, as a fraction of 1. None: not measured."""
 
     difference: float | None
-    difference_halfwidth: float | None
-    starts: str  # which start of its config it is, if not the first
+    difference_halfwidth: float | None  # half of the 95 % interval: error of the expectation, and noise of one run
+    starts: str  # such as "start 2 of this config"; "" for the first
 
     def __str__(self) -> str:
         verdict = self.status + (f" ({clean(self.why, 160)})" if self.verdict == "crash" else "")
@@ -59,22 +54,21 @@ class RunRow(Row, frozen=True, kw_only=True):
 
 
 class ValueRow(msgspec.Struct, frozen=True):
-    """The runs with one value of a key that was their only new change, and those without a new change.
+    """The counted runs with one value of a key (see KEYS_TITLE).
 
-    `difference`: mean partial residual of the key, that is measured score minus the estimated score of the same config
-    with the baseline's values of the keys of this change. The posterior of now estimates that score from all runs, so
-    values that were measured on different incumbents are on one scale. `difference_halfwidth`: half of its 95 %
-    interval, from the noise of each run and the error of the estimate, which the runs share. A run that re-tests the
-    value is not counted: it has another new change, whose effect only this run measured.
+    `difference`: mean partial residual of the key, that is the measured score minus the score that the posterior of
+    all runs estimates for the same config with the baseline's values of the keys of this change. So values that were
+    measured on different incumbents have one scale. A run that re-tests the value is not counted: only this run
+    measured the effect of its other new change.
     """
 
     value: str  # as train.toml spells it, or UNSET
-    others: tuple[str, ...]  # keys of the same change: the difference is that of the whole change
+    others: tuple[str, ...]  # the other keys of the same change: the difference is the effect of all of them
     numbers: tuple[int, ...]  # of the experiments
     num_crashes: int
     mean_score: float | None
     difference: float | None  # 0 by definition for the baseline's value
-    difference_halfwidth: float | None
+    difference_halfwidth: float | None  # half of the 95 % interval: noise of the runs, and error of the estimate
 
     @property
     def name(self) -> str:
@@ -87,7 +81,7 @@ class ValueRow(msgspec.Struct, frozen=True):
 
 
 class KeyHistory(msgspec.Struct, frozen=True):
-    """One key: its values in their order, those of changes of several keys at the end."""
+    """One key. `values` are sorted; changes of several keys come last."""
 
     key: str
     baseline: str  # the baseline's value, or UNSET
@@ -96,7 +90,7 @@ class KeyHistory(msgspec.Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """The key with its best value, then a line a value."""
+        """One line with the best value of the key, then one line per value."""
         rows = [row for row in self.values if row.difference is not None]
         names = f"baseline {self.baseline}, incumbent {self.now}"
         if len(rows) > 1:
@@ -105,8 +99,8 @@ class KeyHistory(msgspec.Struct, frozen=True):
 
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
-    """What one campaign measured. `kept`: the incumbent's changes, the most certain first. `runs`: in the order of
-    their decisions. `keys`: the most tried first. `damaged`: files that could not be read."""
+    """The results of one campaign. `kept`: the incumbent's changes, the most certain first. `runs`: in the order of
+    their decisions. `keys`: the most tried key first. `damaged`: the causes why files could not be read."""
 
     branch: str
     rules_hash: str
@@ -117,7 +111,6 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
     damaged: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """What is damaged, the kept changes, the two tables, and the keys that no run changed."""
         lines = [f"damaged: {cause}" for cause in self.damaged]
         lines += ["kept, the most certain first:", *(f"  {line}" for line in self.kept), ""] if self.kept else []
         lines += [RUNS_TITLE, *map(str, self.runs), ""]
@@ -126,7 +119,7 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
 
 
 def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]:
-    """Return the submitted configs by experiment number, without those that are gone or that the allow-list refuses."""
+    """Return the submitted configs by experiment number. Missing and invalid configs are left out."""
     configs, parse_once = {}, cache(parse)  # runs with other seeds have the same config
     for record in records:
         with suppress(UsageError):
@@ -137,16 +130,15 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
 def history(
     campaign: Campaign, configs: Mapping[int, Config], now: Config, used_keys: AbstractSet[str] | None = None
 ) -> Memory:
-    """Return what a campaign measured in its decided experiments. `now`: the incumbent's config. `used_keys`: the keys
-    that the engine uses, None for all; others are not listed as untried."""
+    """Return the results of the decided experiments. `now`: the incumbent's config. `used_keys`: the keys that the
+    engine uses (None: all); only these keys are listed as untried."""
     assert campaign.baseline is not None
     keys, runs = _keys(campaign, configs, now), list[RunRow]()
     for record, row in zip(campaign.decided, campaign.rows(campaign.decided), strict=True):
-        difference = campaign.differences.get(record.number)
-        mean, halfwidth = (difference.mean, Z95 * difference.sd) if difference else (None, None)
-        runs.append(
-            RunRow(**structs.asdict(row), difference=mean, difference_halfwidth=halfwidth, starts=record.starts)
-        )
+        effect = campaign.differences.get(record.number)
+        difference, halfwidth = (effect.mean, Z95 * effect.sd) if effect else (None, None)
+        more = {"difference": difference, "difference_halfwidth": halfwidth, "starts": record.starts}
+        runs.append(RunRow(**structs.asdict(row) | more))
     tried = {key.key for key in keys}
     parameters = sorted(path for path in used_keys or () if path.startswith(f"{PARAMETERS}.") and ANY not in path)
     paths = [path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved] + parameters
@@ -161,8 +153,8 @@ def history(
 
 
 def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
-    """Return the keys that new changes touched, the most tried by themselves first. A crash counts if the config caused
-    it."""
+    """Return the keys that new changes touched, the key with most runs of its own first. A crash counts if the config
+    caused it."""
     assert campaign.baseline is not None
     first = configs.get(campaign.baseline.number)
     if first is None:
@@ -203,18 +195,20 @@ def _value_row(
 
 
 def kept_changes(campaign: Campaign) -> list[str]:
-    """Return name, effect, P(it helps) and keys of the kept changes, the most certain first, one a line."""
+    """Return one line per kept change, the most certain first: name, effect, P(it helps) and keys."""
     assert campaign.posterior is not None
-    changes = [(change, campaign.posterior.effect(change)) for change in campaign.kept]
+    changes = [(c, campaign.posterior.effect(c)) for c in campaign.kept]
     return [
-        f"{change.name}  {effect.with_p}, {'' if campaign.is_confirmed(change) else 'un'}confirmed: {change.settings}"
-        for change, effect in sorted(changes, key=lambda item: -item[1].p_helps)
+        f"{c.name}  effect {effect.with_p}, {'' if campaign.is_confirmed(c) else 'un'}confirmed: {c.settings}"
+        for c, effect in sorted(changes, key=lambda item: -item[1].p_helps)
     ]
 
 
 def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[str]:
-    """Return what other campaigns of this checkout kept and rejected on the same task or model, a line a change: the
-    latest campaign first, and of each the kept changes, then those that were rejected most clearly."""
+    """Return one line per change that another campaign with the same task or model kept or rejected.
+
+    The latest campaign comes first; its kept changes come before its rejected ones, the clearest first.
+    """
     campaigns: dict[tuple[str, str], list[Record]] = {}
     for record in ledger.records():
         if (name := (record.branch, record.rules_hash)) != (campaign.branch, campaign.rules_hash):
@@ -226,8 +220,7 @@ def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[
             rows = {row.change: row for row in (row_of(record, fates) for record in records) if row.effect}
             for row in sorted(rows.values(), key=lambda row: (not row.is_kept, abs(row.is_kept - (row.p_helps or 0)))):
                 if row.now != "replaced":
-                    verb = "kept" if row.is_kept else "rejected"
-                    text = f"{verb} {', '.join(row.changes)}; its effect there was {row.effect}."
+                    text = f"{'kept' if row.is_kept else 'rejected'} {', '.join(row.changes)}; effect {row.effect}."
                     lines.append(f"{clean(branch, 60)} {text}")
     return lines[:MAX_EARLIER]
 
@@ -240,12 +233,12 @@ def _model(ledger: Ledger, record: Record) -> str | None:
 
 
 def of_last_campaign(ledger: Ledger) -> Memory:
-    """Return the memory of the last experiment's campaign. Untried keys are those of train.toml: no engine is asked
-    which keys it uses. UsageError if nothing was decided yet, or the baseline's train.toml is gone."""
+    """Return the results of the last experiment's campaign, for `nightshift history`. Only keys that train.toml sets
+    count as untried. Raises UsageError if no experiment was decided, or the baseline's train.toml is gone."""
     records, damaged = ledger.readable()
     campaign = Campaign.read(ledger, records, *last_campaign(records))
     if campaign.baseline is None:
-        raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
+        raise UsageError("no experiment was decided here yet", "Start the first experiment: uv run run.py.")
     now = incumbent_config(ledger.stored_config(campaign.baseline), campaign.kept)
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     memory = history(campaign, load_configs(ledger, campaign.decided), now, used_keys)
@@ -253,13 +246,13 @@ def of_last_campaign(ledger: Ledger) -> Memory:
 
 
 def _setter(record: Record, key: str) -> Change | None:
-    """Return the change that set a key in a run; None if the run had the baseline's value."""
+    """Return the change that set a key in a run; None for the baseline's value."""
     return next((change for change in reversed(record.run.changes) if key in change.keys), None)
 
 
 def _touched(change: Change | None, config: Config) -> Iterator[str]:
-    """Yield the keys of a change that apply: what merely stopped to apply, because a variant changed, was not
-    touched."""
+    """Yield the keys of a change that apply in a config. A key that no longer applies, because the change chose another
+    variant, was not touched."""
     yield from (key for key in (change.keys if change else ()) if key in config.resolved)
 
 
@@ -275,7 +268,7 @@ def _percent(score: float | None) -> str:
 
 
 def _points(difference: float | None, halfwidth: float | None) -> str:
-    """Return `+2.4 ± 4.9 pp`; empty if not measured."""
+    """Return a text such as `+2.4 ± 4.9 pp`; "" if not measured."""
     if difference is None or halfwidth is None:
         return ""
     return str(Effect(difference, halfwidth / Z95)) if halfwidth else "0 (the baseline's value)"

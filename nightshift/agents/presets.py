@@ -1,4 +1,4 @@
-"""The coding agents that are known by name: their commands, and what each needs of the user in a sandbox."""
+"""The coding agents that are known by name: their commands, and the variables and files that they need."""
 
 import shlex
 import shutil
@@ -11,13 +11,12 @@ from nightshift.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """An agent's command and login. `{own}` in the command: its words without a sandbox, and in one. `effort`: the
-    words before --agent-effort; "" if the program has no such option."""
+    """An agent's command and login."""
 
     command: str
-    own: tuple[str, str]
+    sandbox_options: tuple[str, str]  # replace {sandbox} in the command: without our sandbox, and in it
     login: Login
-    effort: str = ""
+    effort: str = ""  # the program's option for --agent-effort; "" if it has none
 
 
 _BEDROCK = " AWS_BEARER_TOKEN_BEDROCK AWS_REGION AWS_DEFAULT_REGION"
@@ -25,20 +24,20 @@ _PROVIDERS = """
     AI_GATEWAY ANTHROPIC AZURE AZURE_COGNITIVE_SERVICES CEREBRAS DASHSCOPE DEEPINFRA DEEPSEEK FIREWORKS GEMINI GOOGLE
     GROQ KIMI MINIMAX MISTRAL MOONSHOT NEBIUS NVIDIA OPENAI OPENCODE OPENROUTER TOGETHER XAI ZAI ZHIPU
 """
-_MANY = (  # of a program that can use the models of many providers
+_MANY = (  # for a program that supports many providers
     "ANTHROPIC_* OPENAI_* AZURE_OPENAI_* AZURE_*RESOURCE_NAME GOOGLE_CLOUD_* GOOGLE_VERTEX_* GOOGLE_GENERATIVE_AI_*"
     f" VERTEX_LOCATION {' '.join(f'{name}_API_KEY' for name in _PROVIDERS.split())}{_BEDROCK}"
 )
 _ON_VERTEX = (("GOOGLE_CLOUD_LOCATION GOOGLE_VERTEX_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),)
 
-# Headless and allowed to edit. Checked against `--help` and the code of Claude Code 2.1.197, Codex CLI 0.169.0, Gemini
-# CLI 0.61.0, opencode 1.18.33, pi 0.73.1 and Qwen Code 0.15.10, which read the prompt on stdin and print JSON
-# (usage.py). In a sandbox none can build its own. All of Claude's tools make its first request 88 kB in place of 15.
-# Without --skip-trust Gemini refuses a new folder; GEMINI_SANDBOX would win over its flag.
+# Headless, with permission to edit. Checked against `--help` and the code of Claude Code 2.1.197, Codex CLI 0.169.0,
+# Gemini CLI 0.61.0, opencode 1.18.33, pi 0.73.1 and Qwen Code 0.15.10. All read the prompt on stdin and print JSON.
+# Their own sandboxes do not work inside a sandbox. With all tools, Claude's first request has 88 kB instead of 15.
+# Without --skip-trust Gemini refuses a new folder; the variable GEMINI_SANDBOX would override its flag.
 PRESETS = {
     "claude": Preset(
         "claude -p --output-format stream-json --verbose --tools Read,Edit,Write,Grep,Glob"
-        " --permission-mode acceptEdits {own}",
+        " --permission-mode acceptEdits {sandbox}",
         ("", """--settings '{"sandbox":{"enabled":false}}'"""),
         Login(
             "ANTHROPIC_* CLAUDE_CODE_OAUTH_TOKEN CLAUDE_CODE_USE_* CLAUDE_CODE_SKIP_*_AUTH" + _BEDROCK,
@@ -54,7 +53,7 @@ PRESETS = {
         "--effort ",
     ),
     "codex": Preset(
-        "codex exec --json --sandbox {own} --skip-git-repo-check",
+        "codex exec --json --sandbox {sandbox} --skip-git-repo-check",
         ("workspace-write", "danger-full-access"),
         Login(
             "OPENAI_* CODEX_API_KEY CODEX_ACCESS_TOKEN AZURE_OPENAI_* OPENROUTER_API_KEY" + _BEDROCK,
@@ -65,7 +64,7 @@ PRESETS = {
         "-c model_reasoning_effort=",
     ),
     "gemini": Preset(
-        "gemini --output-format json --skip-trust --approval-mode auto_edit {own}",
+        "gemini --output-format json --skip-trust --approval-mode auto_edit {sandbox}",
         ("", "--sandbox=false"),
         Login(
             "GEMINI_[!CS]* GEMINI_CLI_CUSTOM_HEADERS GEMINI_CLI_USE_COMPUTE_ADC GOOGLE_API_KEY GOOGLE_GEMINI_*"
@@ -100,7 +99,7 @@ PRESETS = {
         ),
     ),
     "qwen": Preset(
-        "qwen --output-format json --approval-mode auto-edit {own}",
+        "qwen --output-format json --approval-mode auto-edit {sandbox}",
         ("", "--sandbox=false"),
         Login(
             "OPENAI_* ANTHROPIC_* GEMINI_API_KEY GEMINI_MODEL GOOGLE_API_KEY QWEN_MODEL QWEN_DEFAULT_AUTH_TYPE"
@@ -116,41 +115,44 @@ PROMPT_FILE = "{prompt_file}"
 
 
 def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
-    """Return the login of a preset or of your own command, with the names of --agent-env and the paths of --agent-sees.
+    """Return the login of an agent with the `variables` of --agent-env and the paths `sees` of --agent-sees.
 
-    A command of your own gets no key but those that you name. UsageError for a variable that is not set.
+    Your own command gets no keys except those in `variables`. Raises UsageError for a variable that is not set.
     """
     login = PRESETS[agent].login if agent in PRESETS else Login()
     for name in variables:
         if name not in environ:
-            raise UsageError(f"--agent-env {name}: no such variable is set", "Export it.")
+            raise UsageError(f"--agent-env {name}: this variable is not set", f"Export {name}.")
     return replace(login, variables=" ".join((login.variables, *variables)), sees=tuple(sees))
 
 
 def command_of(
     agent: str, *, is_contained: bool = False, model: str | None = None, effort: str | None = None
 ) -> tuple[str, ...]:
-    """Return the words of a preset's or of your own command. `model`, `effort`: the flags of the night. UsageError if
-    the program is not on PATH, or does not know them."""
+    """Return the command of a preset, or your own command, as words.
+
+    Raises:
+        UsageError: the program is not on PATH, or has no option for `model` or `effort`.
+    """
     preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
-    command = agent if preset is None else preset.command.replace("{own}", preset.own[is_contained])
+    command = agent if preset is None else preset.command.replace("{sandbox}", preset.sandbox_options[is_contained])
     if model:
         command += f" --model {shlex.quote(model)}"
     if effort and preset:
         command += f" {preset.effort}{shlex.quote(effort)}"
     if (model and preset is None) or (effort and not (preset and preset.effort)):
         flag = "--agent-effort" if effort else "--agent-model"
-        raise UsageError(f"{flag}: Nightshift knows no such option of {agent}", "Write it into --agent, as a command.")
-    fix = f"Install it, or give {presets}, or a command that reads the prompt on stdin or {PROMPT_FILE}."
+        raise UsageError(f"{flag}: Nightshift knows no such option of {agent}", "Write the option into --agent.")
+    fix = f"Install it, or name {presets}, or a command that reads the prompt from stdin or {PROMPT_FILE}."
     return program_words("--agent", command, fix)
 
 
 def program_words(flag: str, command: str, fix: str) -> tuple[str, ...]:
-    """Split a command into words; no shell is used. UsageError, which names `flag`, if the program is not on PATH."""
+    """Split a command into words, without a shell. Raises UsageError with `flag` if the program is not on PATH."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise UsageError(f"{flag} {command!r} is no command ({error})", "Close its quotes.") from None
+        raise UsageError(f"{flag} {command!r} is not a command ({error})", "Close the quotes.") from None
     if not words or shutil.which(words[0]) is None:
         raise UsageError(f"{flag} {command!r}: no program {words[0] if words else ''!r} on PATH", fix)
     return words

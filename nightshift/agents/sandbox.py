@@ -1,10 +1,11 @@
 """The sandbox of an agent: bubblewrap, another uid where bubblewrap cannot run, or none.
 
-In bubblewrap are the clone, an empty HOME and an empty /tmp, all writable; the agent's program, the system's programs
-and libraries, the network and a few named variables. Nothing else of this machine is: no checkout, runs/, cache, data,
-HOME, socket or other process. What may be seen is listed (`Places`, `Login`); what must not be and lies in something
-listed, such as a checkout in /usr/src, is covered. Another uid sees what every user of the machine may see; before a
-night it looks for what it must not reach.
+Covered by bubblewrap: the agent can write to its clone, an empty HOME and an empty /tmp. It can read its own program,
+the system's programs and libraries, and a few named variables and files (`Places`, `Login`). It sees no checkout,
+runs/, cache, data, HOME, socket or other process; a hidden folder inside a visible one is covered by an empty folder.
+Covered by another uid: the agent cannot write to the checkout, nor read runs/, data and HOME. A trial before the night
+tests this.
+Not covered: the network, and with another uid everything that all users of the machine may read.
 """
 
 import os
@@ -33,62 +34,62 @@ from nightshift.errors import UsageError
 from nightshift.executors.process import KILL_SECONDS, describe, is_alive
 from nightshift.files import read_file, remove_tree, write_atomically
 
-MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
+MAX_BYTES = 1_000_000  # of a copied file; logins have some thousand
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What a program needs of the user in a sandbox. Names stand in one string, with spaces between them."""
+    """The user's variables and files that a program needs in a sandbox. Names are separated by spaces."""
 
-    variables: str = ""  # patterns of the environment variables that go in
-    credential: str = ""  # the file of tokens that the program renews, below HOME; the only file that is taken back
-    settings: str = ""  # other files, below HOME
-    folders: tuple[tuple[str, str], ...] = ()  # below HOME, each with the variable that may name another place of it
-    when: tuple[tuple[str, str], ...] = ()  # variables, and patterns of more that go in while one of these is set
-    sees: tuple[str, ...] = ()  # paths that you let the agent read (--agent-sees)
+    variables: str = ""  # patterns of environment variables
+    credential: str = ""  # file below HOME with tokens that the program renews; the only file that is copied back
+    settings: str = ""  # other files below HOME
+    folders: tuple[tuple[str, str], ...] = ()  # folders below HOME, and the variable that moves each folder
+    when: tuple[tuple[str, str], ...] = ()  # variables, and the patterns that also apply if any of them is set
+    sees: tuple[str, ...] = ()  # paths of --agent-sees
 
     def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of `environ` that go in."""
+        """Return the variables of `environ` that the program gets."""
         more = (patterns for switches, patterns in self.when if any(map(environ.get, switches.split())))
         patterns = " ".join((_VARIABLES, self.variables, *more)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
     def files(self, environ: Mapping[str, str]) -> dict[str, Path]:
-        """Return where your credential and settings are, whether they exist or not, by their names below HOME."""
+        """Return the paths of credential and settings, by name below HOME. The files need not exist."""
         return {name: self._source(name, environ) for name in (*self.credential.split(), *self.settings.split())}
 
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
-        """Copy the files that exist below the new `home`; returns the credential."""
+        """Copy the existing files to the new `home`. Returns the credential, None without one."""
         copied = dict[str, bytes]()
         for name, source in self.files(environ).items():
-            if source.is_file() and source.stat().st_size <= MAX_BYTES:  # people link them from elsewhere
+            if source.is_file() and source.stat().st_size <= MAX_BYTES:  # also behind a link
                 copied[name] = source.read_bytes()
                 (home / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_atomically(home / name, copied[name], mode=0o600)
         return copied.get(self.credential)
 
     def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
-        """Replace your credential by the agent's, whole; a note where it is not what it should be.
+        """Replace the user's credential by the renewed one. Returns a note if that is refused.
 
-        Call it when no process of the agent is left. `before`: what copy_in gave.
+        Call this when no process of the agent is left. `before`: the value of copy_in.
         """
         if before is None:
             return ()
         renewed, original = home / self.credential, self._source(self.credential, environ).resolve()
         try:
             if renewed.resolve() != home.resolve() / self.credential:
-                raise ValueError("it is behind a link")
+                raise ValueError("the path has a symbolic link")
             after = read_file(renewed, MAX_BYTES)
             if after == before:
                 return ()
             if _keys(after) != _keys(before):
-                raise ValueError("its keys are others")
+                raise ValueError("the keys differ")
             if original.read_bytes() != before:
-                raise ValueError(f"{original} has changed meanwhile")
+                raise ValueError(f"{original} changed meanwhile")
             write_atomically(original, after, mode=0o600)
-        except (OSError, ValueError, RuntimeError) as error:  # of a link that leads to itself
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a link to itself
             reason = (error.strerror if isinstance(error, OSError) else None) or error
-            return (f"the {self.credential} that it left was not taken back: {reason}",)
+            return (f"the agent's {self.credential} was not copied back: {reason}",)
         return ()
 
     def _source(self, name: str, environ: Mapping[str, str]) -> Path:
@@ -109,39 +110,39 @@ def _keys(text: bytes) -> set[str]:
 Places = dict[Path, tuple[str, ...]]
 
 _SYSTEM = ("/usr", "/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")
-# What programs need to load, to find a host and to trust it; of /etc nothing else, which may hold secrets.
+# For loading libraries, name resolution and TLS. Other files of /etc may contain secrets.
 _ETC = """
     ld.so.cache ld.so.conf ld.so.conf.d alternatives crypto-policies localtime services protocols
     resolv.conf hosts host.conf nsswitch.conf gai.conf ssl/certs ssl/cert.pem ssl/openssl.cnf
     pki/tls/certs pki/tls/cert.pem pki/tls/openssl.cnf pki/ca-trust/extracted ca-certificates/extracted
 """
-_MAX_HEAD = 256  # bytes of a script in which its interpreter stands
-_MODULES = re.compile(r".*?/node_modules(?=/)")  # npm's packages lie side by side
+_MAX_HEAD = 256  # bytes of the first line of a script
+_MODULES = re.compile(r".*?/node_modules(?=/)")
 
 
 def system_places() -> Places:
-    """Return programs, libraries, name resolution and certificates of this machine, to read."""
+    """Return the read-only programs, libraries, name resolution and certificates of this machine."""
     places: Places = {}
     tops = (path for path in Path("/").iterdir() if path.name in ("bin", "sbin") or path.name.startswith("lib"))
     for path in (*map(Path, _SYSTEM), *tops):
         if path.is_dir():
             expose(path, places, ())
     for path in (Path("/etc", name) for name in _ETC.split()):
-        if path.exists():  # /etc/resolv.conf is often a link into /run: its file, and nothing else of it
+        if path.exists():  # /etc/resolv.conf is often a link into /run, which stays hidden
             places[path] = ("--ro-bind", os.fspath(path.resolve()))
     return places
 
 
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
-    """Return `places` and the program that `words` begin with, the files that it needs, and the files in `words`.
+    """Return `places`, the program in `words`, the files that it needs, and the files that `words` name.
 
-    `search`: your PATH. UsageError for a hidden file.
+    `search`: the user's PATH. Raises UsageError for a hidden file.
     """
     shown, program = dict(places), shutil.which(words[0], path=search)
-    if program and Path(program).is_absolute():  # any other lies in the clone
+    if program and Path(program).is_absolute():  # a relative path is in the clone
         for path in (Path(program), *_interpreter(Path(program), search)):
             for folder in (folder for step in _steps(path) for folder in _package(step)):
-                # Not the checkout's .venv; nor a HOME in which somebody made an environment.
+                # Neither the checkout's .venv nor a HOME that is a virtual environment.
                 if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
                     expose(folder, shown, hidden)
             expose(path, shown, hidden)
@@ -151,23 +152,22 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
 
 
 def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
-    """Add a file or folder and the links that lead to it to `places`. UsageError if it is hidden."""
+    """Add a path and the symbolic links on the way to `places`. Raises UsageError if the path is hidden."""
     *links, real = _steps(path)
     if _is_below(real, hidden):
-        raise UsageError(
-            f"the agent's {real} lies where no agent may look", "Install it in a folder of its own; or --sandbox none."
-        )
+        fix = "Install it outside of the checkout, caches and data; or use --sandbox none."
+        raise UsageError(f"the agent's {real} is in a folder that is hidden from agents", fix)
     added: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
     added[real] = ("--ro-bind", os.fspath(real))
     for place, option in added.items():
         tops = [top for top, bound in places.items() if bound[0] == "--ro-bind" and place.is_relative_to(top)]
         is_covered = _is_below(place, [path for path in hidden if _is_below(path, tops)])
-        if place not in places and (is_covered or not tops):  # else it lies in a folder that is shown already
+        if place not in places and (is_covered or not tops):  # else a visible folder contains it
             places[place] = option
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
-    """Return `places` with an empty folder over each hidden folder that would be seen in one of them."""
+    """Return `places` with an empty folder in place of each hidden folder that they contain."""
     shown = [(place, option[1]) for place, option in places.items() if option[0] == "--ro-bind"]
     return places | {
         place / path.relative_to(source): ("--tmpfs",)
@@ -186,7 +186,7 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def _steps(path: Path) -> list[Path]:
-    """Return all links on the way to a file, each without links before it, and last the file itself."""
+    """Return the symbolic links on the way to a file, with resolved parents, and the resolved file."""
     links, real, parts = list[Path](), Path("/"), [*path.parts[1:]]
     while parts:
         step = Path(os.path.normpath(real / parts.pop(0)))
@@ -199,7 +199,7 @@ def _steps(path: Path) -> list[Path]:
 
 
 def _package(path: Path) -> list[Path]:
-    """Return the folders that a program needs beside its own file."""
+    """Return the folders that a program needs: node_modules, virtual environment, /opt/NAME or Python's library."""
     if modules := _MODULES.match(os.fspath(path)):
         return [Path(modules[0])]
     top = path.parent.parent
@@ -211,7 +211,7 @@ def _package(path: Path) -> list[Path]:
 
 
 def _interpreter(program: Path, search: str) -> list[Path]:
-    """Return the interpreter of a script, none for another program. What a shell script starts is not looked for."""
+    """Return the interpreter in the first line of a script. Programs that a shell script starts are not searched."""
     with suppress(OSError), program.open("rb") as file:
         head = os.fsdecode(file.read(_MAX_HEAD).partition(b"\n")[0])
         name, *words = head[2:].split() if head.startswith("#!") else [""]
@@ -222,7 +222,7 @@ def _interpreter(program: Path, search: str) -> list[Path]:
     return []
 
 
-HOME = Path("/agent")  # in bubblewrap; below /tmp, Codex would not keep its helpers
+HOME = Path("/agent")  # in bubblewrap; Codex does not keep its helpers below /tmp
 _VARIABLES = """
     LANG LANGUAGE LC_ALL LC_CTYPE TERM USER LOGNAME
     HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
@@ -234,12 +234,12 @@ _CACHES = """
     NIGHTSHIFT_PRIME_RL
 """
 _ENTRY = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("enter.py")))
-_TRIAL_SECONDS = 60.0  # takes 0.3
-_FIX = "SECURITY.md says what each --sandbox keeps; none isolates nothing."
+_TRIAL_SECONDS = 60.0  # a trial needs 0.3 s
+_FIX = "SECURITY.md has the guarantees of each --sandbox; none isolates nothing."
 
 
 def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the checkout with its git, runs/ and .venv, caches and data."""
+    """Return the folders that no agent may see: the checkout with .git, runs/ and .venv, caches and data."""
     home = home_of(environ)
     places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
     if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
@@ -259,32 +259,28 @@ def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """How an agent's processes are started and ended. This base is `--sandbox none`: nothing is isolated.
+    """Starts and ends an agent's processes. This base class is `--sandbox none`: nothing is isolated."""
 
-    `name`: what records say. `warning`: one line before a night, "" where nothing has to be said. `environ`: yours.
-    `hidden`: places that the agent must not change, nor see in bubblewrap.
-    """
-
-    environ: Mapping[str, str]
+    environ: Mapping[str, str]  # the user's
     login: Login = Login()
-    hidden: tuple[Path, ...] = ()
-    name: str = NO_SANDBOX
-    warning: str = ""
+    hidden: tuple[Path, ...] = ()  # folders that the agent must not change, nor see in bubblewrap
+    name: str = NO_SANDBOX  # in records
+    warning: str = ""  # one line before a night
 
     def furnish(self, clone: Clone) -> bytes | None:
-        """Prepare the folder of a new clone; returns the credential that was copied in, None if there is none."""
+        """Prepare the folder of a new clone. Returns the credential that was copied into it, None without one."""
         return None
 
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
-        """Return the command line that runs `words` inside, and its environment. UsageError if that cannot be."""
+        """Return command line and environment that run `words` in the sandbox. Raises UsageError for a hidden file."""
         return [*words], dict(self.environ)
 
     def end(self) -> list[str]:
-        """End what the agent left running and remove what it left outside; returns what could not be ended."""
+        """End the agent's processes and remove its files outside the clone. Returns the processes that are left."""
         return []
 
     def summary(self, agent: str) -> str:
-        """Return one line about what the agent gets of yours; "" without a sandbox, where it gets everything."""
+        """Return one line with the variables and files that the agent gets; "" without a sandbox."""
         if self.name == NO_SANDBOX:
             return ""
         files = [os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file()]
@@ -292,22 +288,22 @@ class Sandbox:
         return f"{agent} gets of yours: {', '.join(given) or 'no variable and no file'}"
 
     def engine_variables(self) -> dict[str, str]:
-        """Return variables for runs that train while the agent works, so that it cannot put files in their way."""
+        """Return variables that keep the temporary files of runs away from the agent."""
         return {}
 
     def trial(self, words: Sequence[str], clone: Clone) -> str | None:
-        """Start a shell as `words` would be started, which looks for what it must not reach. Returns what is wrong."""
+        """Test the sandbox of `words` by a shell script (`_probe`). Returns the problem, None if there is none."""
         clone.make()
         try:
             clone.path.mkdir()
             clone.prompt.touch()
             self.furnish(clone)
             argv, variables = self.enclose(words, clone)
-            look = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone)]
+            command = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone)]
             options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-            done = subprocess.run(look, env=variables, cwd="/", timeout=_TRIAL_SECONDS, errors="replace", **options)
+            done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, errors="replace", **options)
         except subprocess.TimeoutExpired:
-            return f"no end after {_TRIAL_SECONDS:g} s"
+            return f"no end within {_TRIAL_SECONDS:g} s"
         except OSError as error:
             return f"cannot be started: {error}"
         finally:
@@ -317,7 +313,7 @@ class Sandbox:
         return None if done.returncode == 0 else last or f"exit code {done.returncode}"
 
     def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
-        """Return the script that looks around inside, its name and its arguments."""
+        """Return a shell script that runs in the sandbox, its name and its arguments."""
         return ["true"]
 
     @property
@@ -330,18 +326,16 @@ class Sandbox:
         return self.login.copy_in(self.environ, clone.folder / "home")
 
     def _variables(self, **inside: str) -> dict[str, str]:
-        """Return the agent's environment. Times that it prints are in UTC."""
+        """Return the agent's environment, with times in UTC."""
         return {**self.login.chosen(self.environ), "SHELL": "/bin/sh", "TZ": "UTC", **inside}
 
 
+# Without a user namespace, /proc/PID/root of any process of this user is a way out.
 _ALWAYS = """
     --unshare-user --unshare-ipc --unshare-uts --unshare-cgroup-try --cap-drop ALL --die-with-parent --new-session
 """
-
-
-# Names, options for namespaces and options for /proc, the strongest first. The second is as good, and for a bubblewrap
-# before 0.8; the third is for a container that covers a part of /proc. A user namespace is in all of them: without it
-# /proc/PID/root of any process of this user is a way out.
+# Names, options for namespaces and options for /proc, the strongest first. The second is equally strong, for bubblewrap
+# before 0.8; the third is for containers that cover a part of /proc.
 FORMS = (
     ("bwrap", ("--unshare-pid", "--disable-userns"), ("--proc",)),
     ("bwrap", ("--unshare-pid",), ("--proc",)),
@@ -350,11 +344,11 @@ FORMS = (
 
 
 def build_argv(bwrap: str, options: Sequence[str], places: Places, folder: Path) -> list[str]:
-    """Return bubblewrap's command line up to the words of the program that runs in `folder`."""
+    """Return bubblewrap's command line without the words of the program, which runs in `folder`."""
     argv = [*_ENTRY, bwrap, *_ALWAYS.split(), *options]
-    for place in sorted(places, key=lambda place: place.parts):  # what lies in another comes after it
+    for place in sorted(places, key=lambda place: place.parts):  # parents first
         argv += [*places[place], os.fspath(place)]
-    # Who is root outside may write to most of /proc/sys, from any namespace.
+    # Root outside may write to most of /proc/sys from any namespace.
     closed = [place for place, option in places.items() if option in (("--tmpfs",), ("--proc",))]
     for place in (*closed, Path("/")):
         argv += ["--remount-ro", os.fspath(place)]
@@ -363,19 +357,18 @@ def build_argv(bwrap: str, options: Sequence[str], places: Places, folder: Path)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubblewrap(Sandbox):
-    """`--sandbox bwrap`: the agent sees a file system that is made of a list of places."""
+    """`--sandbox bwrap`: the agent sees a file system that consists of listed places."""
 
     bwrap: str
     options: tuple[str, ...]  # for namespaces
     proc: tuple[str, ...]  # the option for /proc
 
     def furnish(self, clone: Clone) -> bytes | None:
-        """Make HOME, /tmp and a list of users beside the clone, which clears them away."""
+        """Create HOME, /tmp and the list of users in the folder of the clone."""
         (clone.folder / "passwd").write_text(f"agent:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
         return self._make_home(clone)
 
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
-        """As the base says. UsageError for a program that lies where no agent may look."""
         places = self._places(words, clone)
         argv = build_argv(self.bwrap, self.options, places, clone.path)
         path = f"{self._search}:/usr/local/bin:/usr/bin:/bin"
@@ -400,8 +393,8 @@ class Bubblewrap(Sandbox):
 
 _UIDS = range(20_000, 40_000)
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # every user may write there
-# Words are KIND:PATH. uv makes its empty .lock files for all to write. The first word proves that `find` knows
-# -writable: that of BusyBox does not.
+# Arguments are KIND:PATH. Everybody may write to uv's empty .lock files. The argument clone:PATH also refuses a `find`
+# without -writable (BusyBox).
 _REACH = """
 writable() { find -H "$1" ! -type l ! -name .lock -writable -print -quit 2>/dev/null; }
 wrong() { echo "uid $(id -u) $1" >&2; exit 1; }
@@ -412,7 +405,7 @@ for word; do
     needed:*) [ -r "$path" ] || wrong "cannot read $path: put it where every user may read, such as in /usr/local";;
     closed:*) if [ -r "$path" ] || [ -x "$path" ]; then wrong "can read $path: chmod go= $path"; fi;;
     above:*) if [ -w "$path" ] && [ ! -k "$path" ]; then wrong "can write to $path: chmod o-w $path"; fi;;
-    kept:*) found=$(writable "$path"); [ -z "$found" ] || wrong "can write to $found: chmod -R o-w $path";;
+    kept:*) file=$(writable "$path"); [ -z "$file" ] || wrong "can write to $file: chmod -R o-w $path";;
     esac
 done
 """
@@ -420,16 +413,16 @@ done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherUser(Sandbox):
-    """`--sandbox user`: the agent has a uid of its own, which can neither change the checkout nor read runs/ or HOME.
+    """`--sandbox user`: the agent has another uid, which can neither change the checkout nor read runs/ or HOME.
 
-    Only root can start it. `closed`: folders that it must not enter, and files that it must not read.
+    Only root can use this sandbox.
     """
 
     uid: int
-    closed: tuple[Path, ...]
+    closed: tuple[Path, ...]  # folders that the agent must not enter, and files that it must not read
 
     def furnish(self, clone: Clone) -> bytes | None:
-        """Make HOME and a folder for temporary files beside the clone, and give all of them to the agent's uid."""
+        """Create HOME and a temporary folder next to the clone, and give all three to the agent's uid."""
         before = self._make_home(clone)
         clone.folder.parent.chmod(0o711)
         os.chown(clone.folder, 0, self.uid)
@@ -445,20 +438,18 @@ class OtherUser(Sandbox):
         return [*_ENTRY, *_as_user(self.uid), *words], inside
 
     def engine_variables(self) -> dict[str, str]:
-        """Name a folder for temporary files and caches of compilers that the agent's uid cannot enter."""
         folder = Path(tempfile.gettempdir(), f"runs-of-nightshift-{os.getuid()}")
         make_private(folder)
         return {"TMPDIR": os.fspath(folder), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
 
     def end(self) -> list[str]:
-        """End every process of the uid, then remove its files in folders where every user may write."""
         return end_user(self.uid)
 
     def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
         places = program_places(words, self._search, {}, ())
         given = self.login.chosen(self.environ).items()
         keys = [value for name, value in given if name not in _VARIABLES.split() and _is_file(value)]
-        kept = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))  # it must not write there
+        kept = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))  # read-only for the agent
         paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
             "needed": [*(p for p, option in places.items() if option[0] == "--ro-bind"), *self.login.sees, *keys],
@@ -470,7 +461,7 @@ class OtherUser(Sandbox):
 
 
 def _as_user(uid: int) -> list[str]:
-    """Return the words that start a program as `uid`, without groups, capabilities or a way to get any."""
+    """Return the command that starts a program as `uid`, without groups, capabilities or a way to gain them."""
     setpriv = shutil.which("setpriv", path=os.defpath) or "setpriv"
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     return [setpriv, *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
@@ -486,32 +477,32 @@ def _processes_of(uid: int) -> list[psutil.Process]:
 
 
 def end_user(uid: int) -> list[str]:
-    """Kill every process of an agent's uid, then remove its files in shared folders. Returns what does not die."""
+    """Kill all processes of an agent's uid and remove its files in shared folders. Returns the processes left."""
     deadline = time.monotonic() + KILL_SECONDS
     while left := _processes_of(uid):
         if time.monotonic() > deadline:
             return sorted(map(describe, left))
-        kill = [*_as_user(uid), "/bin/sh", "-c", "kill -KILL -1"]  # all at once: what forks cannot run ahead of that
+        kill = [*_as_user(uid), "/bin/sh", "-c", "kill -KILL -1"]  # all at once, so that no fork escapes
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(kill, capture_output=True, check=False, timeout=1.0)
         time.sleep(0.02)
     for folder in {tempfile.gettempdir(), *_SHARED}:
         for path in [*Path(folder).iterdir()] if os.access(folder, os.R_OK) else []:
-            with suppress(OSError):  # others make and remove files there
+            with suppress(OSError):  # other programs create and remove files there
                 if path.lstat().st_uid == uid:
                     remove_tree(path)
     return []
 
 
 def end_earlier(clone: Clone, note: Callable[[str], None]) -> None:
-    """End what an agent of a killed night left under its own uid. Call as the controller."""
+    """End the processes of a killed night's agent that had its own uid. Call as the controller."""
     uid = clone.folder.lstat().st_gid if clone.folder.is_dir() else 0
     if uid in _UIDS and os.getuid() == 0 and (left := end_user(uid)):
         note(f"processes of an earlier agent could not be ended: {', '.join(left)}")
 
 
 def _free_uid(clone: Clone) -> int:
-    """Return a uid for the agents of this clone that no user and no process of this machine has."""
+    """Return a uid that no user and no process of this machine has."""
     for step in range(len(_UIDS)):
         uid = _UIDS[(int(clone.folder.name, 16) + step) % len(_UIDS)]
         try:
@@ -523,23 +514,26 @@ def _free_uid(clone: Clone) -> int:
 
 
 def _checked(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
-    """Check the paths of --agent-sees. UsageError for a missing path, or one that shows what no agent may see."""
+    """Return the paths of --agent-sees. Raises UsageError for a missing path, or if a path contains a hidden one."""
     paths = [Path(name).expanduser().absolute() for name in sees]
     for path, place in product(paths, (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))):
         if not path.is_file() and not path.is_dir():
             raise UsageError(f"--agent-sees {path}: no such file or folder", "Give a path that exists.")
         names = [path, Path(os.path.realpath(path))]
         if any(_is_below(name, [place]) for name in names) or _is_below(place, names):
-            raise UsageError(f"--agent-sees {path} would show {place}, which no agent may see", "Copy what it needs.")
+            raise UsageError(
+                f"--agent-sees {path} would show {place}, which no agent may see", "Copy the files elsewhere."
+            )
     return tuple(map(os.fspath, paths))
 
 
 def choose(
     setting: str, words: Sequence[str], login: Login, root: Path, environ: Mapping[str, str], clone: Clone
 ) -> Sandbox:
-    """Return the sandbox that --sandbox `setting` asks for, tried with `words`; `auto`: the first that works.
+    """Return the sandbox of --sandbox, after a trial with `words`. `auto`: the first sandbox that works.
 
-    Raises UsageError where that one does not work, or where `words` or --agent-sees name what no agent may see.
+    Raises:
+        UsageError: the sandbox does not work here, or `words` or --agent-sees name a hidden path.
     """
     hidden = hidden_places(root, environ)
     login = replace(login, sees=_checked(login.sees, (*hidden, clone.folder.parent)))
@@ -548,13 +542,13 @@ def choose(
     for name, build in {"bwrap": _bubblewraps, "user": _other_users}.items():
         if setting in ("auto", name):
             candidates, cause = build(root, clone, given)
-            for sandbox in (each for each in candidates if setting == "auto" or each.name == name):
-                wrong = sandbox.trial(words, clone)
-                if wrong is None:
+            for sandbox in (s for s in candidates if setting == "auto" or s.name == name):
+                problem = sandbox.trial(words, clone)
+                if problem is None:
                     causes += [f"{name}: {cause}"] if sandbox.name != name else []
                     after = f"sandbox: {sandbox.name}, because {'; '.join(causes)}" if causes else ""
                     return replace(sandbox, warning=after)
-                cause = wrong
+                cause = problem
             causes.append(f"{name}: {cause}")
     if setting not in ("auto", NO_SANDBOX):
         raise UsageError(f"--sandbox {causes[0]}", _FIX)
@@ -563,7 +557,7 @@ def choose(
 
 
 def _bubblewraps(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
-    """Return the forms of bubblewrap, the strongest first, or why there is none."""
+    """Return the forms of bubblewrap, the strongest first, or the cause why none works."""
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
     if bwrap is None:
         return [], "no program bwrap on PATH"
@@ -571,7 +565,7 @@ def _bubblewraps(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[li
 
 
 def _other_users(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
-    """Return the sandbox by another uid, or why there is none."""
+    """Return the sandbox with another uid, or the cause why it does not work."""
     home = home_of(given["environ"])
     if os.getuid() != 0:
         return [], "only root can start a process as another user"
@@ -579,7 +573,7 @@ def _other_users(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[li
         return [], f"no program setpriv (util-linux) in {os.defpath}"
     if home == Path("/"):
         return [], "HOME is /: set it to a folder that no other user may enter"
-    # .git/config may hold a token; git and the ledger keep these rights when they write the files again.
+    # .git/config may contain a token. git and the ledger keep these rights when they rewrite the files.
     secrets = [root / "results.tsv", *(place / "config" for place in given["hidden"] if (place / "HEAD").is_file())]
     closed = [path for path in (root / "runs", *secrets) if path.exists()]
     for path in closed:

@@ -1,9 +1,9 @@
-"""Reads the output of a coding agent: its last words, and the tokens and dollars that it reports.
+"""Read the output of a coding agent: its last words, and the tokens and dollars that it reports.
 
-Rows of JSON are recognised by their fields, whichever program prints them. Two kinds of rows report a cost, a running
-total of a conversation: its end (Claude Code, Gemini CLI: `result`, Codex: `turn.completed`), and `stats.models`
-(Gemini CLI, Qwen Code). Of other programs no cost is read. The output is hostile: a bounded end of it is read, only
-sane numbers are believed, and an absent figure is None.
+JSON rows are recognised by their fields, whichever program prints them. A cost is the running total of a conversation;
+two kinds of rows report it: the last row (Claude Code and Gemini CLI: `result`, Codex: `turn.completed`), and
+`stats.models` (Gemini CLI, Qwen Code). The output is hostile: only its last megabyte is read, and a number that is
+absent or too large is None.
 """
 
 import os
@@ -15,30 +15,30 @@ from nightshift.campaign.records import Cost, together
 from nightshift.files import parse_json
 from nightshift.text import ANSI, clean
 
-MAX_LOG_BYTES = 1_000_000  # that a log keeps, and that are read of the end of an output
-MAX_TOKENS, MAX_DOLLARS = 10**10, 10_000.0  # of one process; a larger number is not believed
+MAX_LOG_BYTES = 1_000_000
+MAX_TOKENS, MAX_DOLLARS = 10**10, 10_000.0  # of one process; larger numbers are ignored
 MAX_WORDS = 300  # characters
-# Input tokens that were not cached, and those that were. The `input_tokens` of Codex and Gemini CLI include both.
+# Uncached and cached input tokens. The `input_tokens` of Codex and Gemini CLI include both.
 _TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-# By the kind of a row, the paths at which its error stands: that of a tool, or of one try, is not read.
+# Paths of the error by the type of the row. Errors of tools and of single retries are not read.
 _ERROR = "error.data.message error.message message.errorMessage"
 _ERRORS = {"None": f"{_ERROR} error", "error": f"{_ERROR} message error", "result": f"{_ERROR} error"}
 _ERRORS["turn.failed"] = _ERROR
 _STATUSES = ("api_error_status", "error_status", "error.data.statusCode", "error.code")
 _ANSWERS = {"result": "result response", "agent_message": "response message", "text": "response part.text"}
-# A line of a Node.js stack trace that says nothing: a frame, a brace, the version.
+# Lines of a Node.js stack trace without a cause: a frame, a brace, the version.
 _STACK = re.compile(r"\s+at |\s*(?:[{}\[\])^~|]{1,80}\s*$|Node\.js v\d|(?:code|errno|syscall|status|requireStack): )")
 
 
 class Summary(NamedTuple):
-    """The last words of a program, one plain line, and the cost that it reported, without seconds."""
+    """The last words of a program on one plain line, and the cost that it reported, without seconds."""
 
     words: str
     cost: Cost
 
 
 class Event(NamedTuple):
-    """A text in the output: an error of the program or its provider, or an answer of the model."""
+    """A text in the output: an error of the program or its provider, or an answer by the model."""
 
     text: str
     is_error: bool
@@ -46,14 +46,14 @@ class Event(NamedTuple):
 
 
 class Log:
-    """The file that a program prints into, kept below MAX_LOG_BYTES; its end is known however much was printed."""
+    """The file with a program's output, cut to MAX_LOG_BYTES. The end of the output stays in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """`file` is open for reading and changing. The program appends to it through its own descriptor."""
+        """`file` is open for reading and writing. The program appends through a descriptor of its own."""
         self._file, self._held, self._end = file, 0, b""
 
     def cut(self) -> None:
-        """Drop what exceeds the limit, so that an endless output does not fill the disk. Call about twice a second."""
+        """Drop output beyond the limit, so that an endless output does not fill the disk. Call twice a second."""
         size = os.fstat(self._file.fileno()).st_size
         self._file.seek(max(self._held, size - MAX_LOG_BYTES))
         self._end = (self._end + self._file.read(MAX_LOG_BYTES))[-MAX_LOG_BYTES:]
@@ -63,14 +63,14 @@ class Log:
 
     @property
     def end(self) -> str:
-        """The last MAX_LOG_BYTES that were printed before the last `cut`."""
+        """The last MAX_LOG_BYTES of the output before the last `cut`."""
         return self._end.decode(errors="replace")
 
 
 def read_output(output: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the JSON objects of an output in order, and its other lines without escape sequences and stack traces.
+    """Return the JSON objects of an output, and its other lines without escape sequences and stack traces.
 
-    Of objects on many lines only the last is read.
+    Of JSON objects that extend over several lines, only the last is read.
     """
     rows, lines = list[Mapping[str, Any]](), list[str]()
     output = f"\n{output[-MAX_LOG_BYTES:]}\n"
@@ -87,7 +87,7 @@ def read_output(output: str) -> tuple[list[Mapping[str, Any]], list[str]]:
 
 
 def summary_of(output: str) -> Summary:
-    """Return the last words and the cost. Without known JSON: the last line that tells something, and no cost."""
+    """Return the last words and the cost. Without JSON: the last line that is not blank, and no cost."""
     rows, lines = read_output(output)
     words, num_conversations, costs = "", 0, dict[tuple[str, str], Cost]()  # by kind and conversation
     for row in rows:
@@ -101,7 +101,7 @@ def summary_of(output: str) -> Summary:
 
 
 def read_event(row: Mapping[str, Any]) -> Event | None:
-    """Return what a row says: the error, if it holds one, else the answer; None for rows about the work itself."""
+    """Return the error or the answer in a row; None for other rows."""
     kind, message, errors = str(row.get("type")), mapping(row.get("message")), _ERRORS
     is_failure = row.get("is_error") is True or str(row.get("subtype")).startswith("error")
     if kind == "result" and (is_failure or str(row.get("result")).startswith("[API Error")):  # Qwen Code
@@ -112,7 +112,9 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
     if text:
         statuses = (_at(row, path) for path in _STATUSES)
         status = next((value for value in statuses if type(value) is int and 400 <= value < 600), None)
-        return Event(_unwrapped(text), True, status)
+        before, brace, rest = text.partition("{")  # some errors contain the JSON of a provider's error
+        inner = _text_at(mapping(_decode(brace + rest)), "error.message message detail")
+        return Event(f"{before}{inner}" if inner else text, True, status)
     answers = _ANSWERS.get(kind, "response")
     if mapping(row.get("item")).get("type") == "agent_message":
         answers = "response item.text"
@@ -131,7 +133,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _read_cost(row: Mapping[str, Any]) -> Cost | None:
-    """Return the cost that a row reports; None for other rows."""
+    """Return the cost in a row; None for other rows."""
     kind, stats = row.get("type"), mapping(row.get("stats"))
     models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
     if any(models) and kind in (None, "result"):
@@ -145,29 +147,21 @@ def _read_cost(row: Mapping[str, Any]) -> Cost | None:
 
 
 def _decode(text: str) -> Any:
-    """Return the value of a JSON text; None for any other text."""
     try:
         return parse_json(text, object)
     except ValueError:
         return None
 
 
-def _unwrapped(text: str) -> str:
-    """Return an error message for people: the message in the JSON of a provider's error, if it holds one."""
-    before, brace, rest = text.partition("{")
-    inner = _text_at(mapping(_decode(brace + rest)), "error.message message detail")
-    return f"{before}{inner}" if inner else text
-
-
 def _at(row: Any, path: str) -> Any:
-    """Return the value at a path such as `error.message`; None if there is none."""
+    """Return the value at a path such as `error.message`, or None."""
     for name in path.split("."):
         row = mapping(row).get(name)
     return row
 
 
 def _text_at(row: Mapping[str, Any], paths: str) -> str:
-    """Return the first value at one of the paths that is a text and not blank; "" if none is."""
+    """Return the first text at the paths that is not blank, or ""."""
     values = (_at(row, path) for path in paths.split())
     return next((value for value in values if isinstance(value, str) and value.strip()), "")
 

@@ -289,12 +289,6 @@ class Campaign:
         assert self.posterior is not None
         return self.posterior.effect(change).p_helps > self.posterior.rules.confirmed_above
 
-    def effect_now(self, record: Record) -> Effect | None:
-        """Return what an experiment's change adds to the config that it was tried on, as all runs so far have it."""
-        if record.decision is None or record.run.new is None or self.posterior is None:
-            return None
-        return self.posterior.effect(record.run.new, record.run.kept)
-
     def known(self, keys: dict[str, str | None]) -> Change:
         """Return the change that sets these keys, as it was first proposed."""
         change = Change(keys=keys)

@@ -1,1 +1,1 @@
-"""The overnight loop: its start, its state, its summary, its notifications."""
+"""The overnight loop: start, state, summary and notifications."""

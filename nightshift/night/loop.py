@@ -1,8 +1,8 @@
-"""The overnight loop: propose, run, record; stoppable at any time, resumable after any end.
+"""The overnight loop: propose, run, decide. It can be stopped and resumed at any time.
 
-One `_step` does one thing and leaves its result on disk. Proposals are made by proposals.py, runs are started and
-decided by slots.py. What the night waits for is in the table of waits (state.py). The page and the notifications are
-observers of the night's events. train.toml is the incumbent's all the time.
+Each `_step` does one thing and writes the result to disk. proposals.py makes proposals; slots.py starts and decides
+runs; state.py has the waits. Page and notifications are observers of the night's events. train.toml always contains the
+incumbent's config.
 """
 
 import signal
@@ -36,7 +36,7 @@ _SWITCH_SECONDS = 2.0  # git switch writes the files first and HEAD last
 
 
 class Night:
-    """A night under way. Run it as the controller (Ledger.lock). `state`: what the ledger does not hold."""
+    """A running night. Use it as the controller (Ledger.lock)."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Night:
         filler: Proposer | None = None,
         unavailable: Availability | None = None,
     ) -> None:
-        """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` cannot.
-        `unavailable`: why `proposer` could not be asked before the night."""
+        """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` is unavailable.
+        `unavailable`: why `proposer` was unavailable before the night."""
         self._controller = replace(controller, is_stopping=lambda: any(self._signs))
         self.desk = Desk(state, self._controller)
         self._executor, self._note = controller.bench.executor, controller.reporter.note
@@ -57,18 +57,18 @@ class Night:
         self._slots = Slots(self.desk, self._proposals)
         self.desk.observers += [Page(tell), Notifications(notifier or Notifier(None, self._note))]
         self._unavailable = unavailable
-        self._interrupted_by = ""  # the first Ctrl-C, so nothing new is to be begun
+        self._is_interrupted = False  # by the first Ctrl-C, after which nothing new is started
 
     @property
     def state(self) -> NightState:
         return self.desk.state
 
     def run(self) -> Stop:
-        """Run until a stop rule applies, or a measuring file changed. Returns why. Interrupted and UsageError end the
-        night too, with the same traces on disk."""
+        """Run until a stop rule applies or a measuring file changed. Returns the reason. Interrupted and UsageError
+        also end the night, with the same files on disk."""
         with interruptible(is_noted=self._is_first_interrupt):
             try:
-                self.desk.update()  # for `status`, and for the same command after a kill
+                self.desk.update()  # for `status`, and to resume after a kill
                 self._proposals.direction()
                 if self._unavailable is not None:
                     self._proposals.begin_wait(self._unavailable)
@@ -81,18 +81,18 @@ class Night:
                 self._close(stop, cut_off)
                 return stop
             except Interrupted as error:
-                # A second Ctrl-C is the user's word. After a SIGTERM (a reboot) the same command goes on.
-                self._close(Stop(error.cause) if self._interrupted_by else None, cut_off=error.cause)
+                # A second Ctrl-C ends the night. After a SIGTERM (a reboot) the same command resumes it.
+                self._close(Stop(error.cause) if self._is_interrupted else None, cut_off=error.cause)
                 raise
             except IntegrityError as error:
                 self._note(str(error))
                 self._close(stop := Stop(str(error), is_planned=False), cut_off=error.cause)
                 return stop
             except UsageError as error:
-                self._controller.cancel()  # what is damaged may not be read again: the next start closes the records
+                self._controller.cancel()  # damaged files may be unreadable: the next start closes the records
                 self._close(Stop(str(error), is_planned=False))
                 raise
-            except Exception as error:  # a disk that is full from the start, or a bug: notify the user
+            except Exception as error:  # a full disk at the start, or a bug: notify the user
                 self.desk.emit(Kind.OVER, why=f"{type(error).__name__}: {error}")
                 raise
             finally:
@@ -102,42 +102,41 @@ class Night:
                     self._controller.cancel()
 
     def _certify(self) -> str:
-        """Train baseline and incumbent afresh, as `nightshift certify` does. Returns the line with the result."""
+        """Certify the incumbent, like `nightshift certify`. Returns the line with the result."""
         controller, deadline, branch = self._controller, self.state.deadline, self.state.branch
         if (now := controller.repo.head().branch) != branch:
-            return f"not certified: {now or 'a detached HEAD'} is checked out in place of {branch}"
+            return f"not certified: {now or 'a detached HEAD'} is checked out instead of {branch}"
         if self.desk.bench.in_flight:
-            return "not certified: the last runs could not be judged"
+            return "not certified: the runs in flight could not be judged"
         try:
             task = certify.open_task(controller, self.state.request.certify, night=self.state.started)
             needed = (task.num_waves() - 0.5) * self.desk.run_seconds()  # the last run may have been slow
             if deadline is not None and controller.now() + timedelta(seconds=needed) > deadline:
-                return f"not certified: the hours left are too few for its {2 * task.plan.num_seeds} runs"
+                return f"not certified: too few hours are left for {2 * task.plan.num_seeds} runs"
             comparison = certify.certify(task)
         except (UsageError, EngineError) as error:
             return f"not certified: {error}"
         except Interrupted:
-            if not any(self._signs):  # a reboot: the same command goes on
+            if not any(self._signs):  # a reboot: the same command resumes the night
                 raise
             return "not certified: stopped"
         return certified_line(comparison)
 
     def _is_first_interrupt(self, number: int) -> bool:
-        """Remember the first SIGINT; the second, or the first of the other signals that stop, raises Interrupted."""
-        is_first = number == signal.SIGINT and not self._interrupted_by
-        if is_first:
-            self._interrupted_by = signal.Signals(number).name
+        """Remember the first SIGINT. A second SIGINT, or another stopping signal, raises Interrupted."""
+        is_first = number == signal.SIGINT and not self._is_interrupted
+        self._is_interrupted |= is_first
         return is_first
 
     @property
-    def _signs(self) -> tuple[str, bool]:
-        """Whether the user wants to stop: the first Ctrl-C, and the file STOP. A wait ends when this changes."""
-        return self._interrupted_by, (self._controller.bench.root / STOP_NAME).exists()
+    def _signs(self) -> tuple[bool, bool]:
+        """The user's requests to stop: the first SIGINT, and the file STOP. A change ends a wait."""
+        return self._is_interrupted, (self._controller.bench.root / STOP_NAME).exists()
 
     def _step(self) -> Stop | None:
-        """Do one thing, or wait for what prevents it. Returns why the night is over, None to go on."""
+        """Do one thing, or wait. Returns why the night is over, None to continue."""
         desk, before, stop = self.desk, self._signs, None
-        seconds: float | None = None  # of a wait for what prevents the night
+        seconds: float | None = None  # of a wait that stops the whole night
         try:
             stop = self._why_stop()
             if self._is_prevented():
@@ -149,7 +148,7 @@ class Night:
                     return None
         except IntegrityError:
             time.sleep(_SWITCH_SECONDS)
-            # The branch is back, so the files must be as well. Without a baseline nothing says what they were.
+            # The branch is back, so its files must be back. Without a baseline there is nothing to compare.
             if not self._is_prevented() and self._controller.first_to_compare(desk.ledger.records()) is None:
                 raise
             return None
@@ -160,7 +159,7 @@ class Night:
             else:
                 desk.begin_wait("machine", str(error), "this machine is ready")
         under_way = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
-        if desk.open_wait("branch"):  # what has ended cannot be judged, and a job that still waits is cancelled
+        if desk.open_wait("branch"):  # runs that ended cannot be judged; queued jobs are cancelled
             left = [folder for folder in under_way if not desk.bench.is_over(folder)]
             under_way = [folder for folder in left if folder in desk.bench.proofs or self._executor.has_begun(folder)]
         if stop is not None and not under_way:
@@ -171,10 +170,10 @@ class Night:
         return None
 
     def _is_prevented(self) -> bool:
-        """Return True while the branch is not checked out, or the disk cannot be written: results wait on disk.
+        """Return True while the branch is not checked out or the disk is full. Results stay on disk.
 
         Raises:
-            IntegrityError: the branch does not exist any more.
+            IntegrityError: the branch does not exist.
         """
         repo, branch, desk = self._controller.repo, self.state.branch, self.desk
         if (now := repo.head().branch) != branch:
@@ -188,9 +187,9 @@ class Night:
         return is_full
 
     def _act(self, stop: Stop | None) -> bool:
-        """Decide a run that has ended, start one that waits, or propose. With `stop` begin nothing. Returns False if
-        there is nothing to do."""
-        self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
+        """Decide a finished run, start the next run, or propose. With `stop`, start nothing. Returns False if there is
+        nothing to do."""
+        self._tidy()  # first, because an interrupted verdict can be completed only while it is the last
         if self._slots.collect():
             return True
         if stop is not None:
@@ -200,14 +199,13 @@ class Night:
         if not self.desk.num_free() and not self._proposals.has_something_to_do():
             return False
         campaign = self.desk.campaign()
-        if campaign.branch != self.state.branch:  # another one was checked out a moment ago
+        if campaign.branch != self.state.branch:  # the user has just checked out another branch
             return True
         return self._slots.begin(campaign) or self._proposals.act(campaign)
 
-    def _wait(self, before: tuple[str, bool], stop: Stop | None, seconds: float | None) -> None:
-        """Wait until a run has ended, an answer is there, a try is due, or a job still waits while the night stops;
-        with `seconds` for so long. Return at once when the user wants to stop: `before` are the signs of that when
-        this step began."""
+    def _wait(self, before: tuple[bool, bool], stop: Stop | None, seconds: float | None) -> None:
+        """Wait for `seconds`; without, until a run has ended, an answer is ready, a try is due, or the stopping night
+        has a queued job. Return at once if the user's requests to stop differ from `before`."""
         controller, executor, desk = self._controller, self._executor, self.desk
         tries = filter(None, map(desk.seconds_until, ("agent", "run")))
         ends_at = controller.clock() + (seconds or min([LOOK_SECONDS, *tries]))
@@ -216,7 +214,7 @@ class Night:
         while self._signs == before and (seconds or desk.over is None or due):
             if seconds_suspended := controller.wait():
                 desk.add_pause(suspended(seconds_suspended), seconds_suspended)
-            has_answers = self._proposals.advance()  # the agent's time is bounded all the same
+            has_answers = self._proposals.advance()  # this also applies the agent's time limit
             if controller.clock() >= ends_at:
                 return
             if seconds is None:
@@ -226,11 +224,11 @@ class Night:
                     return
 
     def _tidy(self) -> None:
-        """Close experiments that were cut off; forget decided proposals; write the incumbent's train.toml on its own
-        branch. Text that the user wrote there is kept in a file of its own."""
+        """Close interrupted experiments, forget decided proposals, and write the incumbent's train.toml on the night's
+        branch. A train.toml that the user edited is saved to another file first."""
         controller, ledger, branch = self._controller, self.desk.ledger, self.state.branch
         resume(ledger, controller.repo, self._note, self.desk.bench.in_flight)
-        if (pending := undecided(self.state, self.desk.own())) != self.state.pending:
+        if (pending := undecided(self.state, self.desk.closed())) != self.state.pending:
             self.desk.update(pending=pending, refusals=())
         first = baseline_of(ledger.records(), branch)
         if first is None or controller.repo.head().branch != branch:
@@ -245,22 +243,22 @@ class Night:
         if present is not None and present not in earlier:
             aside = ledger.runs_dir / f"edited-{controller.now():%Y%m%dT%H%M%S}.toml"
             write_atomically(aside, present)
-            self._note(f"train.toml was edited by somebody else: kept as {aside}")
+            self._note(f"train.toml was edited during the night: the edited file is saved as {aside}")
         write_atomically(path, source)
 
     def _why_stop(self) -> Stop | None:
-        """Return why nothing new begins, None to go on. Runs in flight are waited for."""
+        """Return why nothing new starts, None to continue. Runs in flight are finished."""
         desk = self.desk
-        if self._interrupted_by and desk.over is None:
-            desk.over = Stop(f"stopped by {self._interrupted_by}", by_user=True)
-            self._note("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
+        if self._is_interrupted and desk.over is None:
+            desk.over = Stop("stopped by SIGINT", by_user=True)
+            self._note("Ctrl-C: finishing the runs in flight, then stopping; press Ctrl-C again to stop now")
         if desk.over is None and (self._controller.bench.root / STOP_NAME).exists():
             return Stop(f"file {STOP_NAME} found", by_user=True)
         return desk.over or desk.stop_rule()
 
     def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
-        """Write the state, train.toml and the summary; one that fails does not prevent the others. `cut_off`: why runs
-        were interrupted, None if none was. With `stop` None the night can be resumed: no notification is sent."""
+        """Write state, train.toml and summary, each even if another fails. `cut_off`: why runs were interrupted.
+        With `stop` None the night can be resumed, and no notification is sent."""
         desk, cause = self.desk, None if stop is None else stop.cause
         steps: list[Callable[[], None]] = [
             lambda: None if cut_off is None else self._controller.interrupt(cut_off),
@@ -273,7 +271,7 @@ class Night:
             try:
                 step()
             except (NightshiftError, OSError) as error:
-                if str(error) != cause:  # which the summary says
-                    self._note(f"the night's last traces are not whole: {error}")
+                if str(error) != cause:  # the summary shows the cause
+                    self._note(f"the files of the night are incomplete: {error}")
         if cause is not None:
             desk.emit(Kind.OVER, why=cause)

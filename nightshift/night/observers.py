@@ -1,7 +1,7 @@
-"""The observers of a night: a line an experiment, summary and page, notifications, and its tag.
+"""The observers of a night: a line per experiment, summary and page, notifications, and the tag.
 
-`nightshift night --notify COMMAND` runs your command with one JSON object on its stdin. A notification can neither stop
-nor delay a night. The command is not stored: a resumed night runs its own --notify.
+`nightshift night --notify COMMAND` runs the command with one JSON object on stdin. A notification can neither stop nor
+delay a night. The command is not stored: pass --notify again to resume.
 """
 
 import os
@@ -52,19 +52,19 @@ from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
 KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
-MESSAGE_VERSION = 2  # of what the command gets
+MESSAGE_VERSION = 2
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _MAX_CHANGE = 160
 
 
 def write_summary(state: NightState, controller: Controller) -> str:
-    """Write the night's summary, and the page beside it. Returns the summary. UsageError if runs/ was moved away."""
+    """Write the night's summary, notebook and page. Returns the summary. Raises UsageError if runs/ was moved."""
     from nightshift.report.page import write_report
 
     controller.ledger.require_in_place()
     records = controller.ledger.records()
     campaign = Campaign.read(controller.ledger, records, state.branch, state.rules_hash)
-    cost = night_cost(state, controller.ledger) + runs_cost(state.own(records))
+    cost = night_cost(state, controller.ledger) + runs_cost(state.closed(records))
     text = summary(state, records, campaign, controller.now(), cost)
     write_atomically(controller.ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
     write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign).encode())
@@ -72,19 +72,19 @@ def write_summary(state: NightState, controller: Controller) -> str:
         write_report(controller.bench.root, controller.now(), branch=state.branch, is_live=state.cause is None)
     except Interrupted:
         raise
-    except Exception as error:  # whatever it is, a page that cannot be written does not end the night
+    except Exception as error:  # a bug of the page must not end the night
         controller.reporter.note(f"the page cannot be written: {type(error).__name__}: {error}")
     return text
 
 
 class Page:
-    """An observer that prints a line after each experiment, writes summary and page, and prints the last summary."""
+    """An observer that prints a line per experiment, writes summary and page, and prints the final summary."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._news = tell, set[Kind]()
 
     def __call__(self, desk: Desk, event: Event) -> None:
-        """Write when nothing else is left to do: a page takes a second."""
+        """Write the page, which needs a second, only if there is nothing else to do."""
         self._news.add(event.kind)
         if event.record is not None:
             self._tell(experiment_line(event.record))
@@ -101,21 +101,21 @@ class Page:
 def summary(
     state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, cost: Cost = NOTHING
 ) -> str:
-    """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
-    own = state.own(records)
+    """Return the summary, a dozen lines. `cost`: of the night's proposals and runs."""
+    closed = state.closed(records)
     began = datetime.fromisoformat(state.started)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
         ("agent", NOT_ISOLATED if state.sandbox == NO_SANDBOX else ""),
-        ("results", str(Counts.of(campaign.rows(own)))),
+        ("results", str(Counts.of(campaign.rows(closed)))),
         ("cost", str(cost)),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
-        ("last runs", last_scores(own)),
+        ("final checks", last_scores(closed)),
         *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
         *(("note", line) for line in state.morning(records, now)),
         ("certificate", state.certificate),
-        ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, own, now)),
+        ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, closed, now)),
     ]
     lines = [f"{name + ':':14}{text}" for name, text in rows if text]
     if state.cause is not None:
@@ -124,17 +124,17 @@ def summary(
 
 
 def next_command(state: NightState, campaign: Campaign) -> str:
-    """Return the command that follows on a night."""
+    """Return the recommended next command."""
     if campaign.standing is None:
         return "uv run nightshift doctor checks this machine: nothing was measured"
     if not campaign.kept:
-        return "uv run nightshift history shows what was tried; nothing is kept"
-    show = "uv run nightshift diff baseline incumbent shows what is kept"
+        return "uv run nightshift history shows all runs; no change was kept"
+    show = "uv run nightshift diff baseline incumbent shows the kept changes"
     return show if state.certificate else f"uv run nightshift certify tests the gain with fresh runs; {show}"
 
 
 def experiment_line(record: Record) -> str:
-    """Return number, change, measured score, effect at the decision, verdict and its reason of an experiment."""
+    """Return a line with number, change, measured score, effect at the decision, verdict and reason."""
     row = row_of(record, {})
     changes = [
         f"{short_key(c.key)} {c.old or UNSET} -> {c.new or UNSET}" for c in changes_of(row.changes) if c.old != c.new
@@ -153,20 +153,20 @@ def experiment_line(record: Record) -> str:
     )
 
 
-def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
-    """Say which stop rule comes next, as far as it can be foreseen."""
+def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str:
+    """Return the stop rules that can be foreseen."""
     request, parts = state.request, list[str]()
     if state.deadline is not None:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
         parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
     if request.experiments is not None:
-        num_left = max(request.experiments - len(decided(own)), 0)
+        num_left = max(request.experiments - len(decided(closed)), 0)
         parts.append(f"after {counted(num_left, 'more experiment')}")
         if next_stage(request.experiments - 1, 0, 1, request.pairs) is not Stage.SEARCH:
             num_last = 4 if request.pairs == 1 else 2 * request.pairs
             parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
     if request.plateau is not None:
-        parts.append(f"after {max(request.plateau - num_since_keep(own), 0)} more without a keep")
+        parts.append(f"after {max(request.plateau - num_since_keep(closed), 0)} more without a keep")
     if request.until is not None:
         parts.append(f"when the score is at least {request.until:g} (lower bound of its 95 % interval)")
     if request.max_cost is not None:
@@ -175,7 +175,7 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
 
 
 def certified_line(comparison: Comparison) -> str:
-    """Say the result of a night in one line: incumbent minus baseline by fresh runs on the test split."""
+    """Return the result of --certify in one line: incumbent minus baseline from fresh runs on the test split."""
     result = comparison.estimate
     low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
     runs = f"{min(len(comparison.scores(side)) for side in SIDES)} fresh runs each"
@@ -186,18 +186,18 @@ def certified_line(comparison: Comparison) -> str:
 
 
 class Notifier:
-    """Runs the command for each notification, inside of `running`."""
+    """Runs the command for each notification, within `running`."""
 
     def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = 30.0) -> None:
-        """`command` None: nothing is sent. `note` prints a line. UsageError if the program does not exist."""
-        fix = "Install it, give its path, or leave --notify out."
+        """`command` None: no notifications. Raises UsageError if the program does not exist."""
+        fix = "Install the program, give its path, or omit --notify."
         self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
         self._tree = ProcessTree()
-        self._processes = list[tuple[str, subprocess.Popen[bytes]]]()  # with their events
+        self._processes = list[tuple[str, subprocess.Popen[bytes]]]()  # by event
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
-        """Start the command and return at once."""
+        """Start the command, without waiting for it."""
         self._report()
         if not self._words:
             return
@@ -205,19 +205,19 @@ class Notifier:
         self._tree.markers.add(marker)
         env = {**os.environ, MARKER_NAME: marker}
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
-        try:  # in a process group of its own: Ctrl-C in the terminal is not for the command
+        try:  # another process group, so that Ctrl-C in the terminal does not reach the command
             process = subprocess.Popen(self._words, stdin=pipe, stdout=null, stderr=null, env=env, process_group=0)
         except OSError as error:
             self._note(f"--notify: the notification of {event} failed: {error}")
             return
         self._processes.append((event, process))
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin:  # of a command that reads nothing
-            process.stdin.write(as_json(message))  # it does not wait: the buffer of a pipe is larger than a message
+        with suppress(BrokenPipeError), process.stdin:  # a command need not read its stdin
+            process.stdin.write(as_json(message))  # never blocks: a message is smaller than the pipe's buffer
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Wait at the end for the commands that still run, after Ctrl-C briefly. Leave no process."""
+        """At the end, wait for running commands (3 s after Ctrl-C), then end all of their processes."""
         seconds = self._limit_seconds
         try:
             yield
@@ -236,7 +236,7 @@ class Notifier:
                 self._report()
 
     def _report(self) -> None:
-        """Print a line for each command that has failed since the last call."""
+        """Report the commands that failed since the last call."""
         for event, process in self._processes:
             if process.poll():
                 self._note(f"--notify: the notification of {event} failed: exit code {process.returncode}")
@@ -244,50 +244,51 @@ class Notifier:
 
 
 class Notifications:
-    """An observer that tells the user of keeps, repeated crashes, waits and the end of a night."""
+    """An observer that notifies the user of keeps, repeated crashes, waits and the end of a night."""
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
-        self._waits = set[tuple[str, str]]()  # of which the user was notified
+        self._waits = set[tuple[str, str]]()  # already notified
 
     def __call__(self, desk: Desk, event: Event) -> None:
         if event.kind is Kind.OVER:
             self._notifier.send(END, message(END, desk, event.why))
         record, now = event.record, desk.controller.now()
-        if record is not None and (name := event_of(record, desk.own())) is not None:
+        if record is not None and (name := event_of(record, desk.closed())) is not None:
             self._notifier.send(name, message(name, desk, record.why, record))
         waits = {(wait.kind, wait.meaning): wait for wait in desk.state.waits if wait.ended is None}
         self._waits &= waits.keys()
         for key, wait in waits.items():
             name = AGENT if wait.kind == "agent" else PAUSED
-            # The user can end the wait, or it is long.
+            # The user can end the wait, or the wait is long.
             is_users = wait.kind == "disk" or wait.meaning in AWAY or (wait.kind == "machine" and wait.num_checks > 1)
             if key not in self._waits and (is_users or wait.seconds(now) >= LONG_SECONDS):
                 self._waits.add(key)
                 self._notifier.send(name, message(name, desk, wait.describe()))
 
 
-def event_of(record: Record, own: Sequence[Record]) -> str | None:
-    """Return KEEP, REPEATED_CRASH, or None for a closed experiment. `own`: the night's closed experiments.
+def event_of(record: Record, closed: Sequence[Record]) -> str | None:
+    """Return KEEP, REPEATED_CRASH or None for a closed experiment. `closed`: the night's closed experiments.
 
-    A crash is repeated if it is the second in a row with one cause, numbers aside.
+    A crash is repeated if it is the second in a row with the same cause, apart from numbers.
     """
     if record.is_keep:
         return KEEP if record.parent is not None else None
-    ended = by_end(own)[-3:]
+    ended = by_end(closed)[-3:]
     causes = [re.sub(r"\d+", "#", r.why) if r.status == Verdict.CRASH else "" for r in ended]
     is_second = causes[-1:] != [""] and causes[-2:-1] == causes[-1:] != causes[-3:-2]
     return REPEATED_CRASH if is_second and ended[-1].number == record.number else None
 
 
 def message(event: str, desk: Desk, why: str, record: Record | None = None) -> dict[str, Any]:
-    """Return what the command gets. `counts` is None if records cannot be read, which is noted."""
+    """Return the JSON object for the command. `counts` is None if the records cannot be read."""
     counts, state, ledger = None, desk.state, desk.ledger
     try:
         records = ledger.records()
-        counts = Counts.of(Campaign.read(ledger, records, state.branch, state.rules_hash).rows(state.own(records)))
+        campaign = Campaign.read(ledger, records, state.branch, state.rules_hash)
+        counts = Counts.of(campaign.rows(state.closed(records)))
     except (UsageError, EngineError, OSError, ValueError) as error:
-        desk.note(f"a notification without counts: {error}")
+        desk.note(f"the notification has no counts: {error}")
     effect = record.decision.estimate if record and record.decision else None
     return {
         "version": MESSAGE_VERSION,
@@ -303,17 +304,17 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
 
 
 def tag_night(desk: Desk, event: Event) -> None:
-    """An observer that tags the branch at the end of a night, with results.tsv and the certificate: `git push --tags`
-    sends them. A night without an experiment has no tag."""
+    """An observer that tags the branch at the end of a night that had experiments. The tag contains results.tsv and the
+    certificate; `git push --tags` sends it."""
     state, controller = desk.state, desk.controller
     if event.kind is not Kind.OVER:
         return
     try:
         records = desk.ledger.records()
-        if decided(state.own(records)):
+        if decided(state.closed(records)):
             name = f"night/{state.branch}/{controller.now().astimezone(UTC):%Y%m%dT%H%M%SZ}"
             lines = [f"Night on {state.branch}", "", state.certificate or "not certified", "", results_tsv(records)]
             controller.repo.tag(name, state.branch, "\n".join(lines))
             desk.note(f"tagged as {name}: git push --tags sends the results")
     except (NightshiftError, OSError) as error:
-        desk.note(f"the night is not tagged: {error}")
+        desk.note(f"the night was not tagged: {error}")

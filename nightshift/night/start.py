@@ -1,4 +1,4 @@
-"""`uv run nightshift night`: which night a request means, on which branch, who proposes, and the exit code."""
+"""`uv run nightshift night`: create or resume a night, choose branch and proposer, return the exit code."""
 
 import os
 import shlex
@@ -36,11 +36,11 @@ from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, sa
 from nightshift.report.export.wandb_runs import live_runs
 from nightshift.text import clean
 
-_INHIBIT_SECONDS = 0.5  # systemd-inhibit says at once whether it can
-_REMEDIES = {  # where only the user can help
+_INHIBIT_SECONDS = 0.5  # systemd-inhibit fails at once, or not at all
+_REMEDIES = {  # by the user
     Meaning.LOGIN: "Log in with the program itself, then start the night.",
-    Meaning.BILLING: "Add credit or change the plan, or name another --agent.",
-    Meaning.MODEL: "Name a model that this account has, in the program's own settings.",
+    Meaning.BILLING: "Add credit, change the plan, or name another --agent.",
+    Meaning.MODEL: "Choose a model of this account with --agent-model or in the program's settings.",
 }
 
 
@@ -54,17 +54,21 @@ def night(
     wandb: str | None = None,
     has_tag: bool = True,
 ) -> int:
-    """Run a night to its end. `tell` gets the summaries, `reporter` the news. `notify`, `branch`, `wandb`: the flags.
+    """Run a night to its end. `tell` gets the summaries, `reporter` the news; the other arguments are flags.
 
-    Returns the exit code. 0: a stop rule or the user ended it; 1: it could not go on, or a kept change could not be
-    committed. Raises NightshiftError if it could not begin, and Interrupted.
+    Returns:
+        The exit code. 0: a stop rule or the user ended the night; 1: the night could not continue, or a kept change
+        could not be committed.
+
+    Raises:
+        NightshiftError: the night could not start.
     """
     ledger, notifier = Ledger(root), Notifier(notify, reporter.note)
     project = wandb or read_machine(root).wandb.project
     logging = live_runs(root, project, reporter.note) if project else nullcontext(lambda: None)
     with notifier.running(), ledger.lock(), logging as look:
         old = load(ledger)
-        end_leftovers(root, reporter.note)  # first of all: processes that were left may still write
+        end_leftovers(root, reporter.note)  # first, because processes of an earlier night may still write
         end_earlier(Clone(Repo(root)), reporter.note)
         controller, proposer = open_night(root, request, reporter, branch)
         controller.bench.engine.prepare_at_start(reporter.note)
@@ -79,9 +83,9 @@ def night(
         else:
             jobs = jobs_left(ledger, state.first).items()
             if numbers := ", ".join(sorted(folder.name for folder, job in jobs if executor.take_over(folder, job))):
-                reporter.note(f"took over the jobs that an earlier start of this night submitted: {numbers}")
-        reporter.note(f"the night stops {next_stop(state, state.own(ledger.records()), controller.now())}")
-        reporter.note("a line an experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
+                reporter.note(f"resumed the jobs of this night: {numbers}")
+        reporter.note(f"the night stops {next_stop(state, state.closed(ledger.records()), controller.now())}")
+        reporter.note("per experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with inhibit_sleep(reporter.note):
             night = Night(state, controller, proposer, tell, notifier, filler, unavailable)
@@ -92,10 +96,12 @@ def night(
 
 
 def ask_before(proposer: Proposer, controller: Controller) -> Availability | None:
-    """Ask each agent that is known by name one question. Returns what is waited for first, None if all of them answer.
+    """Ask each preset agent one question. Returns why an agent is unavailable for now, None if all answer.
 
-    A command of your own is not asked: it may take any prompt for a proposal. Raises UsageError with the remedy if an
-    agent needs the user, who is still there.
+    Your own command is not asked, because it may treat any prompt as a brief.
+
+    Raises:
+        UsageError: an agent needs the user, who is still there.
     """
     folder, unavailable = controller.ledger.runs_dir / "agent", None
     agents = proposer.agents if isinstance(proposer, AgentProposer) else ()
@@ -105,7 +111,7 @@ def ask_before(proposer: Proposer, controller: Controller) -> Availability | Non
         if answer.waits:
             unavailable = answer if agent.title == proposer.name else replace(answer, text=f"{name}: {answer.text}")
         elif answer.meaning is not Meaning.OK:
-            fix = _REMEDIES.get(answer.meaning, "uv run nightshift doctor --agent NAME asks it again.")
+            fix = _REMEDIES.get(answer.meaning, "To ask again: uv run nightshift doctor --agent NAME.")
             raise UsageError(f"{name}: {answer.meaning}: {answer.text}", fix)
         else:
             controller.reporter.note(f"{name} answers (sandbox: {agent.sandbox.name})")
@@ -114,14 +120,14 @@ def ask_before(proposer: Proposer, controller: Controller) -> Availability | Non
 
 @contextmanager
 def inhibit_sleep(note: Callable[[str], None]) -> Iterator[None]:
-    """Keep this machine awake inside. A machine without caffeinate, and without systemd as its init, does not sleep."""
+    """Keep this machine awake. A machine with neither caffeinate nor systemd does not sleep."""
     words = ["caffeinate", "-i", "cat"]
     if Path("/run/systemd/system").is_dir():
         words = ["systemd-inhibit", "--what=sleep:idle", "--who=nightshift", "--why=experiments", "cat"]
     if shutil.which(words[0]) is None:
         yield
         return
-    # `cat` ends with this process, however that ends: its stdin is closed then.
+    # `cat` ends with this process in any case, because its stdin is closed then.
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(words, stdin=pipe, stdout=null, stderr=pipe, process_group=0) as child:
         with suppress(subprocess.TimeoutExpired):
@@ -133,7 +139,7 @@ def inhibit_sleep(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def stop_night(root: Path) -> str:
-    """End a night that has no controller any more, and its jobs in SLURM. Returns what was done, in lines."""
+    """End a night without a controller, and its jobs in SLURM. Returns one line per action."""
     ledger, notes = Ledger(root), list[str]()
     with ledger.lock():
         end_leftovers(root, notes.append)
@@ -144,47 +150,49 @@ def stop_night(root: Path) -> str:
         if state is not None and state.cause is None:
             save(ledger, replace(state, cause="stopped by night --stop"))
             notes.append(f"the night of {state.started} is over")
-    return "\n".join(notes or ["nothing of a night is left here"])
+    return "\n".join(notes or ["no night to stop"])
 
 
 def open_night(
     root: Path, request: NightRequest, reporter: Reporter, branch: str | None
 ) -> tuple[Controller, Proposer]:
-    """Return the set-up, whose engine is ready, and the proposer. Call as the controller. UsageError for a direction
-    that cannot be read, and if the night was cut off on a branch on which this start would not go on."""
+    """Return a controller whose engine is ready, and the proposer. Call with the ledger's lock.
+
+    Raises:
+        UsageError: the direction cannot be read, or the interrupted night is on another branch.
+    """
     if (root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
     repo, ledger, now = Repo(root), Ledger(root), datetime.now(UTC)
     old, start = load(ledger), plan(repo, ledger.records(), now, name=branch)
     is_away = old is not None and start.head.branch != old.branch and branch is None and _is_same(old, request, now)
     if old is not None and is_away and old.branch in repo.branches():
-        fix = f"git switch {shlex.quote(old.branch)}, then the same command resumes it. --branch NEW begins another."
-        raise UsageError(f"the night that was cut off works on {old.branch}; here is {start.before}", fix)
+        fix = f"To resume, git switch {shlex.quote(old.branch)} and run the command again; or --branch NEW."
+        raise UsageError(f"the interrupted night is on {old.branch}, and {start.before} is checked out", fix)
     controller = open_controller(root, request.request, reporter, branch)
     controller.bench.executor.require_ready()
     controller.bench.require_ready(controller.bench.executor.free_slots)
     proposer = proposer_of(request, controller)
     if request.agent in SEARCHES and request.direction is not None:
-        raise UsageError(f"--direction: {request.agent} reads no text", "Write --only KEYS, or name an agent.")
+        raise UsageError(f"--direction: {request.agent} cannot read a text", "Use --only KEYS, or name an agent.")
     read_direction(root, request.direction, request.only)
     return controller, proposer
 
 
 def create_branch(root: Path, request: NightRequest, reporter: Reporter, branch: str | None) -> None:
-    """Check out the night's branch before a process of its own runs the night (--detach)."""
+    """Check out the night's branch before another process runs the night (--detach)."""
     with Ledger(root).lock():
         open_night(root, request, reporter, branch)[0].begin(branch)
 
 
 def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
-    """Return True if `request` resumes the night: it was cut off, and its hours have not passed."""
-    # Another direction is no other night.
+    """Return True if `request` resumes the interrupted night. The direction may differ."""
     is_same = replace(old.request, direction=request.direction, only=request.only) == request
     return old.cause is None and is_same and (old.deadline is None or now < old.deadline)
 
 
 def begin(request: NightRequest, controller: Controller) -> NightState:
-    """Return the state of the cut-off night, or of a new one on the branch that is checked out."""
+    """Return the state of the interrupted night, or of a new night on the current branch."""
     ledger, now, note = controller.ledger, controller.now(), controller.reporter.note
     old, number, rules_hash = load(ledger), ledger.next_number(), controller.bench.rules_hash
     branch, started = controller.repo.head().branch, now.isoformat(timespec="seconds")
@@ -193,18 +201,16 @@ def begin(request: NightRequest, controller: Controller) -> NightState:
         return state
     is_same_campaign = (old.branch, old.rules_hash) == (branch, rules_hash)
     if is_same_campaign and _is_same(old, request, now):
-        note(f"going on with the night of {old.started}")
+        note(f"resuming the night of {old.started}")
         last = datetime.fromtimestamp((ledger.runs_dir / NIGHT_NAME).stat().st_mtime, UTC)
-        ended = min(last, now).isoformat(timespec="seconds")  # the last moment at which it is known to have waited
+        ended = min(last, now).isoformat(timespec="seconds")  # when the night is known to have waited
         waits = tuple(replace(wait, ended=wait.ended or ended) for wait in old.waits)
         return replace(old, request=request, pid=os.getpid(), waits=waits)
-    if old.cause is None:
-        note(f"the night of {old.started} was cut off and is over: this is another one, or its hours passed")
-    else:
-        note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
+    cause = old.cause or "its flags, rules or branch differ, or its hours have passed"
+    note(f"starting a new night; the night of {old.started} is over: {cause}")
     if not is_same_campaign:
         return state
-    answers = undecided(old, old.own(ledger.records()))  # proposed, paid for, and never run
+    answers = undecided(old, old.closed(ledger.records()))  # proposals that were paid for and never ran
     return replace(state, pending=tuple(replace(answer, number=number) for answer in answers))
 
 
@@ -215,10 +221,10 @@ def search_of(name: str, request: NightRequest) -> Proposer:
 
 
 def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
-    """Return the proposer that --agent names. UsageError for a program that is not there."""
+    """Return the proposer of --agent. Raises UsageError for a missing program."""
     if request.agent in SEARCHES:
         if request.agent_model or request.agent_effort:
-            raise UsageError(f"--agent {request.agent} has no model and no effort", "Leave both flags out.")
+            raise UsageError(f"--agent {request.agent} has no model and no effort", "Omit both options.")
         return search_of(request.agent, request)
     clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
     is_team = request.agent.startswith(PREFIX)

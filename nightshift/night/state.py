@@ -1,7 +1,6 @@
-"""What a night must remember beside the ledger (runs/night.json), when it is over, and what its parts share: the table
-of its waits, and the events on which observers act.
+"""The state of a night (runs/night.json), its stop rules, its waits, and the events for its observers.
 
-All that the records can tell is counted from them each time, so a killed night goes on with true counts.
+Everything that the records contain is counted from them each time, so that the counts are true after a kill.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import read_json, write_atomically, write_json
 
-STOP_NAME = "STOP"  # a file in the checkout's root
-MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by its user
-FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # from one try in vain to the next: each wait is twice as long
-LOOK_SECONDS = 30.0  # between two looks at what a night has to do, and at a machine that is not ready
+STOP_NAME = "STOP"  # a file in the checkout
+MAX_CRASHES = 5  # in a row; then the user has to act
+FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # pause after a failed try; it doubles with each failure
+LOOK_SECONDS = 30.0  # between two checks of a night that has nothing to do, and of a machine that is not ready
 PROBE_NAME = ".disk-probe"
-_PROBE_BYTES = 1_000_000  # a record and a page need less
+_PROBE_BYTES = 1_000_000  # more than a record and a page
 
 
 @dataclass(frozen=True, slots=True)
 class NightRequest:
-    """The flags of `nightshift night`: the same ones resume a night. `plateau`: experiments without a keep."""
+    """The flags of `nightshift night`. The same flags resume a night."""
 
     agent: str
     hours: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     experiments: int | None = None
-    plateau: int | None = None
+    plateau: int | None = None  # experiments without a keep
     budget_seconds: float | None = None
     engine: str | None = None
     gpus: str | None = None
@@ -55,21 +54,21 @@ class NightRequest:
     sandbox: str = "auto"
     pairs: int = 1
     slurm: str | None = None
-    riders: Literal[0, 1] = 1  # discarded changes that each run measures once more
-    max_cost: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # dollars, as the agents tell them
-    direction: str | None = None  # a text, or the file that holds it
+    riders: Literal[0, 1] = 1  # discarded changes that each run re-tests
+    max_cost: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # dollars, as the agents report them
+    direction: str | None = None  # a text or a file
     only: str | None = None  # the keys and tables that may change, separated by commas
     until: Annotated[float, Meta(gt=0, le=1)] | None = None  # the score that ends the night
     agent_model: str | None = None
     agent_effort: str | None = None
-    fill: bool | None = None  # proposals by tpe while the agent cannot be asked; None: if the night has no direction
+    fill: bool | None = None  # TPE proposes while the agent is unavailable; None: if the night has no direction
     certify: Annotated[int, Meta(ge=1, le=100)] | None = None  # fresh runs of each side at the end
-    agent_env: tuple[str, ...] = ()  # more variables that the agent gets
-    agent_sees: tuple[str, ...] = ()  # more files and folders that it may read
+    agent_env: tuple[str, ...] = ()  # more variables for the agent
+    agent_sees: tuple[str, ...] = ()  # more files and folders that the agent may read
 
     @property
     def request(self) -> Request:
-        """The part that is for every experiment."""
+        """The flags that apply to each experiment."""
         return Request(
             budget_seconds=self.budget_seconds,
             engine=self.engine,
@@ -81,37 +80,34 @@ class NightRequest:
 
 @dataclass(frozen=True, slots=True)
 class NightState(NightStatus):
-    """`runs/night.json`. `pid` is the controller's.
-
-    `pending`: the answers that were taken and are not decided yet. `refusals`: why those since the last one were not;
-    `notes`: what their proposers did besides. `certificate`: the line with which the night ends (--certify).
-    """
+    """`runs/night.json`."""
 
     request: NightRequest
     rules_hash: str
-    sandbox: str = ""  # in which its agents work; empty for a search
-    pending: tuple[Answer, ...] = ()
-    refusals: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    is_planned: bool = True  # a stop rule or the user ended it
-    certificate: str | None = None
-    pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
+    sandbox: str = ""  # of the agents; "" for a search
+    pending: tuple[Answer, ...] = ()  # accepted proposals that are not decided yet
+    refusals: tuple[str, ...] = ()  # causes of the refused proposals since the last accepted one
+    notes: tuple[str, ...] = ()  # on the refused proposals
+    is_planned: bool = True  # a stop rule or the user ended the night
+    certificate: str | None = None  # the result of --certify in one line
+    pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)  # of the controller
     version: Literal[5] = 5
 
     @property
     def fills(self) -> bool:
-        """Whether tpe proposes while the agent cannot be asked. Of a direction it reads the scope only."""
+        """True if TPE proposes while the agent is unavailable. TPE can only follow the scope of a direction."""
         is_readable = not self.direction or bool(scope_of(self.direction))
         return is_readable if self.request.fill is None else self.request.fill
 
     @property
     def deadline(self) -> datetime | None:
-        """When the hours are over; None without --hours."""
+        """The end of --hours; None without."""
         if self.request.hours is None:
             return None
         return datetime.fromisoformat(self.started) + timedelta(hours=self.request.hours)
 
-    def own(self, records: Sequence[Record]) -> list[Record]:
+    def closed(self, records: Sequence[Record]) -> list[Record]:
+        """Return the night's closed experiments."""
         closed = [record for record in records if record.number >= self.first and record.status != STARTED]
         return [r for r in closed if (r.branch, r.rules_hash) == (self.branch, self.rules_hash)]
 
@@ -120,20 +116,20 @@ class Stop(NamedTuple):
     """Why a night is over."""
 
     cause: str
-    is_planned: bool = True  # a rule or the user ended it; nothing went wrong
+    is_planned: bool = True  # a stop rule or the user ended the night
     by_user: bool = False
 
 
 def save(ledger: Ledger, state: NightState) -> None:
-    """Write night.json: whole or not at all. UsageError if runs/ was moved away."""
+    """Write night.json atomically. Raises UsageError if runs/ was moved."""
     ledger.require_in_place()
     ledger.runs_dir.mkdir(exist_ok=True)
     write_json(ledger.runs_dir / NIGHT_NAME, state)
 
 
 def load(ledger: Ledger) -> NightState | None:
-    """Read the last night of this checkout; None if there was none. UsageError if the file is damaged."""
-    return read_json(ledger.runs_dir / NIGHT_NAME, NightState, "Delete it: the next night starts anew.")
+    """Read night.json; None without a night. Raises UsageError if the file is damaged."""
+    return read_json(ledger.runs_dir / NIGHT_NAME, NightState, "Delete it, then start a new night.")
 
 
 def night_cost(state: NightState, ledger: Ledger) -> Cost:
@@ -141,14 +137,13 @@ def night_cost(state: NightState, ledger: Ledger) -> Cost:
 
 
 def decided(records: Sequence[Record]) -> list[Record]:
-    """Return the records that count as experiments, in the order of the decisions: an interrupted run does not, nor
-    one that infrastructure ended."""
+    """Return the decided experiments in the order of their decisions, without interrupted and lost runs."""
     return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Count the experiments since the last keep, without those that had no new change. One that filled a slot while the
-    agent could not be asked counts only if it was kept."""
+    """Count the experiments with a new change since the last keep. Experiments of TPE while the agent was unavailable
+    count only as keeps."""
     tried = [
         record
         for record in decided(records)
@@ -158,14 +153,14 @@ def num_since_keep(records: Sequence[Record]) -> int:
 
 
 def by_end(records: Sequence[Record]) -> list[Record]:
-    """Return the records that were not interrupted, in the order in which their runs ended."""
+    """Return the records in the order in which their runs ended, without interrupted runs."""
     ended = [record for record in records if record.failure is not Failure.INTERRUPTED]
     return sorted(ended, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
 
 
 def num_incidents(crashes: Sequence[Record]) -> int:
-    """Count crashes, the last one first. Runs that infrastructure lost at once, in several slots, count as one."""
-    num, began = 0, math.inf  # of the first lost run of an incident
+    """Count crashes, the last crash first. Runs that infrastructure lost together, in several slots, count as one."""
+    num, began = 0, math.inf  # start of the first lost run of an incident
     for record in crashes:
         start = datetime.fromisoformat(record.started).timestamp()
         is_lost = record.failure is Failure.INFRASTRUCTURE
@@ -178,15 +173,15 @@ def num_incidents(crashes: Sequence[Record]) -> int:
 class Kind(StrEnum):
     """The kinds of events."""
 
-    CLOSED = "closed"  # `record`: an experiment that has its verdict
-    WAITING = "waiting"  # a wait began, was in vain again, or ended
-    IDLE = "idle"  # nothing is left to do at this moment
-    STOPPED = "stopped"  # no run is in flight any more, and the state is on disk
-    OVER = "over"  # the night, for the reason `why`: the same command begins another
+    CLOSED = "closed"  # the experiment `record` has a verdict
+    WAITING = "waiting"  # a wait began, failed again, or ended
+    IDLE = "idle"  # nothing to do at this moment
+    STOPPED = "stopped"  # no run is in flight, and the state is on disk
+    OVER = "over"  # the night is over, for the reason `why`: the same command starts another night
 
 
 class Event(NamedTuple):
-    """Something that the observers of a night act on."""
+    """An event for the observers of a night."""
 
     kind: Kind
     why: str = ""
@@ -194,14 +189,14 @@ class Event(NamedTuple):
 
 
 class Desk:
-    """What the parts of a night share."""
+    """State, controller, waits and observers, which the parts of a night share."""
 
     def __init__(self, state: NightState, controller: Controller) -> None:
         self.state, self.controller = state, controller
         self.bench, self.ledger = controller.bench, controller.ledger
         self.executor, self.note = controller.bench.executor, controller.reporter.note
         self.observers = list[Callable[[Desk, Event], None]]()
-        self.over: Stop | None = None  # set when the night cannot go on
+        self.over: Stop | None = None  # set when the night cannot continue
 
     def update(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
@@ -212,56 +207,54 @@ class Desk:
             observer(self, Event(kind, **fields))
 
     def open_waits(self, kind: str) -> list[Wait]:
-        """Return the waits of this kind that have not ended: of the kind run one for each place."""
+        """Return the open waits of this kind. The kind run has one wait per place."""
         return [wait for wait in self.state.waits if wait.kind == kind and wait.ended is None]
 
     def open_wait(self, kind: str, place: str = "") -> Wait | None:
-        """Return the wait of this kind and place that has not ended."""
+        """Return the open wait of this kind and place, or None."""
         return next((wait for wait in self.open_waits(kind) if wait.place == place), None)
 
     def begin_wait(self, kind: WaitKind, cause: str, ends_when: str, *, at_once: int = 0, **more: str) -> None:
-        """Begin a wait, or note that it was in vain once more. `at_once`: so many first tries follow without a pause.
-        `more`: further fields of Wait.
+        """Begin a wait, or note another failed try. `at_once`: tries without a pause. `more`: fields of Wait.
 
-        A branch and a disk are looked at every few seconds, a machine every LOOK_SECONDS. An agent, and a run after
-        one that was lost, are tried after a pause that doubles with each try in vain.
+        Branch and disk are checked every few seconds, a machine every LOOK_SECONDS. Before the next try of an agent or
+        a run, the pause doubles with each failure.
         """
         now, before = self.controller.now(), self.open_wait(kind, more.get("place", ""))
         if before is not None and before.checks_at is None and before.cause == cause:
             return
-        since, num_tries = now.isoformat(timespec="seconds"), 1
-        if before is not None:  # several runs that are lost at once count as one try
+        since, num_tries, checks_at = now.isoformat(timespec="seconds"), 1, None
+        if before is not None:  # runs that are lost together count as one try
             since, num_tries = before.since, before.num_checks + (not self._seconds_left(before))
-        seconds = LOOK_SECONDS
-        if kind in ("agent", "run"):
-            num = num_tries - at_once
-            seconds = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
-        check = (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
-        checks_at = None if kind in ("branch", "disk") else check
+        if kind not in ("branch", "disk"):
+            num, seconds = num_tries - at_once, LOOK_SECONDS
+            if kind in ("agent", "run"):
+                seconds = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
+            checks_at = (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
         wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
 
     def end_wait(self, *kinds: str, place: str | None = None) -> None:
-        """End the waits of these kinds that have not ended; with `place` only those of that or of an unknown place."""
+        """End the open waits of these kinds. `place`: only the waits of this place or of an unknown place."""
         waits = [w for kind in kinds for w in self.open_waits(kind) if place is None or w.place in (place, "")]
         if waits:
             now = self.controller.now().isoformat(timespec="seconds")
             self._set_waits(*(replace(w, ended=now) if w in waits else w for w in self.state.waits))
 
     def add_pause(self, cause: str, seconds: float) -> None:
-        """Add a wait for the machine that is over."""
+        """Add a wait for the machine that has ended."""
         now = self.controller.now()
         since, ended = (t.isoformat(timespec="seconds") for t in (now - timedelta(seconds=seconds), now))
         self._set_waits(*self.state.waits, Wait("machine", cause, "it runs again", since, ended=ended))
 
     def _set_waits(self, *waits: Wait) -> None:
-        with suppress(EngineError):  # the disk may be what is waited for: the table is written with the next change
+        with suppress(EngineError):  # if the disk is full, the next update writes the waits
             self.update(waits=waits)
         self.emit(Kind.WAITING)
 
     def seconds_until(self, kind: str) -> float:
-        """Return the seconds until the next try; 0 if none is to come, or nothing of this kind is waited for."""
+        """Return the seconds until the next try of this kind; 0 if no pause is open."""
         return min(filter(None, map(self._seconds_left, self.open_waits(kind))), default=0.0)
 
     def _seconds_left(self, wait: Wait) -> float:
@@ -270,7 +263,7 @@ class Desk:
         return max((datetime.fromisoformat(wait.checks_at) - self.controller.now()).total_seconds(), 0.0)
 
     def disk_problem(self) -> str | None:
-        """Return why runs/ cannot be written; None if it can."""
+        """Return why runs/ is not writable; None if it is."""
         path = self.ledger.runs_dir / PROBE_NAME
         try:
             write_atomically(path, bytes(_PROBE_BYTES))
@@ -279,23 +272,22 @@ class Desk:
             return f"cannot write to {path.parent}: {error.strerror or error}"
         return None
 
-    def own(self) -> list[Record]:
-        """Return the night's closed experiments."""
-        return self.state.own(self.ledger.records())
+    def closed(self) -> list[Record]:
+        return self.state.closed(self.ledger.records())
 
     def campaign(self) -> Campaign:
-        """Return the campaign. EngineError if a commit of the user's has no valid train.toml: the night waits."""
+        """Return the campaign. Raises EngineError, a reason to wait, if a user's commit has no valid train.toml."""
         try:
             return self.controller.campaign()
         except UsageError as error:
             raise EngineError(str(error)) from None
 
     def runs(self) -> list[Record]:
-        """Return the night's experiments that are decided or in flight."""
-        return [*decided(self.own()), *self.controller.in_flight]
+        """Return the night's decided and running experiments."""
+        return [*decided(self.closed()), *self.controller.in_flight]
 
     def runs_left(self) -> float:
-        """Return how many runs the night can still start; infinite without --experiments and --hours."""
+        """Return the number of runs that the night can still start; infinite without --experiments and --hours."""
         most, usable = self.state.request.experiments, self.usable_seconds()
         in_time = math.inf
         if not math.isinf(usable):
@@ -303,8 +295,7 @@ class Desk:
         return in_time if most is None else min(most - len(self.runs()), in_time)
 
     def usable_seconds(self) -> float:
-        """Return the seconds until the deadline, less those of the runs of --certify in all slots; infinite without
-        --hours."""
+        """Return the seconds until the deadline, minus the time of --certify; infinite without --hours."""
         deadline, num_runs = self.state.deadline, 2 * (self.state.request.certify or 0)
         if deadline is None:
             return math.inf
@@ -312,9 +303,9 @@ class Desk:
         return (deadline - self.controller.now()).total_seconds() - certificate_seconds
 
     def run_seconds(self) -> float:
-        """Return the expected time of the next run: the median of the last three, the budget before there is one."""
-        seconds = [r.result.total_seconds for r in self.own() if r.result and r.result.evaluation]
-        # One slow run alone does not begin the night's last runs.
+        """Return the expected seconds of the next run: the low median of the last three, or else the budget."""
+        seconds = [r.result.total_seconds for r in self.closed() if r.result and r.result.evaluation]
+        # A single slow run does not start the final check runs.
         return median_low(seconds[-3:]) if seconds else self.bench.rules.budget_seconds
 
     def stage(self, num_queued: int = 0) -> Stage:
@@ -324,21 +315,21 @@ class Desk:
         return next_stage(len(runs) + num_queued, num_last, self.runs_left() - num_queued, self.executor.num_slots)
 
     def num_free(self) -> int:
-        """Return how many runs can begin: none in a slot, or on a node, that lost one, until its next try."""
+        """Return the number of free slots. A slot or node that lost a run is avoided until its next try."""
         self.executor.avoided = {wait.place for wait in self.open_waits("run") if self._seconds_left(wait)}
         return self.executor.num_free
 
     def is_spent(self) -> bool:
-        """Return True if the night's proposals have cost --max-cost, by their agents' own figures."""
+        """Return True if the reported cost of the proposals has reached --max-cost."""
         most, dollars = self.state.request.max_cost, night_cost(self.state, self.ledger).dollars
         return most is not None and dollars is not None and dollars >= most
 
     def stop_rule(self) -> Stop | None:
-        """Return the first rule by which nothing new begins; None to go on."""
-        request, own, seconds = self.state.request, self.own(), self.run_seconds()
-        num_without = num_since_keep(own)
-        crashes = [*takewhile(lambda record: record.status == Verdict.CRASH, reversed(by_end(own)))]
-        if request.experiments is not None and len(decided(own)) >= request.experiments:
+        """Return the first stop rule that applies, or None."""
+        request, closed, seconds = self.state.request, self.closed(), self.run_seconds()
+        num_without = num_since_keep(closed)
+        crashes = [*takewhile(lambda record: record.status == Verdict.CRASH, reversed(by_end(closed)))]
+        if request.experiments is not None and len(decided(closed)) >= request.experiments:
             return Stop(f"{request.experiments} experiments are done")
         if self.usable_seconds() < seconds:
             certificate = " and the certificate" if request.certify else ""
@@ -346,14 +337,14 @@ class Desk:
             return Stop(f"{hours}{certificate}")
         if request.plateau is not None and num_without >= request.plateau:
             return Stop(f"plateau: nothing kept in {num_without} experiments")
-        judgements = (record.judgement for record in reversed(decided(own)))
-        standing = next((each.standing for each in judgements if each and each.standing), None)
+        judgements = (record.judgement for record in reversed(decided(closed)))
+        standing = next((j.standing for j in judgements if j and j.standing), None)
         if request.until is not None and standing is not None:
             bound = standing.incumbent - Z95 * standing.incumbent_sd
             if bound >= request.until:
                 cause = f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)"
                 return Stop(cause)
-        if self.is_spent() and not self.state.pending:  # what is paid for is run
+        if self.is_spent() and not self.state.pending:  # proposals that were paid for run first
             cost = night_cost(self.state, self.ledger).text("dollars")
             return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost}")
         if (num_crashes := num_incidents(crashes)) >= MAX_CRASHES:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, percent
 from nightshift.campaign.results import UNDECIDED, Row, column_of, decisions_text
 
@@ -64,7 +63,6 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("verdict", row.verdict or UNDECIDED),
         ("outcome", _NO_GRADIENT if training and training.outcome is Outcome.NO_GRADIENT else None),
         ("why", row.why),
-        ("prediction", compare_prediction(record) if proposal.prediction else None),
         *((name, None if value is None else form(value)) for name, value, form in times),
         ("run", f"{row.number:04d}"),
         ("starts", record.starts),

@@ -67,7 +67,7 @@ def test_an_agent_that_behaves_and_has_no_sandbox(root: Path) -> None:
     assert [notes(root, n) for n in range(1, 5)] == [""] * 4
     briefs = [kept_by_agent(root, call, "brief") for call in range(3)]
     assert all(len(brief) <= MAX_CHARACTERS for brief in briefs)
-    assert "The mean measured score of the baseline is " in briefs[0]
+    assert "estimated score of the baseline " in briefs[0]
     assert "LESSON" not in briefs[0]  # the baseline teaches nothing
     assert "\nLESSON 0002: <" in briefs[2]
     assert "call 0 tries another rate" in briefs[1]
@@ -89,7 +89,7 @@ def test_the_night_goes_on_whatever_the_agent_edits(root: Path) -> None:
     assert "already tried in experiment 0002" in notes(root, 3)
     assert notes(root, 4) == ""
     [wait] = state(root)["waits"]
-    assert wait["cause"] == "python: no proposal: exit code 1; its last words: stand-in: cannot go on"
+    assert wait["cause"] == "python: no proposal: exit code 1; the last words: stand-in: cannot go on"
     assert (wait["kind"], wait["num_checks"]) == ("agent", 2)
     assert "this machine is ready" not in stderr  # no failure of ours
 
@@ -115,7 +115,7 @@ def test_the_night_goes_on_whatever_the_agent_leaves_in_its_clone(root: Path) ->
     assert "train.toml cannot be read: No such file" in notes(root, 3)
     assert "results.tsv: dropped" in notes(root, 3)
     causes = [wait["cause"] for wait in state(root)["waits"]]
-    assert any(f"no end after {LIMIT_SECONDS:.0f} s: stopped" in cause for cause in causes), causes
+    assert any(f"stopped after {LIMIT_SECONDS:.0f} s, the time limit" in cause for cause in causes), causes
     clone = "refused: python: {} in the agent's clone {}"
     assert clone.format(60 * "d", "")[:50] in notes(root, 4)
     assert "File name too long" in notes(root, 4)
@@ -136,7 +136,7 @@ def test_a_program_that_asks_or_fails_in_any_language_or_is_killed_is_asked_agai
     assert state(root)["refusals"] == []
     assert "proposal refused" not in stderr
     question, german = (wait["cause"] for wait in state(root)["waits"])
-    words = "its last words: Which of the two files do you mean?"
+    words = "the last words: Which of the two files do you mean?"
     assert question == f"python: no proposal: {words}"
     assert words in kept_by_agent(root, 1, "brief"), "nobody told the agent that nobody answers"
     assert "exit code 137" in german

@@ -220,7 +220,7 @@ def renewed(user: User, sandbox: str, python: str) -> str:
 @pytest.mark.slow
 def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_not(user: User) -> None:
     preset = PRESETS["claude"]
-    flags = shlex.split(preset.command.replace("{own}", preset.own[1]))[1:]
+    flags = shlex.split(preset.command.replace("{sandbox}", preset.sandbox_options[1]))[1:]
     assert flags[-1] == '{"sandbox":{"enabled":false}}'
     assert f"read planted {{'model': 'mine'}} {flags}" in renewed(user, "bwrap", user.python)
 

@@ -87,7 +87,7 @@ def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, wha
         "0001",
         "this machine may fall asleep",
         "the night stops ",
-        "a line an experiment",
+        "per experiment: ",
     )
     told = [line for line in stderr.splitlines() if not line.startswith(others)]
     assert len(told) == 1, stderr

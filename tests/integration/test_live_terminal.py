@@ -140,10 +140,10 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
     command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(asked)]
     terminal = Terminal(command, root, TMPDIR=str(root.parent / "temporary"))
     program = Path(sys.executable).name
-    ticks(terminal, f"{program} is at work on experiment 0002,")
-    assert re.search(r"is at work on experiment 0002, \d+ s of at most 500 s", terminal.text)
+    ticks(terminal, f"{program} is working on experiment 0002,")
+    assert re.search(r"is working on experiment 0002, \d+ s of at most 500 s", terminal.text)
     terminal.press(CTRL_C)
-    terminal.shows("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
+    terminal.shows("Ctrl-C: finishing the runs in flight, then stopping; press Ctrl-C again to stop now")
     assert terminal.finish() == ExitCode.MEASURED
     assert (problems(root), leftovers(root)) == ([], [])  # no clone of the agent is left either
 

@@ -202,7 +202,7 @@ def test_a_night_that_was_killed_can_be_stopped(root: Path) -> None:
     assert code == 0, stderr
     assert "is over" in stdout
     assert [r.failure for r in records(root)] == [None, *[Failure.INTERRUPTED] * 2]
-    assert nightshift(root, "night", "--stop")[1] == "nothing of a night is left here\n"
+    assert nightshift(root, "night", "--stop")[1] == "no night to stop\n"
 
 
 @pytest.mark.slow
@@ -320,5 +320,5 @@ def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> 
 
 def test_a_search_refuses_a_direction_which_it_cannot_read(root: Path) -> None:
     code, _, stderr = whole_night(root, agent="tpe", direction="only the rate, please", experiments=2)
-    assert (code, "--direction: tpe reads no text. Write --only KEYS, or name an agent." in stderr) == (2, True)
+    assert (code, "--direction: tpe cannot read a text. Use --only KEYS, or name an agent." in stderr) == (2, True)
     assert not (root / "runs" / "night.json").exists()

@@ -82,7 +82,7 @@ def test_a_night_whose_command_is_missing_does_not_begin(root: Path) -> None:
     assert (code, stdout) == (2, "")
     assert stderr == (
         "--notify 'no-such-program': no program 'no-such-program' on PATH. "
-        "Install it, give its path, or leave --notify out.\n"
+        "Install the program, give its path, or omit --notify.\n"
     )
     assert not (root / "runs" / "night.json").exists()
 

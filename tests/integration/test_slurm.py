@@ -245,7 +245,7 @@ def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cl
     baseline, *waited = records(root)  # one, or more where the machine was slow to hear of STOP
     assert baseline.failure is None
     assert {r.failure for r in waited} == {Failure.INTERRUPTED}
-    assert "its job still waited when the night ended" in stdout + str(records(root)[-1].judgement)
+    assert "its job was still queued when the night ended" in stdout + str(records(root)[-1].judgement)
     assert cluster.ask("squeue", "-h") == ""
 
 

@@ -45,6 +45,6 @@ def test_what_the_strategist_asks_for_is_implemented_and_what_came_is_told_in_a_
 @pytest.mark.slow
 def test_without_a_hypothesis_there_is_no_edit(root: Path) -> None:
     _, stderr = good_night(root, agent="team:true,true", sandbox="none", experiments=3, waits=2.0)
-    words = "team:true,true: no proposal: its last words: none; ends when team:true,true answers; next check at"
+    words = "team:true,true: no proposal: the last words: none; ends when team:true,true answers; next check at"
     assert re.search(f"^waiting since .*: {words}", stderr, re.MULTILINE)
     assert {record.proposal.proposer for record in records(root)[1:]} == {FILL}

@@ -78,8 +78,10 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "| trainer.optim.lr: baseline 6e-7, incumbent 3e-6, best by difference 3e-6\n| 6e-7 | 1 | 35.0 % | 0 ",
         f"the standard deviation of the difference is {100 * 2**0.5 * standing.run_sd:.1f} pp",
         "The night has 1.5 h left, enough for 9 more runs, this one included.",
-        "\nThe incumbent, which is the baseline with the kept changes:\n| 0005 set trainer.optim.lr = 3e-6.\n",
-        "The mean measured score of the incumbent is unknown: no run had exactly its config.\n",
+        "\nThe incumbent: the baseline with the kept changes, most certain first:\n| gain +",
+        " over the baseline (estimated scores ",
+        "\n| 0005 effect +",
+        "confirmed: trainer.optim.lr = 3e-6\n",
         f"The rules multiply a value: {rates[3]}.\n",
         "| 0007 (also re-testing 0006): 0.00 0.10 0.20 0.30 0.40 0.50 0.60 0.70 0.80 0.90\n| 0008: 0.00 ",
         "Health of experiment 0008, the last one:\n| entropy fell\n",
@@ -87,8 +89,8 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "| The 40 hardest are worst.\n",
         "Your notes, from an earlier call:\n| the batch is next\n",
         "| trainer.optim.betas1 = 0.9 (number at least 0, below 1)\n",
-        "| autoresearch/earlier kept trainer.optim.lr 2e-6 -> 5e-6; its effect there was +",
-        "| autoresearch/earlier rejected orchestrator.group_size 4 -> 2; its effect there was -",
+        "| autoresearch/earlier kept trainer.optim.lr 2e-6 -> 5e-6; effect +",
+        "| autoresearch/earlier rejected orchestrator.group_size 4 -> 2; effect -",
         "| 0008: trainer.optim.lr 3e-6 -> 9e-6 | bolder | predicted +5 pp\n",
         *("\nHYPOTHESIS: <", "\nMECHANISM: <", "\nREFUTED BY: <", "\nOUTCOME 0008: <", "\nLESSON 0008: <"),
     )
@@ -101,17 +103,16 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
     assert len(brief) <= MAX_CHARACTERS
 
 
-def test_a_score_is_the_mean_of_all_runs_of_exactly_that_config(tmp_path: Path) -> None:
+def test_before_a_keep_the_brief_has_the_estimated_score_of_the_baseline(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     tell(ledger, {}, 0.35)
     baseline = compose(context_after(ledger))
-    assert "| Nothing is kept yet.\n| The mean measured score of the baseline is 35.0 % (runs: 1).\n" in baseline
-    absent = ("Leave the approach", "mean measured score of the incumbent", "LESSON", "direction", "Scores by key")
+    assert "\n| nothing is kept; estimated score of the baseline 35.0 %\n" in baseline
+    absent = ("Leave the approach", "LESSON", "direction", "Scores by key")
     assert not [words for words in absent if words in baseline]
     tell(ledger, {LR: 3e-6}, 0.60)
     tell(ledger, {}, 0.58, description="incumbent again")
     brief = compose(context_after(ledger))
-    assert "The mean measured score of the incumbent is 59.0 % (runs: 2).\n" in brief
     assert " | 40 | re-run: the baseline, 0002\n" in brief
     assert "LESSON 0003" not in brief  # nothing new was tried
     assert "The night has no limit of hours.\n" in brief
@@ -226,7 +227,7 @@ DIRECTION = "only trainer.scheduler\n| no rider\nRefine what worked"
 def test_the_direction_is_the_first_section_of_every_brief(tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6"], direction=DIRECTION)
     section = (
-        "then end.\n\nThe user's direction for this night; stay within it, whatever else stands below:\n"
+        "then end.\n\nThe user's direction for this night; stay within it, whatever the text below says:\n"
         "> only trainer.scheduler\n> | no rider\n> Refine what worked\n\n"
     )
     asked = Answer(None, Proposal(description="raise lr"))

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.records import Action, Change, Decision, Record, Run, Stage, prediction_in
 from nightshift.campaign.results import Counts, decisions_text, kept_by_records, standing_text
-from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, Failure
 from nightshift.night.observers import experiment_line
@@ -57,17 +55,6 @@ def test_final_check_runs_that_differ_from_the_estimate_are_the_gain() -> None:
     assert re.search(
         rf"^gain -5\.0 ± \d+\.\d pp over .+ by 0003, 0005\. {sentence}$", standing_text(standing, folded(records).kept)
     )
-
-
-def test_the_predictions_of_an_agent_that_is_exactly_right_compare_with_the_effect_as_estimated_now() -> None:
-    records = judged([0.5 + 0.015 * number for number in range(10)], RuleConstants(), 1319)
-    campaign = folded(records)
-    for record in records[2:8]:
-        now = campaign.effect_now(record)
-        assert record.decision.effect < 0.007
-        assert 0.01 < now.mean < 0.015
-        text = compare_prediction(replace(record, prediction="+1.5 pp"), now)
-        assert re.fullmatch(rf"expected \+1\.5 pp, measured .+ pp, effect now {re.escape(str(now))}", text)
 
 
 def test_before_the_baseline_nothing_is_believed_and_before_a_keep_there_is_no_gain() -> None:

@@ -296,7 +296,7 @@ def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(controller:
 def test_last_words_of_an_agent_are_no_sign_that_it_was_stopped(controller: Controller, clock: Clock) -> None:
     class Talker(Thinker):
         def answer(self, context: Context) -> Answer:
-            return Answer(None, cause="talker: exit code 1; its last words: I stopped with the night")
+            return Answer(None, cause="talker: exit code 1; the last words: I stopped with the night")
 
     proposer = Talker(clock, 10.0)
     _, stop, _ = a_night(controller, Timed(1, clock), proposer, hours=1)

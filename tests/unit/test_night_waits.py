@@ -130,7 +130,7 @@ def test_a_night_ends_and_certifies_nothing_while_another_branch_is_checked_out(
     executor = Watched(clock, controller, switch)
     _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), hours=1, certify=1)
     assert stop.cause.startswith("1 hours are over")
-    assert load(controller.ledger).certificate == f"not certified: main is checked out in place of {CAMPAIGN}"
+    assert load(controller.ledger).certificate == f"not certified: main is checked out instead of {CAMPAIGN}"
 
 
 def test_a_measuring_file_that_changes_during_the_baseline_ends_the_night(controller, clock, monkeypatch) -> None:
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_until_after_the_hours_loses_no_result(controller: C
         _, stop, sent = a_locked_night(controller, executor, proposer, hours=1, certify=1)
     assert clock.now >= 6_000.0, "a result waits until the disk can be written"
     assert stop.cause.startswith("1 hours are over")
-    assert load(controller.ledger).certificate == "not certified: the hours left are too few for its 2 runs"
+    assert load(controller.ledger).certificate == "not certified: too few hours are left for 2 runs"
     assert [event for event, _ in sent.events].count("end") == 1
     assert not [record.why for record in controller.ledger.records() if record.failure]
 
@@ -176,7 +176,7 @@ def test_a_wait_of_a_killed_night_ended_with_it(controller: Controller, clock: C
     clock.now += 25_000.0
     [wait] = begin(NightRequest("stand-in"), controller).waits
     assert datetime.fromisoformat(wait.ended) == killed
-    assert f"going on with the night of {state.started}" in controller.reporter.notes
+    assert f"resuming the night of {state.started}" in controller.reporter.notes
 
 
 @pytest.mark.parametrize("begins", [1_005.0, 1_190.0])
@@ -219,8 +219,8 @@ def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controll
     assert CAMPAIGN not in Repo(root).branches()
 
 
-QUESTION = Availability(Meaning.NO_EDIT, "its last words: Which file do you mean?")
-GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; its last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
+QUESTION = Availability(Meaning.NO_EDIT, "the last words: Which file do you mean?")
+GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; the last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
 LIMIT = Availability(Meaning.LIMIT, "You've hit your session limit · resets 5:07am (UTC)")
 
 
@@ -293,7 +293,7 @@ def test_no_wait_for_an_agent_outlasts_the_last_question(controller: Controller,
     records, campaign = controller.ledger.records(), controller.campaign()
     assert [record.run.changes for record in records[-4:]] == [(), (), campaign.kept, campaign.kept]
     baselines, incumbents = (", ".join(f"{100 * r.score:.1f}" for r in pair) for pair in (records[-4:-2], records[-2:]))
-    line = f"last runs:    incumbent {incumbents} %; baseline {baselines} %\n"
+    line = f"final checks: incumbent {incumbents} %; baseline {baselines} %\n"
     assert line in summary(night.state, records, campaign, controller.now())
     [wait] = night.state.waits
     assert wait.seconds(controller.now()) < 3 * RUN_SECONDS
@@ -425,7 +425,7 @@ def test_only_the_slot_that_lost_a_run_pauses_and_no_other_run_is_lost(controlle
     assert len(lost) < 6, "each pause is longer than the one before"
     first = controller.ledger.run_dir(lost[0].number)
     cause = f"experiment {lost[0].number:04d} was lost on slot 1 (runs/{first.name}/worker.log): the worker returned no"
-    assert any(cause in line and "ends when a run on slot 1 comes to its end" in line for line in waited(controller))
+    assert any(cause in line and "ends when a run on slot 1 ends normally" in line for line in waited(controller))
     begins = sorted(executor.begins[f] for f, place in executor.places.items() if place == "slot 2" and f != first)
     assert max(late - early for early, late in itertools.pairwise(begins)) <= RUN_SECONDS + 60.0, "slot 2 paused"
     assert made.state.waits[0].ended is not None
@@ -444,7 +444,7 @@ def test_a_run_that_was_killed_for_lack_of_memory_is_tried_once_more(controller:
     executor.mended, executor.how = 1e9, "killed by SIGKILL for lack of memory (oom_kill)"
     controller = replace(controller, reporter=controller.reporter)
     a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=9, riders=0)
-    text = "infrastructure lost its run 2 times: the worker returned no result: killed by SIGKILL for lack of memory"
+    text = "its run was lost 2 times: the worker returned no result: killed by SIGKILL for lack of memory"
     ours = [record for record in controller.ledger.records() if record.failure is Failure.INFRASTRUCTURE]
     tried = Counter(record.config_hash for record in ours)
     assert max(tried.values()) <= 2

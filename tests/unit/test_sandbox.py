@@ -84,7 +84,7 @@ def test_of_a_users_script_the_file_is_shown_and_of_the_checkouts_python_no_libr
     assert places == {root / ".venv/bin/python": ("--symlink", str(python)), **bound(python, script)}
     inside = program(root / "agent.py")
     for command in (f"python {inside}", str(inside)):
-        with pytest.raises(UsageError, match="lies where no agent may look"):
+        with pytest.raises(UsageError, match="is in a folder that is hidden from agents"):
             shown(command, root / ".venv/bin", (root,))
 
 
@@ -150,9 +150,9 @@ def folder_as_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        (folder_as_link, "behind a link"),
+        (folder_as_link, "has a symbolic link"),
         (lambda path: path.unlink(), "No such file"),
-        (lambda path: path.write_bytes(b'{"tokens": {}, "apiKeyHelper": "evil"}'), "its keys are others"),
+        (lambda path: path.write_bytes(b'{"tokens": {}, "apiKeyHelper": "evil"}'), "the keys differ"),
         (lambda path: path.write_bytes(b"[" * 200_000), "."),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(tmp_
     before = CODEX.copy_in(environ, inside)
     spoil(inside / ".codex/auth.json")
     (note,) = CODEX.take_back(environ, inside, before)
-    assert note.startswith("the .codex/auth.json that it left was not taken back: ")
+    assert note.startswith("the agent's .codex/auth.json was not copied back: ")
     assert "\n" not in note
     assert re.search(cause, note), note
     own = tmp_path / "home/.codex"
@@ -175,7 +175,7 @@ def test_a_token_that_the_user_renewed_meanwhile_or_did_not_have_is_left_alone(t
     (inside / ".codex/auth.json").write_bytes(RENEWED)
     own.write_bytes(b'{"tokens": 7}')
     (note,) = CODEX.take_back(environ, inside, before)
-    assert "has changed meanwhile" in note
+    assert "changed meanwhile" in note
     assert own.read_bytes() == b'{"tokens": 7}'
     own.unlink()
     before = CODEX.copy_in(environ, tmp_path / "another")
@@ -187,7 +187,7 @@ def test_a_variable_that_you_name_goes_in_and_one_that_is_not_set_is_refused() -
     environ = {"HF_TOKEN": "t", "GH_TOKEN": "g", "ANTHROPIC_API_KEY": "a"}
     assert login_of("claude", environ, ["HF_TOKEN"]).chosen(environ) == {"HF_TOKEN": "t", "ANTHROPIC_API_KEY": "a"}
     assert login_of("my own", environ, ["GH_TOKEN"]).chosen(environ) == {"GH_TOKEN": "g"}
-    with pytest.raises(UsageError, match=r"^--agent-env HF_TOKE: no such variable is set\. Export it\.$"):
+    with pytest.raises(UsageError, match=r"^--agent-env HF_TOKE: this variable is not set\. Export HF_TOKE\.$"):
         login_of("claude", environ, ["HF_TOKE"])
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from nightshift.agents.agent import complete
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.notebook import MAX_BYTES, compare_prediction, entry, notebook, predicted
+from nightshift.agents.notebook import MAX_BYTES, entry, notebook
 from nightshift.agents.team import TeamProposer, implementation, members, reflection, strategy
 from nightshift.campaign.records import Action, Change, Cost, Decision, Judgement, Proposal, Record, Run
 from nightshift.errors import UsageError
@@ -31,29 +31,6 @@ def judged(effect: float, stderr: float = 0.005, measured: float | None = None, 
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("+1.0 pp", 0.01),
-        ("about -1.5 percentage points, at most", -0.015),
-        ("better", None),
-        (None, None),
-        ("9" * 400 + " pp", 9.99),
-    ],
-)
-def test_a_prediction_is_read_where_it_names_a_number(text: str | None, found: float | None) -> None:
-    assert predicted(text) == (None if found is None else pytest.approx(found))
-
-
-def test_a_prediction_stands_beside_what_was_measured_and_the_effect() -> None:
-    record = judged(0.031, 0.022 / 1.96, measured=0.075)
-    line = "expected +5 pp, measured +7.5 pp, effect +3.1 ± 2.2 pp"
-    assert compare_prediction(replace(record, prediction="+5 pp, as in 0002")) == line
-    assert compare_prediction(replace(record, prediction="better")) == ""
-    crash = a_record(number=2, parent=1, status="crash", judgement=Judgement(why="loss is nan"))
-    assert compare_prediction(replace(crash, prediction="+5 pp")) == ""
-
-
-@pytest.mark.parametrize(
     ("name", "found"),
     [
         ("team:claude,codex", ["claude", "codex"]),
@@ -68,7 +45,7 @@ def test_a_team_has_two_members(name: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["team:", "team:claude", "team:a,b,c", "team:,b", "team:'a,b"])
 def test_another_number_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"Write two: --agent team:claude,codex\."):
+    with pytest.raises(UsageError, match=r"Name two: --agent team:claude,codex\."):
         members(name)
 
 
@@ -108,7 +85,7 @@ def test_a_hypothesis_is_not_paid_twice_while_its_implementer_cannot_be_asked(tm
 
 def test_a_notebook_of_many_experiments_is_within_its_bound(tmp_path: Path) -> None:
     campaign = context_of(tmp_path).campaign
-    many = SimpleNamespace(decided=campaign.decided * 30, effect_now=campaign.effect_now)
+    many = SimpleNamespace(decided=campaign.decided * 30)
     assert MAX_BYTES - 3_000 < len(notebook(many).encode()) <= MAX_BYTES + 1_000
 
 
