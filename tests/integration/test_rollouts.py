@@ -329,7 +329,9 @@ def test_tools_are_called_and_their_errors_are_answers(open_: Open, word: str, s
     assert told(episodes, "tool_calls") == [1] * NUM
     assert told(episodes, "tool_errors") == [errors] * NUM
     (note,) = environment.scorer.notes
-    assert note.startswith("each rollout starts 1 tool server(s): a step of 256 rollouts takes 13 minutes of a core.")
+    assert note.startswith(
+        "each rollout starts 1 tool server(s). A step of 256 rollouts takes 13 core minutes for this."
+    )
 
 
 @pytest.mark.parametrize(

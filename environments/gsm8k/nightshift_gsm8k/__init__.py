@@ -1,4 +1,4 @@
-"""GSM8K for Nightshift: `data` and `scoring` import nothing heavy; the verifiers taskset loads on first use."""
+"""GSM8K for Nightshift. `data` and `scoring` import nothing heavy; the taskset is imported on first use."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """A verifiers v0 environment (`load_environment`) of one question and one answer as a v1 taskset.
 
-Its prompts become tasks. An answer is scored by its own `rollout` and rubric, in which the answer stands for the model.
+The prompts become tasks. The environment's own rollout and rubric score an answer: the answer replaces the model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _answer: contextvars.ContextVar[str] = contextvars.ContextVar("answer")
 
 
 def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the spec of a v1 package for an imported one: for a v0 environment, of a new package whose
-    taskset is around `load_environment(**args)`."""
+    """Return name and spec of a v1 package for an imported package.
+
+    For a v0 environment: a new module, whose taskset wraps `load_environment(**args)`.
+    """
     module = sys.modules[name]
     if not hasattr(module, "load_environment") or _has_taskset(module):
         return name, spec
@@ -36,7 +38,7 @@ def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
 
 
 def _load(module: ModuleType, args: Mapping[str, Any]) -> Any:
-    """Return a v0 environment. Refused for one that asks a sandbox's or a model's server while it is made."""
+    """Return a v0 environment. Refused if its creation needs a sandbox or another model."""
     try:
         return module.load_environment(**args)
     except Exception as error:
@@ -54,7 +56,7 @@ def _has_taskset(module: ModuleType) -> bool:
 
 
 def _check(name: str, env: Any) -> None:
-    """Refused for what the adapter cannot carry."""
+    """Raise Refused for an environment that the adapter does not support."""
     import verifiers.legacy as v0
 
     kind = type(env).__name__
@@ -73,7 +75,7 @@ def _check(name: str, env: Any) -> None:
 
 
 def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
-    """Return the taskset of a v0 environment."""
+    """Return the taskset class of a v0 environment."""
     from verifiers.legacy.clients import resolve_client
     from verifiers.legacy.types import ClientConfig, Response, ResponseMessage
 
@@ -93,11 +95,11 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
         row: dict[str, Any]
 
     class V0Task(vf.Task[V0Data]):
-        """The reward of a row's rubric."""
+        """A row with the reward of the rubric."""
 
         @vf.reward
         async def rubric(self, trace: vf.Trace) -> float:
-            """Score the last reply as v0's own rollout does."""
+            """Score the last reply with v0's own rollout."""
             replies = trace.assistant_messages
             _answer.set((replies[-1].content or "") if replies else "")
             row = {**self.data.row, "example_id": self.data.idx or 0}
@@ -107,7 +109,7 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
             return float(state["reward"])
 
     class V0Taskset(vf.Taskset[V0Task, vf.TasksetConfig]):
-        """The rows of the training set, or of the evaluation set where there is no other."""
+        """The rows of the training set, or of the evaluation set if there is no training set."""
 
         def load(self) -> Iterator[V0Task]:
             """Yield a task for each row."""

@@ -1,4 +1,4 @@
-"""Tic-tac-toe for Nightshift: the game imports nothing heavy; the verifiers environment loads on first use."""
+"""Tic-tac-toe for Nightshift. The game imports nothing heavy; the taskset is imported on first use."""
 
 from typing import Any
 
