@@ -248,7 +248,7 @@ def test_a_scripted_user_asks_twice_and_two_evaluations_are_equal(open_: Open) -
         ("sleeps", "scoring timed out"),
         ("blocks", "Blocked: blocked the event loop for 10 s"),
         ("nan", "a reward is NaN"),
-        ("exits", "its process ended: exit code 7"),
+        ("exits", "the process ended: exit code 7"),
     ],
 )
 def test_a_fault_of_a_reward_is_named_and_the_other_examples_are_scored(open_, fault, cause, monkeypatch):
