@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nightshift_gsm8k.data import Example
-from nightshift_gsm8k.shared import Split, T, check_size, check_split, digest, distinct, generate, pick, question
+from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, pick, shuffled
 
 PROMPT_TOKENS = 448  # the 512 positions of the shipped model without its longest answer; no question needs as many
 
@@ -109,7 +109,7 @@ def load(split: Split, size: int, seed: int = 0) -> list[Example]:
 
 def messages(example: Example) -> list[dict[str, str]]:
     """Return the chat that asks the question."""
-    return question(example.question)
+    return [{"role": "user", "content": example.question}]
 
 
 def slices(example: Example) -> dict[str, str]:
@@ -134,18 +134,13 @@ def _draw(rng: random.Random) -> Problem:
         num_events, num_hard = _weighted(rng, _NUM_EVENTS), _weighted(rng, _NUM_HARD)
     pools = [HARD] * num_hard + [EASY if rng.random() < 0.5 else None for _ in range(num_events - num_hard)]
     events: list[Event] = []
-    for pool in _shuffled(rng, pools):
+    for pool in shuffled(rng, pools):
         sign = +1 if rng.random() < 0.5 else -1
         used = {event.container for event in events}
         container = pick(rng, [name for name in pool if name not in used]) if pool else None
         amount = CONTAINERS[container] if container else pick(rng, _SIZES)
         events.append(Event(sign, pick(rng, _VERBS[sign]), amount, container))
     return Problem(pick(rng, _NAMES), pick(rng, _ITEMS), pick(rng, _STARTS), tuple(events))
-
-
-def _shuffled(rng: random.Random, values: Sequence[T]) -> list[T]:
-    order = sorted((rng.random(), index) for index in range(len(values)))
-    return [values[index] for _, index in order]
 
 
 def _weighted(rng: random.Random, choices: Sequence[tuple[int, float]]) -> int:

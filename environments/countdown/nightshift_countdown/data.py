@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, pick, question
+from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, pick
 
 PROMPT_TOKENS = 448  # far more than any question needs
 
@@ -85,7 +85,7 @@ def load(split: Split, size: int, seed: int = 0) -> list[Example]:
 
 def messages(example: Example) -> list[dict[str, str]]:
     """Return the chat that asks the question."""
-    return question(example.question)
+    return [{"role": "user", "content": example.question}]
 
 
 def problems(split: Split, seed: int) -> Iterator[Problem]:

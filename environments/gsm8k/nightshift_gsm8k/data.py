@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift_gsm8k.shared import Split, check_size, check_split, folder_of, key_of, question, shuffled, write_data
+from nightshift_gsm8k.shared import Split, check_size, check_split, folder_of, key_of, shuffled, write_data
 
 INSTRUCTION = "Reason step by step, then end with a line `#### <number>` that gives only the final number."
 # Tokens that a prompt may need. The longest question has 985 characters in 183 words; the instruction and the chat
@@ -59,14 +60,15 @@ def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
         examples = official[:num_validation]
         if split == "train":
             held_out = {example.key for example in [*examples, *test]}
-            examples = shuffled((example for example in official if example.key not in held_out), seed)
+            examples = [example for example in official if example.key not in held_out]
+            examples = shuffled(random.Random(seed), examples)
     check_size(split, size, len(examples))
     return examples[:size]
 
 
 def messages(example: Example) -> list[dict[str, str]]:
     """Return the chat that asks the question."""
-    return question(f"{example.question}\n\n{INSTRUCTION}")
+    return [{"role": "user", "content": f"{example.question}\n\n{INSTRUCTION}"}]
 
 
 def slices(example: Example) -> dict[str, str]:

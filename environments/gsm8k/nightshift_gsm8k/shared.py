@@ -1,4 +1,4 @@
-"""What the packages of several environments share: names and sizes of splits, random numbers, folders of data."""
+"""What the packages of several environments share: lazy imports, splits, random numbers, folders of data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import hashlib
 import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
 Split = Literal["train", "validation", "test"]
@@ -16,16 +17,15 @@ Split = Literal["train", "validation", "test"]
 _SEED_WORDS: dict[str, str] = {"train": "train", "validation": "selection", "test": "sealed"}
 
 
-class Generated(Protocol):
-    """A generated problem."""
+def lazy(package: str, names: Sequence[str]) -> Callable[[str], Any]:
+    """Return the __getattr__ of a package that imports its module `taskset`, and so verifiers, on first use."""
 
-    @property
-    def split(self) -> Split:
-        """The only split that may contain this problem."""
-        ...
+    def get(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.taskset"), name)
 
-
-P = TypeVar("P", bound=Generated)
+    return get
 
 
 def digest(text: str) -> str:
@@ -55,14 +55,13 @@ def pick(rng: random.Random, values: Sequence[T]) -> T:
     return values[int(rng.random() * len(values))]
 
 
-def shuffled(examples: Iterable[T], seed: int) -> list[T]:
-    """Return examples in an order that `seed` fixes."""
-    rng = random.Random(seed)
-    return sorted(examples, key=lambda _: rng.random())
+def shuffled(rng: random.Random, values: Iterable[T]) -> list[T]:
+    """Return the values in random order."""
+    return sorted(values, key=lambda _: rng.random())
 
 
-def generate(draw: Callable[[random.Random], P], split: Split, seed: int) -> Iterator[P]:
-    """Yield endless problems of one split. Problems repeat."""
+def generate(draw: Callable[[random.Random], Any], split: Split, seed: int) -> Iterator[Any]:
+    """Yield endless problems whose `split` is the given split. Problems repeat."""
     rng = random.Random(int(digest(f"{_SEED_WORDS[split]} {seed}"), 16))
     while True:
         problem = draw(rng)
@@ -77,11 +76,6 @@ def distinct(problems: Iterator[T], identity: Callable[[T], Hashable], size: int
         problem = next(problems)
         first.setdefault(identity(problem), problem)
     return list(first.values())
-
-
-def question(text: str) -> list[dict[str, str]]:
-    """Return the chat that asks a question: one user message."""
-    return [{"role": "user", "content": text}]
 
 
 def folder_of(name: str, variable: str) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nightshift_gsm8k.shared import Split, check_size, check_split, folder_of, key_of, question, shuffled, write_data
+from nightshift_gsm8k.shared import Split, check_size, check_split, folder_of, key_of, shuffled, write_data
 
 from nightshift_math.scoring import extract_answer
 
@@ -70,7 +71,7 @@ def load(split: Split, size: int | None = None, seed: int = 0, levels: Sequence[
             cause = f"levels = {list(levels)} have {len(problems)} problems of {name} that can be used"
             raise ValueError(f"{cause}, and {least} are needed. Add levels")
     sets: dict[Split, list[Example]] = {
-        "train": shuffled(official[NUM_VALIDATION:], seed),
+        "train": shuffled(random.Random(seed), official[NUM_VALIDATION:]),
         "validation": official[:NUM_VALIDATION],
         "test": test[:NUM_VALIDATION],
     }
@@ -80,7 +81,7 @@ def load(split: Split, size: int | None = None, seed: int = 0, levels: Sequence[
 
 def messages(example: Example) -> list[dict[str, str]]:
     """Return the chat that asks the question."""
-    return question(f"{example.problem}\n\n{INSTRUCTION}")
+    return [{"role": "user", "content": f"{example.problem}\n\n{INSTRUCTION}"}]
 
 
 def slices(example: Example) -> dict[str, str]:

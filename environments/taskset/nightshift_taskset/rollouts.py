@@ -53,7 +53,8 @@ def environment_type(name: str, spec: Mapping[str, Any]) -> type[vf.Env[Any]]:
     timeout = agent_configs.TimeoutConfig(
         setup=SETUP_SECONDS, rollout=seconds, finalize=SCORING_SECONDS, scoring=SCORING_SECONDS
     )
-    fields: dict[str, Any] = {"timeout": (env_configs.TimeoutConfig, _episode_timeout(seconds))}
+    whole = env_configs.TimeoutConfig(episode=seconds + SETUP_SECONDS, finalize=SCORING_SECONDS)
+    fields: dict[str, Any] = {"timeout": (env_configs.TimeoutConfig, whole)}
     for seat, default in seats_of(name).items():
         changes = {
             "harness": loaders.harness_config_type(HARNESS)(id=HARNESS),
@@ -69,10 +70,6 @@ def environment_type(name: str, spec: Mapping[str, Any]) -> type[vf.Env[Any]]:
         """The package's Env with limits."""
 
     return BoundedEnv
-
-
-def _episode_timeout(seconds: float) -> env_configs.TimeoutConfig:
-    return env_configs.TimeoutConfig(episode=seconds + SETUP_SECONDS, finalize=SCORING_SECONDS)
 
 
 def open_environment(name: str, spec: Mapping[str, Any]) -> vf.Env[Any]:
