@@ -56,7 +56,7 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
         ("max_steps = 5\ntrainer.scheduler = {type = 'linear', decay_steps = 0}", "a warm-up of 10 steps never ends"),
         ("max_steps = 10\ntrainer.scheduler = {type = 'cosine', warmup_steps = 10}", "never ends within max_steps 10"),
         ("max_steps = 19\ntrainer.scheduler = {type = 'linear'}", "10 + decay_steps 10 exceed max_steps 19"),
-        ("max_steps = 40\ntrainer.scheduler = {type = 'linear', decay_steps = 1}", "divide by zero at its start"),
+        ("max_steps = 40\ntrainer.scheduler = {type = 'linear', decay_steps = 1}", "the schedule would divide by zero"),
         ("trainer.scheduler.type = 'cosine'", "ends at max_steps, which is not set"),
         ("trainer.scheduler = {type = 'linear', warmup_steps = 0, decay_steps = 0}", "both 0"),
         ("trainer.scheduler = {type = 'linear', decay_steps = 0, min_lr = 1e-3}", "min_lr 0.001 exceeds lr 3e-6"),

@@ -205,5 +205,5 @@ def test_args_that_an_environment_does_not_take_are_refused() -> None:
     with pytest.raises(UsageError, match=r'args has "level"\. Write some of: levels'):
         math(args={"level": 1})
     chosen = Chosen(environments=["gsm8k"], environment={"gsm8k": Table(args={"levels": [1]})})
-    with pytest.raises(UsageError, match=r'args has "levels"\. Leave args out: it takes none'):
+    with pytest.raises(UsageError, match=r'args has "levels"\. Delete args: there are no arguments'):
         rules_of(ROOT, chosen, "prime-rl", 2)
