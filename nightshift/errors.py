@@ -53,10 +53,7 @@ class ConfigError(UsageError):
 
 
 class EngineError(NightshiftError):
-    """Hardware or installation is missing or broken, so nothing was measured.
-
-    An error during an experiment is recorded with its `failure`.
-    """
+    """Hardware or installation is missing or broken. An error during an experiment is recorded with its `failure`."""
 
     exit_code = ExitCode.USAGE
 

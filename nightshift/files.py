@@ -29,9 +29,8 @@ T = TypeVar("T")
 class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """A JSON object for other programs: a record.json, or the output of a command with --json.
 
-    `kind` is the tag of the class. `version` is raised when a field is removed or changes its meaning; new fields may
-    appear at any time. Scores and differences of scores are fractions, seconds are wall-clock time, and null means "not
-    measured".
+    `kind` is the tag of the class. `version` changes if a field is removed or changes its meaning, but not for new
+    fields. Scores and differences of scores are fractions, seconds are wall-clock time, and null means "not measured".
     """
 
     version: Literal[4] = VERSION
@@ -91,8 +90,7 @@ def write_json(path: Path, value: Any) -> None:
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` at the end. After an error the folder is removed.
 
-    UsageError: `target` exists and is not an empty folder. EngineError: an OSError inside the context, so the caller
-    must handle errors of files that it reads.
+    UsageError: `target` exists and is not an empty folder. EngineError: an OSError inside the context.
     """
     target = target.absolute()  # `.` has no name
     if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
@@ -117,9 +115,8 @@ def disk_error(error: OSError, path: Path) -> EngineError:
 def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
     """Open a regular file for reading, or with "ab" for appending, without following a link or waiting for a pipe.
 
-    Raises:
-        OSError: FileNotFoundError or NotADirectoryError for a missing file, ELOOP for a link, EINVAL for anything else
-            that is not a regular file.
+    OSError: FileNotFoundError or NotADirectoryError for a missing file, ELOOP for a link, EINVAL for other kinds of
+    files.
     """
     return cast(BinaryIO, open(path, mode, opener=_open))
 
@@ -180,9 +177,9 @@ def read_json(path: Path | str, kind: type[T], fix: str, max_bytes: int = MAX_BY
 
 
 def read_rows(path: Path, kind: type[T], places: Iterable[int] | None = None) -> list[T]:
-    """Return the lines of a JSON lines file that are valid as `kind`, by default all of them, or those at `places`.
+    """Return the lines of a JSON lines file as `kind`, only those at `places` if given.
 
-    Invalid lines are left out, because a writer may be killed at any byte. A missing file has no lines.
+    Invalid lines and a missing file are ignored, because a writer may be killed at any byte.
     """
     rows = list[T]()
     with suppress(OSError):
@@ -222,9 +219,9 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_
 
 
 def remove_tree(path: Path, timeout_seconds: float | None = None) -> None:
-    """Remove a file or a tree of any depth, without an error for the rest. subprocess.TimeoutExpired after the timeout.
+    """Remove a file or a tree of any depth; shutil.rmtree is recursive. What cannot be removed is ignored.
 
-    shutil.rmtree is recursive, and fails for deep trees.
+    subprocess.TimeoutExpired: after the timeout.
     """
     if os.path.lexists(path):
         subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, timeout=timeout_seconds)

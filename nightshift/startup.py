@@ -27,14 +27,11 @@ def _refuse(problem: str) -> None:
 
 
 def begin() -> None:
-    """Prepare this process for the imports that follow. Older Pythons must be able to parse this file.
+    """Check this Python, and prepare the process for further imports. Older Pythons must be able to parse this file.
 
-    - Refuse a Python that is too old or that lacks a package.
-    - Ignore PYTHONPATH: `module load` on a cluster sets it to packages of another Python. The checkout comes last in
-    sys.path, so that no file at its top hides a library. - Block stop signals: threads that libraries start during
-    their import inherit the signal mask. cli/shell.py unblocks
-      the signals in the main thread.
-    - Collect garbage less often.
+    PYTHONPATH is ignored: `module load` on a cluster sets it to packages of another Python. The checkout comes last in
+    sys.path, so that no file at its top hides a library. Stop signals are blocked, because threads that libraries start
+    on import inherit the signal mask; cli/shell.py unblocks them in the main thread. Garbage is collected less often.
     """
     if sys.version_info < _OLDEST:
         _refuse(f"is Python {sys.version_info[0]}.{sys.version_info[1]}; Nightshift needs 3.11 or newer")

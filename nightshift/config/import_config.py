@@ -127,12 +127,9 @@ class Import:
 
 
 def merged(files: Sequence[tuple[str, bytes]]) -> bytes:
-    """Merge several configs, (name, bytes) each, as `rl @ base.toml @ overlay.toml` does: a later file replaces keys
-    and whole lists of an earlier file.
-
-    The keys of a trainer.toml or an orchestrator.toml are put below that table. A single whole config is returned as it
-    is, with its comments. ConfigError: a file is not TOML.
-    """
+    """Merge configs, (name, bytes) each, as `rl @ base.toml @ overlay.toml` does: a later file replaces keys and whole
+    lists. The keys of a trainer.toml or an orchestrator.toml are put below that table. A single whole config is
+    returned as it is, with its comments. ConfigError: a file is not TOML."""
     import tomlkit
 
     tree = dict[str, Any]()

@@ -30,10 +30,8 @@ _WIDE = 10.0  # a parameter whose high / low reaches this is searched on a log s
 
 
 def keys_with(losses: Sequence[LossRules], selected: Value = None) -> Iterator[Key]:
-    """Yield the keys of the allow-list with the names of these losses, and with their parameters.
-
-    `selected`: yield the parameters of this loss only.
-    """
+    """Yield the keys of the allow-list with the names of these losses, and with their parameters, or with those of the
+    loss `selected` only."""
     for key in KEYS:
         if key.path == LOSS:
             names = (*key.choices, *(loss.name for loss in losses))

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -43,7 +42,6 @@ ANY_MODEL = "any"
 ROLLOUT_ENGINE = "prime-rl"  # plays episodes of several turns
 _TOOL_PARSERS = {"qwen": "hermes"}  # vLLM's tool parser by a part of the model's name
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of an environment; part of the names of its package and of the rules
-_LIBRARIES = ("prime_rl", "torch", "verifiers", "vllm")  # a package of the same name would hide the library
 _TAKEN = ("agg", "eval", "incumbent", "strict")  # prefixes of other scores and rewards
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -332,8 +330,9 @@ def _check_loss_packages(losses: Sequence[LossRules], environments: Sequence[Env
     folders = {e.taskset.module if e.taskset else e.package: f"environment {e.name}" for e in environments}
     for loss in losses:
         module = loss.import_path.partition(".")[0]
-        is_library = module.startswith("nightshift") or module in sys.stdlib_module_names or module in _LIBRARIES
-        other = "a library's name" if is_library else folders.setdefault(module, loss.folder)
+        other = (
+            "a package of Nightshift" if module.startswith("nightshift") else folders.setdefault(module, loss.folder)
+        )
         if other != loss.folder:
             cause = f"{RULES_NAME}: [loss.{loss.name}]: the name of the package {module} of {loss.folder} is taken"
             raise UsageError(f"{cause}: {other}", "Rename the package.")

@@ -203,9 +203,6 @@ def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str
         raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", fix)
     try:
         lines = source.decode().split("\n")
-        if lines[0].startswith("\ufeff"):
-            cause = f"{name}:1: the file begins with a byte order mark (BOM)"
-            raise ConfigError(cause, "Save it as UTF-8 without BOM.")
         for number, line in enumerate(lines, 1):
             if len(line) > MAX_LINE:
                 cause = f"{name}:{number}: {len(line):,} characters on one line"
@@ -261,15 +258,12 @@ def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
-    """Return a train.toml with other values, and with the same comments and order.
+    """Return a train.toml with other values, and with the same comments and order. ConfigError: source or result is
+    refused.
 
     An empty line separates an added key from the key above, so that `git revert` can undo one of the two changes.
-    ABSENT removes a key with the comment on its line. None writes "None", or removes the key if its default is None.
-    {} switches a table on.
-
-    Raises:
-        ConfigError: the source or the result is refused.
-        KeyError: a key is not open.
+    ABSENT removes a key with the comment on its line. None writes "None", or removes a key whose default is None
+    (KeyError: the key is not open). {} switches a table on.
     """
     import tomlkit  # slow to import, and only proposers need it
 

@@ -82,10 +82,8 @@ class Episode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The OpenAI-compatible server of a trained policy.
-
-    `tick`: called every second with the number of finished episodes. Raises EngineError when the run's time is over.
-    """
+    """The OpenAI-compatible server of a trained policy. `tick` gets the number of finished episodes every second, and
+    raises EngineError when the run's time is over."""
 
     base_url: str
     model: str
@@ -370,10 +368,8 @@ def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, .
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call a package's code, and raise its errors as EngineError.
-
-    The message of a ValueError that the package raises is the message. Any other error gets file and line.
-    """
+    """Call a package's code, and raise its errors as EngineError: a ValueError of the package with its own message, any
+    other error with its file and line."""
     try:
         return function(*arguments, **named)
     except NightshiftError:  # also Interrupted

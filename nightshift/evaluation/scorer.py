@@ -69,11 +69,8 @@ class TaskExample:
 
 
 class Played(msgspec.Struct):
-    """The result of an episode for the seat that scores.
-
-    One of the first three fields is set: an episode that `failed` scores 0; `refused` ends the run. `text`: the
-    conversation.
-    """
+    """The result of an episode for the seat that scores. One of the first three fields is set: an episode that `failed`
+    scores 0, `refused` ends the run. `text`: the conversation."""
 
     score: Fraction | None = None
     failed: str | None = None
@@ -275,10 +272,8 @@ class Scorer:
         return value
 
     def _receive(self, seconds: float, request: Mapping[str, Any] | None, is_online: bool = False) -> _Reply:
-        """Return the reply to a request; for None the next reply to the last request.
-
-        _Failed without a reply in time; EngineError if the taskset is refused.
-        """
+        """Return the reply to a request; for None the next reply to the last request. _Failed without a reply in time;
+        EngineError if the taskset is refused."""
         if self._group is None:
             self._start(is_online)
         deadline = time.monotonic() + seconds
