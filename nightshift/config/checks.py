@@ -70,22 +70,22 @@ def read_values(tree: Mapping[str, Any], most: int | None = None) -> tuple[dict[
 def _walk(node: Mapping[str, Any], path: Path, values: dict[str, Value]) -> Iterator[Problem]:
     """Fill `values` from a table, in file order, and yield the problems."""
     for name, value in node.items():
-        here = (*path, name)
-        dotted = ".".join(here)
+        place = (*path, name)
+        dotted = ".".join(place)
         key = find_key(dotted) if is_name(name) else None  # a name in quotes may contain a dot
         if isinstance(value, dict) and is_name(name) and (key.kind is Kind.TABLE if key else is_inner(dotted)):
             if key is not None:
                 values[dotted] = {}
-            yield from _walk(value, here, values)
+            yield from _walk(value, place, values)
         elif key is not None:
             try:
-                values[dotted] = accept(key, value, here)
+                values[dotted] = accept(key, value, place)
             except ConfigError as error:
-                yield Problem(here, value, error.cause, error.fix)
+                yield Problem(place, value, error.cause, error.fix)
         elif is_name(name) and is_inner(dotted):
-            yield from _no_table(here, value, values)
-        elif value != {} or lock(here) or not any(word.startswith(f"{dotted}.") for word in FORMER):
-            yield from _not_open(here, value, values)  # an empty table of another version is ignored
+            yield from _no_table(place, value, values)
+        elif value != {} or lock(place) or not any(word.startswith(f"{dotted}.") for word in FORMER):
+            yield from _not_open(place, value, values)  # an empty table of another version is ignored
 
 
 def tables_of(value: Any) -> list[dict[str, Any]]:

@@ -319,9 +319,9 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         comment = "of this checkout: prompts and rewards may differ from the imported"
         settings["environments"] = tomlkit.item(names).comment(comment)
     numbers = [(key, at(imported.tree, path)) for key in GPU_KEYS for path in CARRIED[key]]
-    wanted = [f"{key} = {number}" for key, number in numbers if type(number) is int and number > 1]
-    if wanted:
-        notes.append(f"GPUs: write {', '.join(wanted)} into {RULES_NAME} if this machine has as many")
+    gpus = [f"{key} = {number}" for key, number in numbers if type(number) is int and number > 1]
+    if gpus:
+        notes.append(f"GPUs: write {', '.join(gpus)} into {RULES_NAME} if this machine has as many")
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
         settings.update({"model": model, "revision": revision or ""})

@@ -435,8 +435,8 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
     if not any(metadata.distributions(name="verifiers")):
         raise UsageError(f"{where} needs verifiers, which is not installed", "Run: uv sync --extra verifiers")
     parsers = [parser for family, parser in _TOOL_PARSERS.items() if family in model.lower()]
-    own = {field.name: getattr(table, field.name) for field in fields(TasksetRules)[2:]}
-    rules = TasksetRules(module, place, **own | {"tool_parser": table.tool_parser or "".join(parsers)})
+    settings = {field.name: getattr(table, field.name) for field in fields(TasksetRules)[2:]}
+    rules = TasksetRules(module, place, **settings | {"tool_parser": table.tool_parser or "".join(parsers)})
     rules.place(root)  # raises if the package is not installed
     return rules, ["verifiers", *requires]
 

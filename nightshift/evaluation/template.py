@@ -74,12 +74,12 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
         texts_of = {"an empty text": [""] * len(examples), "its answer": [example.answer for example in examples]}
         if rules.is_game:  # the answer of an opening is its value, not a move
             del texts_of["its answer"]
-        for what, texts in texts_of.items():
+        for label, texts in texts_of.items():
             began = clock()
             scores = [_score(environment, example, text) for example, text in zip(examples, texts, strict=True)]
             milliseconds = 1000 * (clock() - began) / len(scores)
-            shown = f" ({clean(texts[0], 60)!r})" if texts[0] else " (the task has none)" * (what == "its answer")
-            yield f"{what}{shown}: score {fmean(scores):.3f} over {len(scores)} tasks, {milliseconds:.1f} ms each"
+            shown = f" ({clean(texts[0], 60)!r})" if texts[0] else " (the task has none)" * (label == "its answer")
+            yield f"{label}{shown}: score {fmean(scores):.3f} over {len(scores)} tasks, {milliseconds:.1f} ms each"
         if scorer and (failures := scorer.failures()):
             raise UsageError(f"{name}: {failures}", _FIX)
     finally:

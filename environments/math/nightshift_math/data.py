@@ -62,10 +62,10 @@ def load(split: Split, size: int | None = None, seed: int = 0, levels: Sequence[
         raise ValueError(f"levels = {levels!r} is not a list of levels. Write some of [1, 2, 3, 4, 5]")
     _check_math_verify()
     examples, public = _read(), {*MATH_500.read_text().split()}
-    known = {example.key for example in examples if example.split == "test"}
+    test_keys = {example.key for example in examples if example.split == "test"}
     examples = [e for e in examples if e.level in levels and len(e.problem.encode()) <= MAX_PROBLEM_BYTES]
     test = _in_shares([e for e in examples if e.split == "test" and e.key not in public])
-    official = _in_shares([e for e in examples if e.split == "train" and e.key not in known])
+    official = _in_shares([e for e in examples if e.split == "train" and e.key not in test_keys])
     for name, problems, least in (("test", test, NUM_VALIDATION), ("train", official, 2 * NUM_VALIDATION)):
         if len(problems) < least:
             cause = f"levels = {list(levels)} have {len(problems)} problems of {name} that can be used"
@@ -99,9 +99,9 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
         _read()
         return
     examples = [_example(split, *row) for split in NUM_OFFICIAL for row in _rows(source, split)]
-    for split, wanted in NUM_OFFICIAL.items():
-        if (number := sum(example.split == split for example in examples)) != wanted:
-            raise ValueError(f"{source}: {split} has {number} problems, MATH has {wanted}. {_FIX}")
+    for split, size in NUM_OFFICIAL.items():
+        if (number := sum(example.split == split for example in examples)) != size:
+            raise ValueError(f"{source}: {split} has {number} problems, MATH has {size}. {_FIX}")
     examples.sort(key=lambda example: (example.split, example.key, example.answer))
     content = "".join(json.dumps(asdict(example)) + "\n" for example in examples).encode()
     folder, sha256 = folder_of("math", ENV_VAR), hashlib.sha256(content).hexdigest()

@@ -151,8 +151,8 @@ def check(task: vf.Task[Any], spec: Mapping[str, Any]) -> None:
         raise Refused(f"{kind.__name__} needs a container: {task.data.image}. {_NO_BOX}")
     rewards, several = task.hooks("reward"), spec["max_turns"] > 1
     for function in (*rewards, *task.hooks("metric")):
-        wanted = inspect.signature(function).parameters.get("runtime")
-        if wanted is not None and wanted.default is inspect.Parameter.empty:
+        parameter = inspect.signature(function).parameters.get("runtime")
+        if parameter is not None and parameter.default is inspect.Parameter.empty:
             raise Refused(f"{kind.__name__}.{function.__name__} needs a runtime, which is a container. {_NO_BOX}")
     if not (rewards or several):  # an Env of its own may record them
         raise Refused(f"{kind.__name__} has no reward. Mark a method of it with @vf.reward.")
@@ -248,15 +248,15 @@ def split(
 
 def reward_of(task: vf.Task[Any], text: str) -> float:
     """Return the task's own reward for a trace of its prompt and one answer. Errors of the reward are passed on."""
-    asked = [_MESSAGES[message["role"]](content=message["content"]) for message in chat(task)]
-    messages = [*asked, vf.AssistantMessage(content=text)]
+    prompt = [_MESSAGES[message["role"]](content=message["content"]) for message in chat(task)]
+    messages = [*prompt, vf.AssistantMessage(content=text)]
     origin = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     trace: Any = vf.Trace(
         task=origin,
         agent=AgentInfo(config=vf.AgentConfig()),
         verifiers=VersionInfo(version=""),  # by default each trace starts a git process to find the commit
         nodes=[
-            vf.MessageNode(parent=index - 1 if index else None, message=message, sampled=index == len(asked))
+            vf.MessageNode(parent=index - 1 if index else None, message=message, sampled=index == len(prompt))
             for index, message in enumerate(messages)
         ],
         is_completed=True,

@@ -46,8 +46,8 @@ def _load(module: ModuleType, args: Mapping[str, Any]) -> Any:
         is_model = type(error).__module__.startswith("openai")
         if not is_model and "sandbox_env.py" not in files:
             raise
-        what = f"{'another model' if is_model else 'a sandbox'} ({type(error).__name__})"
-        raise Refused(f"{module.__name__} is a v0 environment with {what}. {_FIX}") from None
+        reason = f"{'another model' if is_model else 'a sandbox'} ({type(error).__name__})"
+        raise Refused(f"{module.__name__} is a v0 environment with {reason}. {_FIX}") from None
 
 
 def _has_taskset(module: ModuleType) -> bool:
@@ -63,8 +63,8 @@ def _check(name: str, env: Any) -> None:
     has_tools = isinstance(env, v0.ToolEnv) or bool(getattr(env, "tool_defs", None))
     if has_tools or not isinstance(env, v0.SingleTurnEnv):
         others = "several environments" if isinstance(env, v0.EnvGroup) else "several turns"
-        what = "tools" if has_tools else others
-        raise Refused(f"{name} is a v0 environment with {what} ({kind}). {_FIX}")
+        reason = "tools" if has_tools else others
+        raise Refused(f"{name} is a v0 environment with {reason} ({kind}). {_FIX}")
     rubrics = [env.rubric]
     for rubric in rubrics:  # which grows
         rubrics += getattr(rubric, "rubrics", ())
@@ -116,8 +116,8 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
             rows = env.get_dataset() if env.dataset_source or env.dataset is not None else env.get_eval_dataset()
             for index, row in enumerate(rows):
                 row = {key: value for key, value in row.items() if value is not None and key != "example_id"}
-                asked = row["prompt"]
-                prompt = asked if isinstance(asked, str) else [parse_message(message) for message in asked]
+                text = row["prompt"]
+                prompt = text if isinstance(text, str) else [parse_message(message) for message in text]
                 answer = row.get("answer", "")
                 data = V0Data(idx=index, prompt=prompt, row=row, answer=answer if isinstance(answer, str) else "")
                 yield V0Task(data, self.config.task)

@@ -33,8 +33,8 @@ def documents(seed: int) -> Iterator[list[tuple[str, str]]]:
         while moves(board):
             player = mover(board)
             cell = _chosen(board, rng)
-            asked = written(board)
-            chats[player].append((asked if chats[player] else f"You are {player}: {asked}", cell))
+            question = written(board)
+            chats[player].append((question if chats[player] else f"You are {player}: {question}", cell))
             board = play(board, cell)
         yield from (chat for chat in chats.values() if chat)
         yield from (_lesson(rng) for _ in range(LESSONS))

@@ -45,12 +45,12 @@ def elo(scores: Sequence[Mapping[str, float]]) -> float | None:
 def elo_stderr(scores: Sequence[Mapping[str, float]]) -> float | None:
     """Return the standard error of the rating by bootstrap over the openings; None if too few samples have a rating."""
     rng = random.Random(0)
-    drawn = [elo([scores[int(rng.random() * len(scores))] for _ in scores]) for _ in range(_NUM_RESAMPLES)]
-    known = [value for value in drawn if value is not None]
-    if len(known) < _NUM_RESAMPLES // 2:
+    samples = [elo([scores[int(rng.random() * len(scores))] for _ in scores]) for _ in range(_NUM_RESAMPLES)]
+    ratings = [value for value in samples if value is not None]
+    if len(ratings) < _NUM_RESAMPLES // 2:
         return None
-    mean = sum(known) / len(known)
-    return math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
+    mean = sum(ratings) / len(ratings)
+    return math.sqrt(sum((value - mean) ** 2 for value in ratings) / (len(ratings) - 1))
 
 
 class WorstCase:

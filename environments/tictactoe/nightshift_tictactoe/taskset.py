@@ -80,15 +80,15 @@ class TicTacToeEnv(vf.Env[TicTacToeConfig]):
             match = practice(example, self.config.played_by, SEATS.index(opening.seat), random.getrandbits(64))
             if is_self or match.ask() is not None:
                 break  # otherwise the player of the pool won before the trained seat moved: draw another game
-        asked = vf.Task(vf.TaskData(idx=opening.idx, prompt=None))
+        turn_task = vf.Task(vf.TaskData(idx=opening.idx, prompt=None))
         seats: dict[bool, vf.Interaction] = {}
         # The trained seat's interaction closes first, so its trace is the first of the episode.
-        async with AsyncExitStack() as others, AsyncExitStack() as own:
+        async with AsyncExitStack() as others, AsyncExitStack() as trained:
             while (chat := match.ask()) is not None:
                 is_other = match.is_other_asked
                 if is_other not in seats:
-                    agent, stack = (agents.opponent, others) if is_other else (agents.agent, own)
-                    seats[is_other] = await stack.enter_async_context(agent.interaction(asked))
+                    agent, stack = (agents.opponent, others) if is_other else (agents.agent, trained)
+                    seats[is_other] = await stack.enter_async_context(agent.interaction(turn_task))
                 segment = await seats[is_other].turn(chat[-1]["content"])
                 match.answer(segment.last_reply)
         if False in seats:
