@@ -183,9 +183,9 @@ def _take_over(key: Key, value: Any, values: dict[str, Value]) -> str:
     return f"Write {key.leaf.replace(ANY, 'NAME')} = {value_text(written)} {where}"
 
 
-# -- rules between keys ------------------------------------------------------------------------------- Only rules that
-# the trl engine needs, or that prevent a change without an effect. On the worker, prime-rl's own classes refuse more
-# combinations of keys before anything starts.
+# -- rules between keys -------------------------------------------------------------------------------
+# Only rules that the trl engine needs, or that prevent a change without an effect: prime-rl's own classes refuse more
+# combinations of keys on the worker, before anything starts.
 
 Broken = tuple[str, ...]  # the message after `key = value`, the fix, and the paths of the keys that the rule involves
 Resolved = Mapping[str, Any]

@@ -316,7 +316,7 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
             cause = f"environment {clean(name, 80)} is not in environments/"
             notes.append(f"{cause}; docs/environments.md describes how to add an environment")
     if names and not notes:
-        comment = "of this checkout: prompts and rewards may differ from the imported"
+        comment = "of this checkout: its prompts and rewards may differ"
         settings["environments"] = tomlkit.item(names).comment(comment)
     numbers = [(key, at(imported.tree, path)) for key in GPU_KEYS for path in CARRIED[key]]
     gpus = [f"{key} = {number}" for key, number in numbers if type(number) is int and number > 1]

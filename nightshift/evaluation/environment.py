@@ -33,7 +33,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Protocol
@@ -234,17 +234,12 @@ class VerifiersTaskset(Environment):
     def __init__(self, rules: EnvironmentRules, root: Path) -> None:
         super().__init__(rules, root)
         assert rules.taskset is not None
-        spec = {
+        spec = asdict(rules.taskset) | {
             "place": str(rules.taskset.place(root)),
             "path": [str(path) for path in (*rules.taskset.beside(root), *(root / name for name in TASKSET_FOLDERS))],
             "args": rules.args,
-            "reward_range": rules.taskset.reward_range,
             "num_validation": rules.num_validation,
             "num_train": rules.num_train,
-            "max_turns": rules.taskset.max_turns,
-            "episode_seconds": rules.taskset.episode_seconds,
-            "seat": rules.taskset.seat,
-            "tool_parser": rules.taskset.tool_parser,
         }
         self.scorer: Scorer = Scorer(rules.name, root / PROCESS, spec)
 

@@ -465,7 +465,7 @@ def test_import_sets_keys_at_the_top_of_rules_toml_only(checkout: Path, tmp_path
     (checkout / "their_env" / "__init__.py").touch()
     mine = '\n[environment.mine]\npackage = "their_env"\nnum_validation = 5\n[environment.mine.args]\nmodel = "mine"\n'
     theirs = 'model = "Qwen/Qwen2.5-0.5B-Instruct"\nrevision = "7ae557604adf67be50417f59c2c2f167def9a775"\n'
-    gsm8k = 'environments = ["gsm8k"] # of this checkout: prompts and rewards may differ from the imported\n'
+    gsm8k = 'environments = ["gsm8k"] # of this checkout: its prompts and rewards may differ\n'
     old = 'environments = [\n    "countdown",  # model = "x"\n]\nmodel = ""\n'
     for before, after in (
         (f"# [a comment\n{old}{mine}", f"# [a comment\n{gsm8k}{theirs}{mine}"),
