@@ -157,9 +157,8 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
         path = path or tuple(key.path.split("."))
         fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
         if key.kind is Kind.TABLE:
-            fix = (
-                f"To switch it on, write [{'.'.join(path)}]" + f'; to switch it off, {path[-1]} = "None"' * key.nullable
-            )
+            off = f'; to switch it off, write {path[-1]} = "None"' if key.nullable else ""
+            fix = f"To switch it on, write [{'.'.join(path)}]{off}"
         raise ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
     if key.kind is Kind.LIST and value != "None":
         return tuple(sorted(value))  # the order has no meaning

@@ -358,7 +358,6 @@ def test_a_limit_that_is_not_allowed_is_left_out(factor: str, max_inflight: int 
     [
         (b'[model]\nname = "x"\n', "x has no key that"),
         (b"\xff", "not UTF-8 text. Name a config file"),
-        (b"\xef\xbb\xbfseq_len = 512\n", "x:1: the file begins with a"),
     ],
 )
 def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes, cause: str) -> None:

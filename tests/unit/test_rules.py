@@ -192,7 +192,7 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
     ("text", "expected"),
     [
         ("environments = [", "rules.toml: "),
-        ("environmens = []", "unknown field `environmens`. Write environments = "),
+        ("environmens = []", "unknown field `environmens`. Correct it: comments"),
         ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Did you mean "gsm8k"?'),
         (
             'environments = ["../x"]',

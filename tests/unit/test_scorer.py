@@ -239,7 +239,7 @@ def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
         ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:10). Correct the package"),
         (
             {"lacks": True},
-            "ModuleNotFoundError: No module named 'no_such_module' (nightshift_taskset/tasks.py:12). Install what",
+            "ModuleNotFoundError: No module named 'no_such_module' (nightshift_taskset/tasks.py:12). Install the",
         ),
         (
             {"offline": True},
