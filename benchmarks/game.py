@@ -40,7 +40,7 @@ def say(policy: Any, end: int, prompts: list[list[int]]) -> list[Sample]:
 
 def ratings_of_sets(policy: Any, tokenizer: Any) -> list[dict[str, float]]:
     """Elo by several sets of training openings, with what it claims to be its standard error; CPU seconds."""
-    (game,) = environment.load(ROOT, [EnvironmentRules("tictactoe", NUM_OPENINGS, is_game=True)])
+    (game,) = environment.load(ROOT, [EnvironmentRules("tictactoe", NUM_OPENINGS, needs=("gsm8k",), is_game=True)])
     assert isinstance(game, environment.Game)
     openings, found = game.examples("train"), []
     for start in range(0, len(openings) - NUM_OPENINGS + 1, NUM_OPENINGS):

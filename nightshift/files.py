@@ -1,5 +1,4 @@
-"""Files that are replaced whole or not at all, whatever kills their writer; and files that are read though anybody
-may have put anything in their place."""
+"""Write files atomically, even if the writer is killed, and read files that may have been replaced by anything."""
 
 import errno
 import json
@@ -20,18 +19,18 @@ import psutil
 
 from nightshift.errors import EngineError, UsageError
 
-MAX_BYTES = 64 * 1024 * 1024  # of a file that is read whole: a sparse file of a terabyte costs its writer nothing
-VERSION: Literal[4] = 4  # of each Document
+MAX_BYTES = 64 * 1024 * 1024  # limit of a file that is read whole: a sparse file may have a terabyte
+VERSION: Literal[4] = 4  # of every Document
 _NAME = re.compile(r"\.(.+?)\.(\d{1,9})\.[0-9a-f]{16}\.tmp")
 _NESTED = "it is nested too deeply"
 T = TypeVar("T")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """A JSON object that other programs read: a record.json, or what a command prints with --json.
+    """A JSON object for other programs: a record.json, or the output of a command with --json.
 
-    `kind` is the tag of the class. `version` rises when a name goes or changes its meaning; names may be added. Scores
-    and differences of scores are fractions, seconds are wall-clock time, and null is "not measured".
+    `kind` is the tag of the class. `version` changes if a field is removed or changes its meaning, but not for new
+    fields. Scores and differences of scores are fractions, seconds are wall-clock time, and null means "not measured".
     """
 
     version: Literal[4] = VERSION
@@ -43,15 +42,15 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A new name beside `path` for a file that is renamed to `path` once it is whole; `sweep_folder` knows the name."""
+    """Return a new path in the same folder for a temporary file, as `sweep_folder` expects it."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
-    """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
+    """Replace the content of `path`: write a temporary file, fsync, rename, fsync the folder.
 
-    Nobody can guess its name, and nothing is opened that lies there already. Without `sync` a loss of power may
-    bring back what was there before; a kill does not.
+    The name of the temporary file is random, and an existing file is never opened. Without `sync`, a loss of power (not
+    a kill) may restore the previous content.
     """
     temporary = temporary_beside(path)
     try:
@@ -68,9 +67,9 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 
 
 
 def as_json(value: Any) -> bytes:
-    """A dataclass, mapping or list as JSON, on one line.
+    """Return a dataclass, mapping or list as JSON on one line.
 
-    A lone surrogate, which stands for a byte of a file name or argument that is no UTF-8, becomes a question mark.
+    A lone surrogate becomes a question mark: Python uses surrogates for bytes of file names that are not UTF-8.
     """
     try:
         return msgspec.json.encode(value)
@@ -80,7 +79,7 @@ def as_json(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A value `as_json` in a file, whole or not at all. EngineError when the disk refuses."""
+    """Write a value as JSON, atomically. EngineError if the disk refuses."""
     try:
         write_atomically(path, as_json(value) + b"\n")
     except OSError as error:
@@ -89,20 +88,19 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `target` when all went well, and is gone where not, or with the next try.
+    """Yield a temporary folder that becomes `target` at the end. After an error the folder is removed.
 
-    UsageError where something lies there already but an empty folder. EngineError when the disk refuses: who reads
-    other files meanwhile says himself what those refuse.
+    UsageError: `target` exists and is not an empty folder. EngineError: an OSError inside the context.
     """
     target = target.absolute()  # `.` has no name
     if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
-        raise UsageError(f"{target} holds something already", "Name a new folder: --output DIR.")
+        raise UsageError(f"{target} exists and is not an empty folder", "Name a new folder: --output DIR.")
     partial = target.with_name(f".{target.name}.tmp")
     try:
-        remove_tree(partial)  # left by a kill
+        remove_tree(partial)  # of a killed process
         partial.mkdir(parents=True)
         yield partial
-        partial.rename(target)  # takes the place of an empty one
+        partial.rename(target)  # replaces an empty folder
     except OSError as error:
         raise disk_error(error, target) from None
     finally:
@@ -110,15 +108,15 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def disk_error(error: OSError, path: Path) -> EngineError:
-    """One line for what the disk refused."""
+    """Return the error for a write that the disk refused."""
     return EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space or fix its permissions.")
 
 
 def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
-    """A regular file, opened for reading or with "ab" to be added to. Never follows a link, never waits for a pipe.
+    """Open a regular file for reading, or with "ab" for appending, without following a link or waiting for a pipe.
 
-    Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
-    is no regular file.
+    OSError: FileNotFoundError or NotADirectoryError for a missing file, ELOOP for a link, EINVAL for other kinds of
+    files.
     """
     return cast(BinaryIO, open(path, mode, opener=_open))
 
@@ -127,17 +125,17 @@ def _open(name: Path | str, flags: int) -> int:
     try:
         descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # the kernel's words for it are "Too many levels of symbolic links"
+        if error.errno == errno.ELOOP:  # the kernel's text is "Too many levels of symbolic links"
             raise OSError(errno.ELOOP, "it is a symbolic link", os.fspath(name)) from None
         raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file", os.fspath(name))
+    raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(name))
 
 
 def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of a regular file. Raises OSError as `open_regular`, and EFBIG for more than `max_bytes`."""
+    """Return the bytes of a regular file. OSError as in `open_regular`, and EFBIG for more than `max_bytes`."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > max_bytes:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes", os.fspath(path))
@@ -146,7 +144,7 @@ def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
 
 @contextmanager
 def nesting_limit() -> Iterator[None]:
-    """Raise ValueError where JSON or TOML that is parsed or written is nested too deeply for Python's stack."""
+    """Raise ValueError if JSON or TOML is nested too deeply for Python's stack."""
     try:
         yield
     except RecursionError:
@@ -154,21 +152,21 @@ def nesting_limit() -> Iterator[None]:
 
 
 def parse_json(data: bytes | str, kind: type[T]) -> T:
-    """Return the value of a JSON text, checked against `kind`. ValueError if the text is no such JSON."""
-    try:  # a context manager takes longer than the parsing of a short line
+    """Return the value of a JSON text as `kind`. ValueError if the text is not valid."""
+    try:  # not nesting_limit: a context manager is slower than parsing a short line
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
         raise ValueError(_NESTED) from None
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """Return the tables of a TOML text. ValueError if the text is no TOML."""
+    """Return the tables of a TOML text. ValueError if the text is not TOML."""
     with nesting_limit():
         return tomllib.loads(data.decode())
 
 
 def read_json(path: Path | str, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:
-    """What a JSON file holds, checked against `kind`; None where there is none. UsageError, with `fix`, if damaged."""
+    """Return the value of a JSON file as `kind`; None if there is no file. UsageError with `fix` for a damaged file."""
     try:
         return parse_json(read_file(path, max_bytes), kind)
     except (FileNotFoundError, NotADirectoryError):
@@ -179,8 +177,10 @@ def read_json(path: Path | str, kind: type[T], fix: str, max_bytes: int = MAX_BY
 
 
 def read_rows(path: Path, kind: type[T], places: Iterable[int] | None = None) -> list[T]:
-    """The lines of a JSON lines file that are a `kind`, only those at `places` if given. Others are left out, and so is
-    a file that cannot be read: who writes it may be killed at any byte."""
+    """Return the lines of a JSON lines file as `kind`, only those at `places` if given.
+
+    Invalid lines and a missing file are ignored, because a writer may be killed at any byte.
+    """
     rows = list[T]()
     with suppress(OSError):
         lines = read_file(path).split(b"\n")
@@ -191,13 +191,13 @@ def read_rows(path: Path, kind: type[T], places: Iterable[int] | None = None) ->
 
 
 def apply_umask(folder: Path) -> None:
-    """Give the files of a folder that this process made the mode that the umask allows: safetensors writes 0600."""
+    """Give the files of a folder the mode that the umask allows, because safetensors writes files with mode 0600."""
     for path in folder.iterdir():
         path.chmod(folder.stat().st_mode & 0o666)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was renamed in `folder` survive a loss of power."""
+    """Sync a folder, so that renames in it survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -206,10 +206,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_mine: bool = False) -> None:
-    """Delete the temporary files that killed writers left in `folder`; of these `names` only, if given.
+    """Delete the temporary files of killed writers in a folder, by default all of them, or those of `names`.
 
-    Where the folder `is_only_mine`, those of the living too: a worker whose controller is dead is about to die,
-    and the dead have a process id until their parent takes note.
+    `is_only_mine`: also delete files of running processes. A worker without a controller is about to exit, and a zombie
+    still has a process id.
     """
     for path in folder.glob(".*.tmp"):
         match = _NAME.fullmatch(path.name)
@@ -219,15 +219,15 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_
 
 
 def remove_tree(path: Path, timeout_seconds: float | None = None) -> None:
-    """Remove what stands at `path`, of any depth: shutil.rmtree recurses. What refuses to go is left.
+    """Remove a file or a tree of any depth; shutil.rmtree is recursive. What cannot be removed is ignored.
 
-    Raises subprocess.TimeoutExpired.
+    subprocess.TimeoutExpired: after the timeout.
     """
     if os.path.lexists(path):
         subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, timeout=timeout_seconds)
 
 
 def free_disk_gb(path: Path) -> float:
-    """Free space, in 1e9 bytes, of the file system where `path` is or would be created."""
+    """Return the free space, in units of 1e9 bytes, of the file system of `path`, which need not exist."""
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     return shutil.disk_usage(existing).free / 1e9

@@ -4,13 +4,14 @@ import gc
 import os
 import sys
 
-_GC_OBJECTS = 100_000  # between two searches for garbage: thousands of modules and records are none
+_GC_OBJECTS = 100_000  # new objects between two garbage collections: modules and records are not garbage
 _OLDEST = (3, 11)
-_UV_SETTINGS = ("UV_FROZEN", "UV_LOCKED", "UV_NO_SYNC")  # they need a uv.lock, which is not in git, or install nothing
+_UV_SETTINGS = ("UV_FROZEN", "UV_LOCKED", "UV_NO_SYNC")  # need a uv.lock, which is not in git, or install nothing
 
 
 def is_own(folder: str) -> bool:
-    """True if a folder of sys.path holds this Python's libraries. A prefix may be /usr, where other folders lie too."""
+    """Return whether a folder of sys.path contains this Python's libraries. A prefix may be /usr, with other
+    folders."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     prefixes = (sys.prefix, sys.base_prefix)
     names = {os.path.join(prefix, lib, version) for prefix in prefixes for lib in ("lib", sys.platlibdir)}
@@ -18,7 +19,7 @@ def is_own(folder: str) -> bool:
 
 
 def _refuse(problem: str) -> None:
-    """Print in one line the problem of this Python and the command that solves the problem; exit with code 2."""
+    """Print the problem of this Python and the command to run, in one line. Exit with code 2."""
     settings = [f"-u {name}" for name in _UV_SETTINGS if name in os.environ]
     command = " ".join([*(["env", *settings] if settings else []), "uv run", os.path.basename(sys.argv[0])])
     sys.stderr.write(f"{sys.executable} {problem}. Run: {command} (to install uv: pip install uv)\n")
@@ -26,12 +27,11 @@ def _refuse(problem: str) -> None:
 
 
 def begin() -> None:
-    """Refuse a Python that is too old or lacks a package, import nothing from the folders of PYTHONPATH, let no thread
-    of a library receive a stop signal, and let Python search for garbage less often. Older Pythons parse this file.
+    """Check this Python, and prepare the process for further imports. Older Pythons must be able to parse this file.
 
-    `module load` on a cluster sets PYTHONPATH to packages of another Python. The checkout comes last, so that no file
-    at its top hides a library. Libraries start threads when they are imported: these inherit the signal mask.
-    cli/shell.py unblocks the signals in the main thread, where a signal of before then ends the command in one line.
+    PYTHONPATH is ignored: `module load` on a cluster sets it to packages of another Python. The checkout comes last in
+    sys.path, so that no file at its top hides a library. Stop signals are blocked, because threads that libraries start
+    on import inherit the signal mask; cli/shell.py unblocks them in the main thread. Garbage is collected less often.
     """
     if sys.version_info < _OLDEST:
         _refuse(f"is Python {sys.version_info[0]}.{sys.version_info[1]}; Nightshift needs 3.11 or newer")
@@ -41,13 +41,13 @@ def begin() -> None:
     foreign = {os.path.abspath(folder) for folder in value.split(os.pathsep)} if value else set()  # "": this folder
     kept = [folder for folder in sys.path if folder not in foreign or is_own(folder)]
     sys.path[:] = [*(folder for folder in kept if os.path.abspath(folder) != checkout), checkout]
-    import signal  # these import modules that such a folder may hold, too
+    import signal  # only now, because a folder of PYTHONPATH may contain modules that these import
     from importlib import metadata
 
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         for requirement in metadata.requires("nightshift") or ():
-            if ";" not in requirement:  # the others belong to extras
+            if ";" not in requirement:  # not of an extra
                 metadata.distribution(requirement.partition("==")[0])
     except metadata.PackageNotFoundError as error:
         _refuse(f"has no package {error.name}")

@@ -1,7 +1,7 @@
-"""What this process waits for, said by the code that waits; cli/progress.py shows it.
+"""What this process is waiting for. The code that waits reports it here, and cli/progress.py shows it.
 
-A process does one thing at a time, so nobody has to hand a terminal down to a lock, a download or an agent. Where
-nothing shows it, as in a worker, saying it costs nothing.
+The state is global, so that no terminal has to be passed to a lock, a download or an agent. In a worker nothing shows
+the state.
 """
 
 import time
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 from nightshift.text import clean
 
-waits: list[Callable[[], str]] = []  # what is waited for and how far it is, the innermost last
+waits: list[Callable[[], str]] = []  # descriptions with progress, the innermost wait last
 watchers: list[Callable[[], None]] = []  # called by `look`
 markers: list[Callable[[str, str, bool], None]] = []  # called by `mark`
 
 
 @contextmanager
 def waiting(what: str | Callable[[], str], at_most: float | None = None) -> Iterator[None]:
-    """Say what is waited for inside: in words, or by what has them anew each time. `at_most`: seconds, if any."""
+    """Report a wait inside the context: a text, or a function of the current text. `at_most`: limit in seconds."""
     began, most = time.monotonic(), "" if at_most is None else f" of at most {lasted(at_most)}"
 
     def describe() -> str:
@@ -32,20 +32,22 @@ def waiting(what: str | Callable[[], str], at_most: float | None = None) -> Iter
 
 
 def look() -> None:
-    """Show again how far it is. Call it now and then where a wait is long."""
+    """Update the shown progress. Long waits call this now and then."""
     for watcher in watchers:
         watcher()
 
 
 def mark(row: str, figure: str = "", is_shown: bool = True) -> None:
-    """Say that a row of proof.json begins (experiment/prove.py), or with a figure that it ends. `is_shown`: whether the
-    figure shows what the row is about."""
+    """Report that a row of proof.json starts (experiment/prove.py), or with a `figure` that the row is done.
+
+    `is_shown`: whether the figure proves the row's claim.
+    """
     for marker in markers:
         marker(row, figure, is_shown)
 
 
 def lasted(seconds: float) -> str:
-    """`34 s`, `12 min 5 s`, `1 h 3 min`."""
+    """Return `34 s`, `12 min 5 s` or `1 h 3 min`."""
     minutes, rest = divmod(max(int(seconds), 0), 60)
     if minutes < 20:
         return f"{60 * minutes + rest} s"

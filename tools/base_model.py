@@ -95,7 +95,7 @@ def rebuild(model: str, output: Path | None, num_steps: int | None) -> None:
     print(f"training {output}: its bytes belong to the rules, so the next experiment starts a new campaign")
     logging.disable_progress_bar()
     torch.manual_seed(SEED)
-    environment.load(ROOT, [EnvironmentRules(name, 0) for name in dict.fromkeys(recipe.environments)])
+    environment.load(ROOT, [EnvironmentRules(name, 0) for name in dict.fromkeys(("gsm8k", *recipe.environments))])
     tokenizer = _tokenizer(recipe)
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     sizes = MODEL | {"max_position_embeddings": recipe.max_position_embeddings}

@@ -1,6 +1,6 @@
-"""The keys of train.toml: allowlist.toml, the check of one value, defaults, and the spelling of values in messages.
+"""The keys of train.toml (allowlist.toml), the check of one value, defaults, and the spelling of values in messages.
 
-Paths are dotted names of the pinned prime-rl. In a row, "*" stands for one path segment that the user names.
+Paths are dotted names of the pinned prime-rl. In a row, "*" stands for one path segment that the user chooses.
 """
 
 import json
@@ -19,20 +19,20 @@ import msgspec
 
 from nightshift.errors import ConfigError
 
-# None is written "None" in train.toml, because TOML has no null. A dict is a table that switches something on: it is
-# empty, because the keys of the table are values of their own.
+# TOML has no null: train.toml has "None" for None. A dict is a table that switches a feature on. The dict is empty,
+# because the keys of the table are separate values.
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | dict[str, Any] | None
 
-SOURCE = "orchestrator.train.source"  # a list in prime-rl: its entries belong to the rules
+SOURCE = "orchestrator.train.source"  # a list in prime-rl, whose entries the rules fix
 CURRICULUM = f"{SOURCE}.curriculum"  # the open part of every entry
 OPPONENT = "orchestrator.train.opponent"
 RATIO = "orchestrator.train.ratio"
 LOSS = "trainer.loss.type"
-PARAMETERS = "trainer.loss.kwargs"  # of a loss that rules.toml offers
-IMPORT_PATH = "trainer.loss.import_path"  # locked: the engine writes it for such a loss
+PARAMETERS = "trainer.loss.kwargs"  # the parameters of a loss that rules.toml offers
+IMPORT_PATH = "trainer.loss.import_path"  # locked: the engine writes the path of such a loss
 ANY = "*"
 MAX_SUGGESTIONS = 3
-MAX_NUMBER = 1e15  # keeps huge integers out of float()
+MAX_NUMBER = 1e15  # float() fails for huge integers
 PRIME_RL = "prime-rl"
 OTHER_VERSION = "another version of prime-rl"
 
@@ -43,11 +43,11 @@ class Kind(StrEnum):
     BOOL = "boolean"
     CHOICE = "choice"
     LIST = "list"
-    TABLE = "table"  # its presence switches something on
+    TABLE = "table"  # a table that switches a feature on
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where random and tpe look for values of a key, a power of two by its exponent."""
+    """The values that random and tpe try for a key. A power of two is searched by its exponent."""
 
     scale: Literal["choice", "log", "linear", "power of two"] = "choice"
     low: float = 0.0
@@ -56,7 +56,7 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
-    """One row of allowlist.toml, which explains the fields at its head."""
+    """One row of allowlist.toml. The head of that file explains the fields."""
 
     meaning: str
     kind: Kind
@@ -92,7 +92,7 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         return self.path.rpartition(".")[0]
 
     def choices_of(self, engine: str) -> tuple[str, ...]:
-        """Return the texts that an engine can train with; "" is any engine."""
+        """Return the choices of an engine; "" for all choices."""
         return self.engine_choices.get(engine, self.choices)
 
     def allowed(self, engine: str = "") -> str:
@@ -112,7 +112,7 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keys that train.toml may not hold: their owner, the reason, and what the user does instead."""
+    """Keys that are not allowed in train.toml: their owner, the reason, and what to do instead."""
 
     owner: str
     reason: str
@@ -123,7 +123,7 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another format of configs: how `nightshift import` recognizes it, by any of `signs` or all of `needs`."""
+    """Another format of configs. `nightshift import` recognizes it by any of `signs`, or by all of `needs`."""
 
     name: str
     signs: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Renamed(NamedTuple):
-    """The open key that a word means. `origin`: who uses the word; "" if unit or meaning differ from the key's."""
+    """The open key that a word stands for. `origin`: who uses the word; "" if its unit or meaning differs."""
 
     key: Key
     origin: str
@@ -152,12 +152,13 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
-    """Return the value in its canonical type, None for "None". Raises ConfigError, with `path` in place of key.path."""
+    """Return the value in its canonical type, None for "None". ConfigError names `path`, by default key.path."""
     if not is_accepted(key, value):
         path = path or tuple(key.path.split("."))
         fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
         if key.kind is Kind.TABLE:
-            fix = f"To switch it on, write [{'.'.join(path)}]" + f'; off: write {path[-1]} = "None"' * key.nullable
+            off = f'; to switch it off, write {path[-1]} = "None"' if key.nullable else ""
+            fix = f"To switch it on, write [{'.'.join(path)}]{off}"
         raise ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
     if key.kind is Kind.LIST and value != "None":
         return tuple(sorted(value))  # the order has no meaning
@@ -167,7 +168,7 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
 
 
 def is_accepted(key: Key, value: Any) -> bool:
-    """True if the value has the key's type and lies in its range or choices."""
+    """Return whether the value has the key's type and is in its range or choices."""
     if isinstance(value, str):
         is_choice = value in key.choices or (key.named and _OWN_NAME.fullmatch(value) is not None)
         return (value == "None" and key.nullable) or (is_choice and key.kind is not Kind.LIST)
@@ -190,7 +191,7 @@ def is_accepted(key: Key, value: Any) -> bool:
 
 
 def instead(key: Key, value: Any) -> Value:
-    """Return a value to write instead: the number that the user meant if that is clear, else the default."""
+    """Return a value for the fix: the number in a text or with another type, else the default."""
     if key.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, str | float):
         with suppress(ValueError):
             number = float(value)
@@ -207,7 +208,7 @@ def spelled_out(path: tuple[str, ...], value: Any) -> str:
 
 
 def value_text(value: Any, limit: int = 60) -> str:
-    """Return a value as train.toml spells it: printable ASCII on one line, at most `limit` characters."""
+    """Return a value as in train.toml: printable ASCII on one line, at most `limit` characters."""
     if isinstance(value, str | None):
         text = quoted("None" if value is None else value[: limit + 1])
     elif isinstance(value, dict):
@@ -226,12 +227,12 @@ def number_text(number: Any) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """Return at most `limit` characters, with `...` at the end of a text that was cut."""
+    """Return at most `limit` characters. A longer text ends with `...`."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def quoted(text: str) -> str:
-    """Return a string in quotes and printable ASCII: control characters and look-alike letters become visible."""
+    """Return a string in quotes as printable ASCII, so that control characters and look-alike letters are visible."""
     return json.dumps(text).replace("\x7f", "\\u007f")
 
 
@@ -239,7 +240,7 @@ def quoted(text: str) -> str:
 
 
 def _read(path: Path) -> _File:
-    """Return allowlist.toml with each key's path in its row, and with None for "None": TOML has no null."""
+    """Return allowlist.toml with each key's path in its row, and with None for "None"."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     for name, row in tables["keys"].items():
         row["path"] = name
@@ -262,7 +263,7 @@ KEYS = tuple(_FILE.keys.values())
 PRIME_RL_LOSSES = _FILE.keys[LOSS].choices
 LOCKS = _FILE.locks
 DIALECTS = _FILE.dialects
-CARRIED = _FILE.carried  # setting of rules.toml -> its names in configs, for nightshift import
+CARRIED = _FILE.carried  # setting of rules.toml -> its names in other configs, for nightshift import
 BY_PRESET = frozenset(key.path for key in KEYS if key.by_preset)
 ALIASES = {word: key for key in KEYS for word in key.aliases}
 FORMER = ALIASES | {word: key for key in KEYS for word in key.former}
@@ -271,7 +272,7 @@ _OTHERS = {word: Renamed(key, "") for key in KEYS for word in key.near} | {
 }
 WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.items()}
 
-_OWN_NAME = re.compile(r"(?!custom\Z)[a-z][a-z0-9_]{0,39}")  # of a loss; prime-rl's "custom" names a path
+_OWN_NAME = re.compile(r"(?!custom\Z)[a-z][a-z0-9_]{0,39}")  # name of a loss; prime-rl's "custom" needs an import path
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 NAME_RULE = "begins with a letter and has at most 40 letters, digits, - and _"
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
@@ -284,12 +285,12 @@ _LOCKED_OTHERS = {word: lock for lock in LOCKS for word in lock.others}
 
 
 def is_name(segment: str) -> bool:
-    """True if a segment of an open path can look like this; a pool, a gate or an environment can have this name."""
+    """Return whether a pool, a gate or an environment can have this name."""
     return _NAME.fullmatch(segment) is not None
 
 
 def _pattern(path: str) -> str:
-    """Return the path with "*" for the name that the user gave to a pool, a gate or an environment."""
+    """Return the path with "*" for the name of a pool, a gate or an environment."""
     return _NAMED.sub(rf"\1.{ANY}", path)
 
 
@@ -301,40 +302,40 @@ def find_key(path: str) -> Key | None:
 
 @lru_cache(4096)
 def is_inner(path: str) -> bool:
-    """True if open keys lie below this path."""
+    """Return whether there are open keys below a path."""
     return _pattern(path) in _TABLES
 
 
 def uses(engine: str, path: str) -> bool:
-    """True if the engine uses the open key at a path."""
+    """Return whether the engine uses the open key at a path."""
     key = find_key(path)
     return key is not None and engine in key.engines
 
 
 def lock(path: tuple[str, ...]) -> Lock | None:
-    """Return the lock of a path of the pinned prime-rl: of a segment locked everywhere, else of the longest prefix."""
+    """Return the lock of a path of the pinned prime-rl: of a segment that is locked everywhere, or of a prefix."""
     names = (*(f"{ANY}.{segment}" for segment in path), ".".join(path), *tables_around(path))
     return next((_LOCKED[name] for name in names if name in _LOCKED), None)
 
 
 def lock_of_word(path: tuple[str, ...]) -> Lock | None:
-    """Return the lock of a path that another version of prime-rl or another framework has."""
+    """Return the lock of a path of another version of prime-rl or of another framework."""
     by_path = [_LOCKED_FORMER.get(name) for name in (".".join(path), *tables_around(path))]
     return next(filter(None, [*by_path, *map(_LOCKED_OTHERS.get, reversed(path))]), None)
 
 
 def find_part(path: tuple[str, ...]) -> Renamed | None:
-    """Return the only open key whose path ends with this one of two segments or more: `optim.lr`."""
+    """Return the only open key that ends with a path of two or more segments, such as `optim.lr`."""
     dotted = ".".join(path)
     keys = [key for key in KEYS if len(path) > 1 and key.path.endswith(f".{dotted}")]
     return Renamed(keys[0], PRIME_RL) if len(keys) == 1 else None
 
 
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
-    """Return the open key that a former name or a word of another framework means.
+    """Return the open key that a former name or a word of another framework stands for.
 
-    A framework's word may stand below its own tables. A former name, or one of today, may lack its tables, unless its
-    last segment alone is a key of today.
+    A word of a framework may be below tables of the framework. A name of prime-rl may lack its tables, unless its last
+    segment is the name of an open key.
     """
     dotted = ".".join(path)
     if dotted in WORDS:
@@ -347,9 +348,9 @@ def find_renamed(path: tuple[str, ...]) -> Renamed | None:
 
 
 def suggest(path: tuple[str, ...]) -> list[str]:
-    """Return at most MAX_SUGGESTIONS open keys that a misspelt path may mean; none if more keys are as plausible.
+    """Return the open keys that a misspelt path may mean; [] if there are more than MAX_SUGGESTIONS.
 
-    The name is similar, and the written tables are, misspelt or not, some of the key's tables in the same order.
+    The name is similar, and the written tables are similar to tables of the key in the same order.
     """
     *tables, leaf = (_plain(name) for name in ".".join(path)[-200:].split("."))
     leaves = [leaf] if leaf in _LEAVES else get_close_matches(leaf, _LEAVES, cutoff=0.75)
@@ -365,7 +366,7 @@ def suggest(path: tuple[str, ...]) -> list[str]:
 
 
 def applies(key: Key, path: str, resolved: Mapping[str, Value]) -> bool:
-    """True if the key's variant is selected and every table around the key is switched on."""
+    """Return whether the key's variant is selected and every table around the key is switched on."""
     if key.only_if is not None and resolved.get(key.only_if[0]) not in key.only_if[1]:
         return False
     return None not in map(resolved.get, _switches_around(path))
@@ -377,7 +378,8 @@ def _switches_around(path: str) -> tuple[str, ...]:
 
 
 def default(path: str, resolved: Mapping[str, Value]) -> Value:
-    """Return prime-rl's default of a key under `resolved`; None if the key does not apply. KeyError: no open key."""
+    """Return prime-rl's default of a key under `resolved`; None if the key does not apply. KeyError: not an open
+    key."""
     key = _FILE.keys[_pattern(path)]
     if not applies(key, path, resolved):
         return None
@@ -385,9 +387,9 @@ def default(path: str, resolved: Mapping[str, Value]) -> Value:
 
 
 def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return every open key that applies under `values`, with prime-rl's default for a key that `values` lacks.
+    """Return every open key that applies under `values`, with prime-rl's default for a key that is not in `values`.
 
-    A key below a name that the user chose is there once for each such name in `values`.
+    A key with "*" is included once for each name in `values`.
     """
     resolved: dict[str, Value] = {}
     for key in KEYS:
@@ -402,7 +404,7 @@ def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
 def describe_keys(unused: Collection[str] = (), engine: str = "", keys: Iterable[Key] = KEYS) -> list[str]:
     """Return the lines of --keys: the open keys by table, with the engine's choices, then the locked keys by owner.
 
-    The keys in `unused` are marked with a minus.
+    A minus marks the keys in `unused`.
     """
     lines: list[str] = []
     table = None
@@ -415,7 +417,7 @@ def describe_keys(unused: Collection[str] = (), engine: str = "", keys: Iterable
         if key.only_if is not None and None not in key.only_if[1]:
             selector = ".".join(key.only_if[0].split(".")[-2:])
             lines.append(f"      only with {selector} = {' or '.join(map(str, key.only_if[1]))}")
-    lines += ["", "locked: refused in train.toml, with all keys below (*: in every table)"]
+    lines += ["", "locked keys: not allowed in train.toml, nor any key below them (*: in every table)"]
     for entry in LOCKS:
         if entry.paths:
             lines.append(f"  {entry.owner}: {entry.reason}" + (f"; {entry.use}" if entry.use else ""))

@@ -1,4 +1,4 @@
-"""Check train.toml: every problem of a file in one answer, each with its key, the offending value and the fix."""
+"""Check train.toml, and report all problems at once, each with the key, the offending value and the fix."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -34,7 +34,7 @@ from nightshift.config.allowlist import (
 )
 from nightshift.errors import ConfigError
 
-MAX_PROBLEMS = 50  # that a message names; the check of a train.toml stops after one more
+MAX_PROBLEMS = 50  # in one message
 MAX_DEPTH = 12  # segments of a path in a problem; the deepest open key has 8
 Path = tuple[str, ...]
 
@@ -42,8 +42,8 @@ Path = tuple[str, ...]
 class Problem(NamedTuple):
     """One reason to refuse a train.toml.
 
-    `path` and `value`: the key to point at. `lock`: of a key that train.toml may not hold. `target`: the open key that
-    another name means, with the same meaning and unit unless it `is_guess`.
+    `path` and `value`: the key to report. `lock`: of a key that is not allowed in train.toml. `target`: the open key
+    that another name stands for, with the same meaning and unit unless the target `is_guess`.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 def read_values(tree: Mapping[str, Any], most: int | None = None) -> tuple[dict[str, Value], list[Problem]]:
     """Return the values of the open keys in a config, and the problems of single keys.
 
-    Another name of a key counts as the key. `most`: problems after which reading stops.
+    Another name of a key counts as the key. `most`: stop after so many problems.
     """
     values: dict[str, Value] = {}
     by_path: dict[Path, Problem] = {}
@@ -70,26 +70,26 @@ def read_values(tree: Mapping[str, Any], most: int | None = None) -> tuple[dict[
 def _walk(node: Mapping[str, Any], path: Path, values: dict[str, Value]) -> Iterator[Problem]:
     """Fill `values` from a table, in file order, and yield the problems."""
     for name, value in node.items():
-        here = (*path, name)
-        dotted = ".".join(here)
-        key = find_key(dotted) if is_name(name) else None  # a dot in quotes is no step into a table
+        place = (*path, name)
+        dotted = ".".join(place)
+        key = find_key(dotted) if is_name(name) else None  # a name in quotes may contain a dot
         if isinstance(value, dict) and is_name(name) and (key.kind is Kind.TABLE if key else is_inner(dotted)):
             if key is not None:
                 values[dotted] = {}
-            yield from _walk(value, here, values)
+            yield from _walk(value, place, values)
         elif key is not None:
             try:
-                values[dotted] = accept(key, value, here)
+                values[dotted] = accept(key, value, place)
             except ConfigError as error:
-                yield Problem(here, value, error.cause, error.fix)
+                yield Problem(place, value, error.cause, error.fix)
         elif is_name(name) and is_inner(dotted):
-            yield from _no_table(here, value, values)
-        elif value != {} or lock(here) or not any(word.startswith(f"{dotted}.") for word in FORMER):
-            yield from _not_open(here, value, values)  # an empty table of another version does no harm
+            yield from _no_table(place, value, values)
+        elif value != {} or lock(place) or not any(word.startswith(f"{dotted}.") for word in FORMER):
+            yield from _not_open(place, value, values)  # an empty table of another version is ignored
 
 
 def tables_of(value: Any) -> list[dict[str, Any]]:
-    """Return the tables of a [table] or of [[tables]]; empty for another value."""
+    """Return the tables of a [table] or of [[tables]]; [] for another value."""
     items = value if isinstance(value, list) else [value]
     return items if all(isinstance(item, dict) for item in items) else []
 
@@ -98,7 +98,7 @@ def tables_of(value: Any) -> list[dict[str, Any]]:
 
 
 def _no_table(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Problem]:
-    """Yield the problems of a value, or of a list of tables, where a table of open keys belongs."""
+    """Yield the problems of a value, or of a list of tables, in place of a table of open keys."""
     dotted, tables = ".".join(path), tables_of(value)
     if not tables and value != []:
         cause = f"{spelled_out(path, value)} is not a table"
@@ -113,8 +113,10 @@ def _no_table(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Prob
 
 
 def _not_open(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Problem]:
-    """Yield the problems of a key or table that is not open: one of each key that means an open key, and of the others
-    one for a table with one owner, else one for each key."""
+    """Yield the problems of a key or table that is not open.
+
+    Each key that stands for an open key has its own problem. The other keys of a locked table share one problem.
+    """
     items = [item for table in tables_of(value) for item in table.items()]
     if not items or len(path) >= MAX_DEPTH:
         yield _problem(path, value, values)
@@ -130,8 +132,8 @@ def _not_open(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Prob
 
 
 def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
-    """Return the problem of a key that is not open. If the key means an open key, `values` gets the value."""
-    while isinstance(value, dict) and len(value) == 1 and len(path) < MAX_DEPTH:  # name the key, not its table
+    """Return the problem of a key that is not open. If the key stands for an open key, add its value to `values`."""
+    while isinstance(value, dict) and len(value) == 1 and len(path) < MAX_DEPTH:  # report the key, not its table
         name, value = next(iter(value.items()))
         path = (*path, name)
     spelled, table, owner = spelled_out(path, value), ".".join(path[:-1]), lock(path)
@@ -139,9 +141,8 @@ def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
     if renamed is not None and not renamed.origin:
         key = renamed.key
         cause = f"{spelled} is not a key; the nearest is {key.path.replace(ANY, 'NAME')} ({key.meaning})"
-        return Problem(
-            path, value, cause, "Delete it, or choose a new value for the nearest key: meaning or unit differ"
-        )
+        fix = "Delete it, or choose a new value for the nearest key, whose meaning or unit differs"
+        return Problem(path, value, cause, fix)
     if renamed is not None:
         key = renamed.key
         verb = "is now" if renamed.origin == OTHER_VERSION else f"is {renamed.origin}'s word for"
@@ -167,7 +168,7 @@ def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
 
 
 def _take_over(key: Key, value: Any, values: dict[str, Value]) -> str:
-    """Count the value as the key's, switch on the tables around the key, and return what to write instead."""
+    """Add the value to `values` as the key's, switch on the tables around the key, and return the fix."""
     written = value if is_accepted(key, value) else instead(key, value)
     if key.kind is Kind.TABLE and isinstance(value, bool):  # old formats switch a table on with true
         value = {} if value else "None"
@@ -183,17 +184,17 @@ def _take_over(key: Key, value: Any, values: dict[str, Value]) -> str:
 
 
 # -- rules between keys -------------------------------------------------------------------------------
-# Only rules that save a run of the trl engine or a change without an effect: on the worker, before anything starts,
-# prime-rl's own classes refuse more combinations of keys.
+# Only rules that the trl engine needs, or that prevent a change without an effect: prime-rl's own classes refuse more
+# combinations of keys on the worker, before anything starts.
 
-Broken = tuple[str, ...]  # what the message says behind `key = value`, the fix, and the paths that the rule involves
+Broken = tuple[str, ...]  # the message after `key = value`, the fix, and the paths of the keys that the rule involves
 Resolved = Mapping[str, Any]
 _SCHEDULE = "trainer.scheduler.type"
 _POOLS = f"{CURRICULUM}.sampler.pools"
 
 
 def rule_problems(values: Mapping[str, Value], resolved: Resolved, problems: Sequence[Problem] = ()) -> list[Problem]:
-    """Return the broken rules between keys, except those about a key that has one of `problems` already."""
+    """Return the broken rules between keys, except rules that involve a key of `problems`."""
     suspect = {".".join(problem.path) for problem in problems}
     suspect |= {problem.target for problem in problems if problem.target not in values}
     written_as = {problem.target: problem.path for problem in problems}
@@ -246,9 +247,9 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
         yield from _pool_rules(resolved)
     if resolved.get("trainer.optim.nesterov") and resolved.get("trainer.optim.momentum") == 0:
         fix = "Write nesterov = false, or a momentum above 0"
-        yield ": Nesterov needs some", fix, "trainer.optim.momentum", "trainer.optim.nesterov"
+        yield ": Nesterov needs a momentum above 0", fix, "trainer.optim.momentum", "trainer.optim.nesterov"
     ac, offloading = "trainer.model.ac", "trainer.model.ac_offloading"
-    if resolved[ac] is None and values.get(offloading) is not None:  # what the file leaves out, the memory preset sets
+    if resolved[ac] is None and values.get(offloading) is not None:  # the memory preset sets a key that is left out
         fix = 'Write ac_offloading = "None" too'
         yield ": ac_offloading is on and would switch it on again", fix, ac, offloading
 
@@ -260,8 +261,8 @@ def _schedule_rules(resolved: Resolved) -> Iterator[Broken]:
     if schedule == "linear" and warmup == decay == 0:
         cause = ": warmup_steps and decay_steps are both 0"
         yield cause, 'Write type = "constant"', _SCHEDULE, warmup_path, decay_path
-    if decay == 1:  # prime-rl decays over decay_steps - 1 steps
-        yield ": it would divide by zero at its start", "Write 0, or 2 or more", decay_path
+    if decay == 1:  # prime-rl divides by decay_steps - 1
+        yield ": the schedule would divide by zero", "Write 0, or 2 or more", decay_path
     if steps is None and (schedule == "cosine" or decay > 0):
         fix = "Write max_steps at the top of the file" + (", or decay_steps = 0" if schedule == "linear" else "")
         yield ": the decay ends at max_steps, which is not set", fix, _SCHEDULE, "max_steps"
@@ -280,6 +281,6 @@ def _pool_rules(resolved: Resolved) -> Iterator[Broken]:
         if resolved[f"{pool}.{leaf}"] is None:
             yield f": the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool, f"{pool}.{leaf}"
     if None not in thresholds and len({*thresholds}) < len(thresholds):
-        yield ": two pools have the same threshold", "Give each its own", f"{pools[-1]}.threshold"
+        yield ": two pools have the same threshold", "Give each pool its own threshold", f"{pools[-1]}.threshold"
     if pools and None not in weights and not any(weights):
         yield ": no pool has a weight above 0", "Give one pool a weight above 0", f"{pools[-1]}.weight"

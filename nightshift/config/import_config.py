@@ -1,7 +1,7 @@
-"""Translate a config of another format into a train.toml, and say what became of each of its keys.
+"""Translate a config of another format into a train.toml, and report what happened to each key.
 
-Research keys are translated. The value of a key with another meaning or unit, and of a key that is only similar, is
-never copied. Every other key is listed with its owner.
+Research keys are translated. Values of keys with another meaning or unit, or with a similar name only, are never
+copied. The report lists every other key with its owner.
 """
 
 import re
@@ -56,25 +56,25 @@ ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
 _KEYS = {key.path: key for key in KEYS}
 _SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
 _NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
-# Upstream's pull requests 3418 of 27 August and 3586 of 18 September 2026.
+# prime-rl's pull requests 3418 of 27 August and 3586 of 18 September 2026.
 _NEW_LOSS = (
-    'trainer.loss.type is not set: in prime-rl since 27 August 2026 that means "ipo" (since 18 September with '
-    'ipo_threshold = 0.3 and kl_tau = 0), before that "default", which is also trained here. Set it if it is "ipo"'
+    'trainer.loss.type is not set: "default" is trained here. In prime-rl since 27 August 2026 the default is "ipo" '
+    "(since 18 September with ipo_threshold = 0.3 and kl_tau = 0). Set the key for a config of such a version"
 )
 _TITLES = {
     "rules": "left out, fixed by rules.toml for a whole campaign:",
     "harness": "left out, set by the harness or by a flag of run.py:",
-    "nobody": "left out, without a counterpart in prime-rl of today:",
-    "": "left out, refused in train.toml or unknown to prime-rl of today:",
+    "nobody": "left out, without a counterpart in the pinned prime-rl:",
+    "": "left out, not allowed in train.toml or unknown to the pinned prime-rl:",
 }
 
 
 @dataclass
 class Import:
-    """What becomes of the keys of an imported config.
+    """An imported config and its translation.
 
-    `tree`: the config's tables. `values`: for train.toml. `names`: the paths in the file of the keys that have other
-    names there. `notes`: the keys whose name or value changed.
+    `tree`: the config's tables. `values`: the values for train.toml. `names`: the paths in the config of keys with
+    other names there. `notes`: lines about keys whose name or value changed.
     """
 
     tree: Mapping[str, Any]
@@ -85,9 +85,9 @@ class Import:
     left_out: list[Problem] = field(default_factory=list)
 
     def places(self, key: str) -> list[str]:
-        """Return the paths at which the file has an open key; [] if the file does not have the key."""
-        own = [key] if any(f"{'.'.join(path)}.".startswith(f"{key}.") for path, _ in _leaves(self.tree)) else []
-        return own + self.names.get(key, [])
+        """Return the paths of an open key in the config; [] if the config does not have the key."""
+        is_there = any(f"{'.'.join(path)}.".startswith(f"{key}.") for path, _ in _leaves(self.tree))
+        return [key] * is_there + self.names.get(key, [])
 
     def leave_out(self, path: str, cause: str) -> None:
         """Remove a key and the keys below it from the values."""
@@ -95,7 +95,7 @@ class Import:
         self.left_out.append(Problem(tuple(path.split(".")), None, cause, ""))
 
     def report(self) -> list[str]:
-        """Return lines: the changed keys, then the keys that were left out, by owner."""
+        """Return lines about the changed keys, then about the keys that were left out, by owner."""
         lines = [f"read as a config of {self.dialect.name}: {len(self.values)} keys in train.toml"]
         lines += [f"  {note}" for note in [*self.notes, self.dialect.note] if note]
         for owner, title in _TITLES.items():
@@ -109,9 +109,9 @@ class Import:
         return lines
 
     def train_toml(self, name: str) -> bytes:
-        """Return a train.toml with the values, in the order of the allow-list, each key with its meaning.
+        """Return a train.toml with the values, in the order of the allow-list, each key with its meaning as a comment.
 
-        An empty line or a comment separates each key from the next one, as in the shipped file.
+        An empty line or a comment separates the keys, as in the shipped file.
         """
         tables = {"": [f"# Imported from {clean(name, 80)}."]}
         for key, path in ((key, path) for key in KEYS for path in self.values if find_key(path) is key):
@@ -127,9 +127,9 @@ class Import:
 
 
 def merged(files: Sequence[tuple[str, bytes]]) -> bytes:
-    """Return one config of several, given by name and bytes: as in `rl @ base.toml @ overlay.toml`, a later file wins
-    key by key, and a list is replaced whole. What a trainer.toml or an orchestrator.toml has is put below its table.
-    Only a whole config that is alone keeps its comments. ConfigError: a file is no TOML."""
+    """Merge configs, (name, bytes) each, as `rl @ base.toml @ overlay.toml` does: a later file replaces keys and whole
+    lists. The keys of a trainer.toml or an orchestrator.toml are put below that table. A single whole config is
+    returned as it is, with its comments. ConfigError: a file is not TOML."""
     import tomlkit
 
     tree = dict[str, Any]()
@@ -151,7 +151,7 @@ def _merge(node: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def _table_of(name: str, tree: Mapping[str, Any]) -> str:
-    """Return the table of a whole config that a file has: "trainer" for a trainer.toml; "" for a whole config."""
+    """Return the table that a file is a part of: "trainer" for a trainer.toml; "" for a whole config."""
     tables = ("trainer", "orchestrator", "inference")
     if tree.keys() & set(tables):
         return ""
@@ -162,14 +162,14 @@ def _table_of(name: str, tree: Mapping[str, Any]) -> str:
 
 
 def is_known(path: str) -> bool:
-    """True for the path of an open key, also in another version of prime-rl."""
+    """Return whether a path is an open key, also of another version of prime-rl."""
     return find_key(path) is not None or path in FORMER
 
 
 def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of every key but a table that has keys, and of every item of a list."""
+    """Yield path and value of every key that is not a table with keys, and of every item of a list."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
-    for path, node in waiting:  # which grows
+    for path, node in waiting:  # the list grows
         if isinstance(node, dict) and node:
             waiting += [((*path, name), value) for name, value in node.items()]
         elif isinstance(node, list):
@@ -179,19 +179,18 @@ def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) -> Import:
-    """Return the translation of a config's bytes; `name` is its name in messages. `losses`: the import path of each
-    loss of rules.toml by its name.
+    """Return the translation of a config. `name`: the name of the file in messages. `losses`: those of rules.toml.
 
-    ConfigError: they are no TOML, hold a secret, or have no key that train.toml may hold.
+    ConfigError: the config is not TOML, contains a secret, or has no key that is allowed in train.toml.
     """
     _, tree = document(source, name, "Name a config file.")
     texts = [path for path, value in _leaves(tree) if isinstance(value, str) and value]
     if names := [shorten(quoted(".".join(path))[1:-1], 80) for path in texts if any(map(_is_secret, path))]:
         cause = f"{name}: {listed(names)} would be printed, and committed as {IMPORTED_NAME}, which agents can read"
-        raise ConfigError(cause, "Delete secrets from the file.")
+        raise ConfigError(cause, "Delete the secrets from the file.")
     values, problems = read_values(tree)
     dialect = _dialect(tree)
-    if not dialect.is_rl:  # a renamed key would have another meaning
+    if not dialect.is_rl:  # a renamed key has another meaning there
         values = {path: value for path, value in values.items() if at(tree, path) is not None}
     result = Import(tree, dialect, values)
     for problem in problems:
@@ -218,7 +217,7 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
             result.leave_out(path, f"{path} = {value_text(value)} is not copied: {reason}")
     if not result.values:
         fix = "Name a config of prime-rl, of autoresearch-rl, or of prime's hosted training."
-        raise ConfigError(f"{name} has no key that train.toml may hold", fix)
+        raise ConfigError(f"{name} has no key that is allowed in train.toml", fix)
     given = frozenset(result.values)
     for path, default in result.dialect.defaults.items():
         if path not in result.values:
@@ -233,35 +232,37 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
 
 
 def _name_loss(result: Import, losses: Sequence[LossRules]) -> None:
-    """Replace the import path of a loss by its name in rules.toml, of several with this path the one that has most of
-    the parameters; leave out a loss, and values of parameters, that are not offered there."""
+    """Replace the import path of a loss by the loss's name in rules.toml, and leave out what rules.toml does not offer.
+
+    If several losses have this import path, the one that accepts most of the values is used.
+    """
     import_path = at(result.tree, LOSS) == "custom" and at(result.tree, IMPORT_PATH)
     given = {path: value for path, value in result.values.items() if path.startswith(f"{PARAMETERS}.")}
 
     def refused(loss: LossRules) -> dict[str, str]:
-        """Return why values are not offered, by their paths."""
+        """Return the reasons for the values that the loss does not accept, by path."""
         keys = {key.path: key for key in keys_with([loss], loss.name)}
-        allowed = {path: f"is not {keys[path].allowed()}" if path in keys else "is no parameter" for path in given}
-        return {p: why for p, why in allowed.items() if p not in keys or not is_accepted(keys[p], given[p])}
+        reasons = {path: f"is not {keys[path].allowed()}" if path in keys else "is not a parameter" for path in given}
+        return {p: reason for p, reason in reasons.items() if p not in keys or not is_accepted(keys[p], given[p])}
 
     named = [loss for loss in losses if loss.import_path == import_path]
-    candidates = named or [loss for loss in losses if loss.name == result.values.get(LOSS)]  # of a train.toml
+    candidates = named or [loss for loss in losses if loss.name == result.values.get(LOSS)]  # in a train.toml
     loss = min(candidates, key=lambda loss: len(refused(loss)), default=None)
     if named and loss:
         result.values[LOSS] = loss.name
         result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
         result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
     if loss:
-        reasons = {path: f"{why} of the loss {loss.name} in rules.toml" for path, why in refused(loss).items()}
+        reasons = {path: f"{reason} of the loss {loss.name} in rules.toml" for path, reason in refused(loss).items()}
     else:
-        own = [LOSS] if result.values.get(LOSS) not in (None, *_KEYS[LOSS].choices) else []
-        reasons = dict.fromkeys([*own, *given], "belongs to a loss that rules.toml does not offer")
-    for path, why in reasons.items():
-        result.leave_out(path, f"{path} = {value_text(result.values[path])} {why}")
+        unknown = [LOSS] if result.values.get(LOSS) not in (None, *_KEYS[LOSS].choices) else []
+        reasons = dict.fromkeys([*unknown, *given], "belongs to a loss that rules.toml does not offer")
+    for path, reason in reasons.items():
+        result.leave_out(path, f"{path} = {value_text(result.values[path])} {reason}")
 
 
 def _dialect(tree: Mapping[str, Any]) -> Dialect:
-    """Return the format of a config, by the keys that only this format has."""
+    """Return the format of a config, by keys that only this format has."""
 
     def has(path: str) -> bool:
         return not isinstance(at(tree, path), dict | None)
@@ -287,12 +288,12 @@ def at(tree: Any, path: str) -> Any:
 
 
 def environments(tree: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the lists of environments that a config trains on: the path of each list, with each of its entries."""
+    """Return the environments that a config trains on: the path of the list, and the entry."""
     return [(path, entry) for path in CARRIED["environments"] for entry in tables_of(at(tree, path))]
 
 
 def environment_name(entry: Mapping[str, Any]) -> str:
-    """Return the name in a list of environments, as environments/ spells names; "" if the entry has none."""
+    """Return the name in an entry of a list of environments, as a folder of environments/; "" without a name."""
     candidates = [at(entry, path) for path in ("env.taskset.id", "taskset.id", "id", "name")]
     name = next((name for name in candidates if isinstance(name, str)), "")
     return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
@@ -301,7 +302,7 @@ def environment_name(entry: Mapping[str, Any]) -> str:
 def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
     """Return rules.toml with the environments and the model of an imported config, and notes for the user.
 
-    The file stays as it is if this checkout does not have them. Then their ratios are removed from `imported`.
+    The file does not change if this checkout does not have them. Their ratios are then removed from `imported`.
     """
     import tomlkit  # slow to import
 
@@ -312,31 +313,30 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     model = next((model for model in models if isinstance(model, str)), "")
     for name in names:
         if not (NAME.fullmatch(name) and (root / "environments" / name / "pyproject.toml").is_file()):
-            what = f"environment {clean(name, 80)} is not in environments/"
-            notes.append(f"{what}; docs/environments.md says how to add it")
+            cause = f"environment {clean(name, 80)} is not in environments/"
+            notes.append(f"{cause}; docs/environments.md describes how to add an environment")
     if names and not notes:
-        settings["environments"] = tomlkit.item(names).comment(
-            "of this checkout: prompts and rewards may differ from theirs"
-        )
+        comment = "of this checkout: its prompts and rewards may differ"
+        settings["environments"] = tomlkit.item(names).comment(comment)
     numbers = [(key, at(imported.tree, path)) for key in GPU_KEYS for path in CARRIED[key]]
-    wanted = [f"{key} = {number}" for key, number in numbers if type(number) is int and number > 1]
-    if wanted:
-        notes.append(f"its GPUs: write {', '.join(wanted)} into {RULES_NAME} if this machine has as many")
+    gpus = [f"{key} = {number}" for key, number in numbers if type(number) is int and number > 1]
+    if gpus:
+        notes.append(f"GPUs: write {', '.join(gpus)} into {RULES_NAME} if this machine has as many")
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
         settings.update({"model": model, "revision": revision or ""})
     elif model:
-        notes.append(f"model = {value_text(model)} needs its commit on the hub: write both into {RULES_NAME}")
+        notes.append(f"model = {value_text(model)}: write the model and its commit on the hub into {RULES_NAME}")
     data = before
     try:
         chosen_in(root, before)
         document = tomlkit.parse(before.decode())
         document.update(settings)
         data = tomlkit.dumps(document).encode() if settings else before
-        rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine that can train it
+        rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine with enough GPUs
     except UsageError as error:
         settings, data = tomlkit.document(), before
-        notes.append(f"{RULES_NAME} stays as it is: {error}")
+        notes.append(f"{RULES_NAME} is not changed: {error}")
     try:
         rules_of(root, chosen_in(root, data), None, gpu_count)
     except UsageError as error:
@@ -349,8 +349,8 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
 
 def _convert(tree: Mapping[str, Any], result: Import) -> None:
-    """Translate the settings that changed their form, and not only their name."""
-    notes: dict[str, str] = {}  # of each translated path
+    """Translate the settings whose form changed, and not only their name."""
+    notes: dict[str, str] = {}  # by translated path
     batch_size = resolve(result.values).get(BATCH_SIZE)
     for table in ("orchestrator.", ""):
         path = f"{table}oversampling_factor"
@@ -369,7 +369,7 @@ def _convert(tree: Mapping[str, Any], result: Import) -> None:
     for problem in result.left_out:
         renamed, path = find_renamed(problem.path), ".".join(problem.path)
         is_schedule = path == "trainer.scheduler" or (renamed and renamed.key.path == SCHEDULE)
-        if is_schedule and problem.value in ("constant", "cosine"):  # these mean the same to all trainers
+        if is_schedule and problem.value in ("constant", "cosine"):  # the same meaning in all trainers
             result.values.setdefault(SCHEDULE, problem.value)
             result.names.setdefault(SCHEDULE, []).append(path)
             notes[path] = f" -> {SCHEDULE} = {value_text(problem.value)}"
@@ -382,7 +382,7 @@ def _convert(tree: Mapping[str, Any], result: Import) -> None:
 
 
 def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Return the path, the environment and the ratio of each source; none unless the names and all ratios are valid."""
+    """Return path, environment and ratio of each source; [] unless all names and ratios are valid."""
     entries = environments(tree)
     names = [environment_name(entry) for _, entry in entries]
     ratios = [(f"{path}.ratio", name, entry.get("ratio")) for name, (path, entry) in zip(names, entries, strict=True)]
@@ -395,9 +395,11 @@ def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
 
 
 def _make_valid(result: Import, given: Container[str]) -> None:
-    """Leave out keys that break a rule between keys. A group of one, prime-rl's default, and a group that is not
-    `given` by the file get a size that divides the batch."""
-    for _ in range(len(result.values) + 2):  # each round leaves out one key, and one may be added
+    """Leave out keys that break a rule between keys.
+
+    A group of one, and a group size that is not `given` by the file, become a size that divides the batch.
+    """
+    for _ in range(len(result.values) + 2):  # each round leaves out or adds one key
         problems = rule_problems(result.values, resolve(result.values))
         if not problems:
             return

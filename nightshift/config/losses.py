@@ -1,9 +1,10 @@
-"""The losses that rules.toml offers: their keys beside those of the allow-list, and the form that prime-rl reads.
+"""The losses that rules.toml offers: their keys in train.toml, and their form for prime-rl.
 
-train.toml names a loss and gives numbers to its parameters. It contains no path, because an agent writes it.
+train.toml contains the name of a loss and the values of its parameters, but no import path, because agents write it.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -25,42 +26,38 @@ from nightshift.config.rules import LossRules
 from nightshift.config.train_toml import Config, line_numbers, refusal
 from nightshift.errors import ConfigError
 
-_WIDE = 10.0  # high / low of a parameter that is searched by its logarithm
+_WIDE = 10.0  # a parameter whose high / low reaches this is searched on a log scale
 
 
 def keys_with(losses: Sequence[LossRules], selected: Value = None) -> Iterator[Key]:
-    """Yield the allow-list's keys with the names of these losses and the parameters of each one. `selected`: the only
-    loss whose parameters are yielded."""
+    """Yield the keys of the allow-list with the names of these losses, and with their parameters, or with those of the
+    loss `selected` only."""
     for key in KEYS:
         if key.path == LOSS:
             names = (*key.choices, *(loss.name for loss in losses))
             yield replace(key, choices=names, named=False, search=Search(choices=names))
         elif key.table == PARAMETERS:
-            yield from (
-                replace(
+            chosen = [loss for loss in losses if selected in (None, loss.name)]
+            for owner, name, number in ((loss, *item) for loss in chosen for item in loss.parameters.items()):
+                scale: Literal["log", "linear"] = "log" if 0 < _WIDE * number.low <= number.high else "linear"
+                yield replace(
                     key,
                     path=f"{PARAMETERS}.{name}",
-                    meaning=f"parameter of the loss {loss.name}",
+                    meaning=f"parameter of the loss {owner.name}",
                     default=number.default,
                     minimum=number.low,
                     maximum=number.high,
-                    only_if=(LOSS, (loss.name,)),
-                    search=Search(
-                        "log" if 0 < _WIDE * number.low <= number.high else "linear", number.low, number.high
-                    ),
+                    only_if=(LOSS, (owner.name,)),
+                    search=Search(scale, number.low, number.high),
                 )
-                for loss in losses
-                for name, number in loss.parameters.items()
-                if selected in (None, loss.name)
-            )
         else:
             yield key
 
 
 def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]:
-    """Return prime-rl's values for the loss of a train.toml, with every parameter. Empty for a loss of prime-rl's own.
+    """Return prime-rl's values for the loss of a train.toml, with every parameter; {} for one of prime-rl's own losses.
 
-    ConfigError with all problems: rules.toml does not offer the loss, or a parameter is not the loss's or out of range.
+    ConfigError with all problems: rules.toml does not offer the loss, or a parameter is unknown or out of range.
     """
     name, problems = config.get(LOSS), list[Problem]()
     keys = {key.path: key for key in keys_with(losses, name)}
@@ -69,7 +66,7 @@ def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]
         place, key = tuple(path.split(".")), keys.get(path)
         if key is None and path.startswith(f"{PARAMETERS}."):
             lines = [f"{key.leaf} = {value_text(key.default)} ({key.allowed()})" for key in parameters.values()]
-            cause = f"{spelled_out(place, value)} is no parameter of the loss {name}"
+            cause = f"{spelled_out(place, value)} is not a parameter of the loss {name}"
             fix = f"Delete it; [{PARAMETERS}] may have {', '.join(lines) or 'nothing'}"
             problems.append(Problem(place, value, cause, fix))
         elif key is not None and (path == LOSS or path in parameters):

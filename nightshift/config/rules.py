@@ -1,10 +1,10 @@
-"""The rules of a campaign: the constants that all its experiments share, and the files that measure.
+"""The rules of a campaign: the constants of all its experiments, and the measuring files.
 
-Two results compare only if they have the same rules hash. train.toml cannot change a value here: a key of train.toml
-with the same meaning is locked (allowlist.toml). rules_toml.py makes the rules from rules.toml.
+Two results are comparable only if they have the same rules hash. train.toml cannot change the rules: allowlist.toml
+locks keys with the same meaning. rules_toml.py makes the rules from rules.toml.
 
 `Rules.measuring` lists the measuring files. They are part of the hash, and may not change during a campaign
-(experiment/checkout.py). A path that ends with a slash is a folder with all files below it.
+(experiment/checkout.py). A path that ends with a slash is a folder with all files below.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msgspec import Meta
 from nightshift.errors import UsageError
 
 RULES_NAME = "rules.toml"
-# The files that make a score from a config and a decision from a score, for every engine and environment.
+# The files that turn a config into a score and scores into a decision, for every engine and environment.
 MEASURING_CODE = (
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/commits.py",
@@ -42,30 +42,30 @@ MEASURING_CODE = (
     "nightshift/executors/gpus.py",
     "nightshift/experiment/worker.py",
 )
-TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # run a taskset; the harness for prime-rl
-# Files that no program loads: compiled code, caches, and files of editors and of NFS.
+TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # the scorer of tasksets; the harness for prime-rl
+# Files that are not hashed: compiled code, caches, and temporary files of editors and of NFS.
 _UNREAD = re.compile(
     r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache|ipynb_checkpoints|idea|vscode)"
     r"|.*~|\..*\.sw[a-z]|\.#.*|#.*#|4913|\.nfs[0-9a-f]+"
 )
 _PART_BYTES = 1 << 24
-_BUSIEST = 8.0  # wall-clock seconds for one CPU second; on a busier machine a run is a crash
+_BUSIEST = 8.0  # wall-clock seconds per CPU second; on a busier machine a run reaches its deadline
 NO_CARD = "none"  # Rules.memory without a GPU
 
-Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # nothing that the rule could not divide by
+Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # never 0, because the rule divides by it
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score or a share
 _Units = Annotated[float, Meta(ge=-1e6, le=1e6)]
 _Probability = Annotated[float, Meta(gt=0, lt=1)]
 _Some = Meta(min_length=1)
-GSM8K_PRIOR_SD = 0.008  # scale of effects for which the constants of RuleConstants were chosen
+GSM8K_PRIOR_SD = 0.008  # the scale of effects for which RuleConstants was chosen
 
 
 @dataclass(frozen=True, slots=True)
 class RuleConstants:
     """The constants of the rule in campaign/posterior.py, as fractions of 1 at GSM8K's scale.
 
-    Chosen by simulation, on other random numbers than the figures of benchmarks/decision_rules.py. A kind of
-    change is (mean, sd, share): how its effects are distributed, and the share of all changes that are of this kind.
+    They were chosen by simulation with other random numbers than those of benchmarks/decision_rules.py. A kind of
+    change is (mean, sd, share): the distribution of its effects, and its share of all changes.
     """
 
     # Ordinary, bad, bold and disastrous changes.
@@ -75,15 +75,15 @@ class RuleConstants:
         (0.0, 0.05, 0.05),
         (-0.14, 0.10, 0.10),
     )
-    # The shares above count as much as this many measured changes: a campaign of 46 changes learns its own shares.
+    # Weight of the shares above, as a number of measured changes. A campaign of 46 changes learns its own shares.
     shares_worth: Scale = 5.0
-    # What may go wrong in a run that has no new change: nothing in 97 % of the runs, else a training that collapsed.
+    # Accidents in runs without a new change: none in 97 % of the runs, else a collapsed training.
     accidents: Annotated[tuple[tuple[_Units, Annotated[float, Meta(ge=0, le=1e6)], Fraction], ...], _Some] = (
         (0.0, 0.0, 0.97),
         (-0.12, 0.10, 0.03),
     )
-    # Standard deviation of the score over seeds, and guesses at its error: (factor, prior probability). The guesses
-    # are weighted by how well they predict the runs, so that no second run of the baseline is needed.
+    # Standard deviation of the score over seeds, and its uncertainty: (factor, prior probability). The runs update the
+    # probabilities, so that no second run of the baseline is needed.
     seed_sd: Scale = 0.0125
     noises: Annotated[tuple[tuple[Scale, Scale], ...], _Some] = (
         (0.5, 0.08),
@@ -93,28 +93,28 @@ class RuleConstants:
         (2.0, 0.16),
         (2.8, 0.12),
     )
-    # Part of the variance over examples, p (1 - p) / n, that differs between two runs on the same examples.
+    # Share of the variance over examples, p (1 - p) / n, that differs between two runs on the same examples.
     examples_share: Fraction = 0.38
     # Standard deviation of the drift in eight hours.
     drift_sd: Scale = 0.02
-    # P(it helps) at which a change is kept: at four slots, 0.65 gains 0.3 pp less with 30 % fewer commits.
+    # P(it helps) at which a change is kept. With four slots, 0.65 gains 0.3 pp less with 30 % fewer commits.
     keep_at: _Probability = 0.6
     # P(it helps) below which a kept change is reverted. The gap to `keep_at` prevents a commit for every new run.
     revert_below: _Probability = 0.5
     # P(it helps) above which a kept change is confirmed.
     confirmed_above: Fraction = 0.95
-    # Least expected improvement of a rider: less is not worth a less certain result of the new change.
+    # Least expected improvement of a re-test: a smaller one does not justify a less certain result of the new change.
     least_worth: Scale = 0.0005
-    # A new value of the keys of a discarded change starts at this share of the last value's effect.
+    # Prior mean of a new value of a discarded change's keys, as a share of the last value's effect.
     related: Fraction = 0.5
-    # Standard deviations off the reported gain, and more for each e-fold of changes beyond the third: the best of many
-    # noisy scores is too high.
+    # Standard deviations subtracted from the reported gain, and more for each e-fold of changes beyond the third: the
+    # best of many noisy scores is too high (winner's curse).
     shrink: tuple[_Units, _Units, Scale] = (0.5, 0.25, 47.0)
-    # Factor of the reported interval at one slot, and at several: effects do not add up exactly.
+    # Factors of the reported interval with one slot and with several, because effects do not add up exactly.
     widen: tuple[Scale, Scale] = (1.1, 1.3)
 
     def scaled(self, prior_sd: float, seed_sd: float) -> RuleConstants:
-        """Return the constants for another environment: `prior_sd` scales effects, `seed_sd` is the noise of seeds."""
+        """Return the constants for another environment with this scale of effects and this noise of seeds."""
         factor = prior_sd / GSM8K_PRIOR_SD
         kinds = tuple((factor * mean, factor * sd, share) for mean, sd, share in self.kinds)
         return replace(self, kinds=kinds, seed_sd=seed_sd, least_worth=factor * self.least_worth)
@@ -122,7 +122,7 @@ class RuleConstants:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How the evaluation samples: greedily if `temperature` is 0."""
+    """The sampling of the evaluation, greedy for `temperature` = 0."""
 
     max_completion_tokens: int
     temperature: float = 0.0
@@ -131,13 +131,12 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class TasksetRules:
-    """A user's verifiers package: `module` in a `folder` of the checkout; if `folder` is "", it is installed. The
-    module is a package, or one file.
+    """A user's verifiers package: `module`, a package or one file, in a `folder` of the checkout, or installed ("").
 
-    `reward_range`: the lowest and the highest reward, scored as 0 and 1. `prompt_tokens`: room for a prompt.
-    `max_turns`: the most answers of a seat in an episode; 1: one question and one answer. `conversation_tokens`: room
-    for a whole conversation, None: see `room`. `episode_seconds`: limit of an episode. `seat`: which seat's reward is
-    the score, "": the only one. `tool_parser`: vLLM's name of how the model calls tools, "" if it cannot.
+    `reward_range`: the rewards with the scores 0 and 1. `prompt_tokens`: tokens that a prompt may need. `max_turns`:
+    the most answers of a seat in an episode; 1 is one question and one answer. `conversation_tokens`: tokens that a
+    whole conversation may need; None: see `room`. `episode_seconds`: time limit of an episode. `seat`: the seat whose
+    reward is the score; "" is the only seat. `tool_parser`: vLLM's tool parser for the model; "" for no tools.
     """
 
     module: str
@@ -151,14 +150,14 @@ class TasksetRules:
     tool_parser: str = ""
 
     def room(self, completion_tokens: int) -> tuple[int, str]:
-        """Return the tokens that a conversation may need, and their sum in words."""
+        """Return the tokens that a conversation may need, and how they were computed."""
         if self.conversation_tokens:
             return self.conversation_tokens, f"conversation_tokens = {self.conversation_tokens}"
         words = f"prompt_tokens {self.prompt_tokens} + {self.max_turns} turns x {completion_tokens}"
         return self.prompt_tokens + self.max_turns * completion_tokens, words
 
     def place(self, root: Path) -> Path:
-        """Return the folder of the package, or its one file. Raises UsageError if no such package is installed."""
+        """Return the folder or the file of the package. UsageError if the package is not installed."""
         if self.folder:
             folder = root / self.folder
             places = (folder, folder / self.module, folder / "src" / self.module)
@@ -167,11 +166,11 @@ class TasksetRules:
             return (packages + files or [folder])[0]
         spec = find_spec(self.module)
         if spec is None or spec.origin is None:
-            raise UsageError(f"{RULES_NAME}: no package {self.module} is installed", "Install it: uv pip install NAME.")
+            raise UsageError(f"{RULES_NAME}: package {self.module} is not installed", "Run: uv pip install NAME.")
         return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
 
     def beside(self, root: Path) -> list[Path]:
-        """Return the folder with the other packages of the taskset's folder, if the taskset has its own folder."""
+        """Return the folder with further packages of the taskset, if there is such a folder."""
         place = self.place(root)
         return [place.parent] if self.folder and place != root / self.folder else []
 
@@ -180,10 +179,10 @@ class TasksetRules:
 class EnvironmentRules:
     """One environment: the folder `environments/<name>/`, the sizes of its splits, and the folders that it `needs`.
 
-    `weight`: its share of the score, relative to the other environments. `taskset`: a user's package instead of the
-    folder. `is_bounded`: another process scores the answers. `args`: arguments of its data, or the taskset's config.
-    `versions`: `name==version` of the packages that it requires (of our environments: pins). `versions_sha256`: of all
-    packages that it requires, directly or not.
+    `weight`: share of the score, relative to the other environments. `taskset`: a user's package instead of the folder.
+    `is_bounded`: a separate process scores the answers. `args`: arguments of `data.load`, or the taskset's config.
+    `versions`: `name==version` of the required packages (for Nightshift's environments: only pinned packages).
+    `versions_sha256`: over all packages that are required, directly or indirectly.
     """
 
     name: str
@@ -194,19 +193,19 @@ class EnvironmentRules:
     taskset: TasksetRules | None = None
     is_game: bool = False  # several turns against an opponent
     is_bounded: bool = False
-    guard: float | None = None  # percentage points by which its score may fall: it is scored and never trained
+    guard: float | None = None  # a guard is scored, not trained: percentage points by which its score may fall
     args: dict[str, Any] = field(default_factory=dict)
     versions: tuple[str, ...] = ()
     versions_sha256: str = ""
 
     @property
     def package(self) -> str:
-        """The Python package in its folder, which is also its id in verifiers."""
+        """The name of the Python package, which is also the id in verifiers."""
         return f"nightshift_{self.name}"
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of the checkout that hold its code, its own folder first."""
+        """The folders of the checkout with its code, its own folder first."""
         if self.taskset is not None:
             return (*([self.taskset.folder] if self.taskset.folder else []), *TASKSET_FOLDERS)
         return tuple(f"environments/{name}/" for name in (self.name, *self.needs))
@@ -214,7 +213,7 @@ class EnvironmentRules:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A number that train.toml may give to a loss: its default, and its range with both ends."""
+    """A parameter of a loss: its default, and its range with both ends."""
 
     default: _Units
     low: _Units
@@ -223,7 +222,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class LossRules:
-    """A user's loss: prime-rl imports `import_path` from the package that is a `folder` of the checkout."""
+    """A user's loss: prime-rl imports `import_path` from a package in a `folder` of the checkout."""
 
     name: str
     folder: str
@@ -235,8 +234,8 @@ class LossRules:
 class Rules:
     """The rules of one campaign.
 
-    `budget_clock`: `cpu` counts the CPU time of the trainer's one thread, so that another process on the machine costs
-    time and few steps (docs/measured.md). With a GPU it is always `wall`.
+    `budget_clock`: `cpu` counts the CPU time of the trainer's only thread, so that other processes on the machine cost
+    few steps (docs/measured.md). With a GPU the clock is always `wall`.
     """
 
     name: str
@@ -247,28 +246,28 @@ class Rules:
     startup_seconds: float
     evaluation_seconds: float
     decoding: Decoding
-    max_completion_tokens: int  # upper bound of training completions: the model's context allows no more
-    model_revision: str | None = None  # None: the model's bytes lie in this repository and are hashed
+    max_completion_tokens: int  # upper bound of training completions, from the model's context
+    model_revision: str | None = None  # None: the bytes of a local model are hashed
     environments: tuple[EnvironmentRules, ...] = ()
     guards: tuple[EnvironmentRules, ...] = ()
-    losses: tuple[LossRules, ...] = ()  # that train.toml may name, for an engine that imports them
+    losses: tuple[LossRules, ...] = ()  # further losses for train.toml, if the engine can import them
     decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
     memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/base.py)
-    infer_gpus: int = 1  # of an engine that serves and trains on GPUs of their own
+    infer_gpus: int = 1  # only for an engine that serves and trains on different GPUs
     train_gpus: int = 1
-    tensor_parallel: int = 1  # the GPUs that a served copy of the model is divided over
+    tensor_parallel: int = 1  # GPUs per served copy of the model
 
     @property
     def gpu_split(self) -> tuple[int, ...]:
-        """How many GPUs of a run serve, and how many train; one number if the same GPU does both."""
+        """The numbers of GPUs that serve and that train; one number if the same GPU does both."""
         return (self.infer_gpus, self.train_gpus) if self.num_gpus > 1 else (1,)
 
     @property
     def deadline_seconds(self) -> float:
-        """Wall-clock limit of one run with start-up and evaluation; a run that reaches it is a crash."""
+        """The wall-clock limit of a run with start-up and evaluation. A run that reaches the limit is a crash."""
         slowest = _BUSIEST if self.budget_clock == "cpu" else 1.0
         return self.startup_seconds + slowest * self.budget_seconds + self.evaluation_seconds
 
@@ -289,7 +288,7 @@ class Rules:
 
     @property
     def scored(self) -> tuple[EnvironmentRules, ...]:
-        """The environments that a run is scored on: those that train, then the guards."""
+        """The environments that score a run: those that train, then the guards."""
         return (*self.environments, *self.guards)
 
     @property
@@ -341,6 +340,7 @@ def covered_files(root: Path, paths: Sequence[str]) -> list[str]:
         for folder, folders, files in os.walk(f"{top}/{path.rstrip('/')}"):
             folders[:] = [name for name in folders if not _UNREAD.fullmatch(name)]
             for link in filter(os.path.islink, (f"{folder}/{name}" for name in folders)):
-                raise UsageError(f"{link} is a link to a folder, whose bytes no hash holds", "Put the folder there.")
+                cause = f"{link} is a link to a folder, which the rules hash does not cover"
+                raise UsageError(cause, "Replace the link by the folder.")
             names.update(f"{folder}/{name}".removeprefix(f"{top}/") for name in files)
     return [name for name in sorted(names) if is_covered(name, paths) and (root / name).is_file()]

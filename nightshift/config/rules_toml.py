@@ -1,8 +1,8 @@
-"""Read rules.toml, the user's choices, and make the rules of this machine from it.
+"""Make the rules of this machine from rules.toml, the user's choices.
 
-setups.toml lists the set-ups: an engine with its limits, its budget and its model. An environment declares in
-[tool.nightshift] of its pyproject.toml the sizes of its splits, the models that can answer it (its own model first;
-`any`: every model outside models/), and the measured size of effects. For a user's taskset, rules.toml declares this.
+setups.toml lists the set-ups: an engine with its limits, its budget and its model. [tool.nightshift] in the
+pyproject.toml of an environment declares the sizes of its splits, the models that can answer it (its own model first;
+`any`: every model outside models/), and the measured size of effects. For a user's taskset rules.toml declares this.
 """
 
 import ast
@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -38,17 +37,16 @@ from nightshift.config.train_toml import read_source
 from nightshift.errors import UsageError
 from nightshift.files import parse_toml, read_file
 
-MODELS = "models/"  # its models answer a few environments only
+MODELS = "models/"  # small models, which can answer a few environments only
 ANY_MODEL = "any"
 ROLLOUT_ENGINE = "prime-rl"  # plays episodes of several turns
-_TOOL_PARSERS = {"qwen": "hermes"}  # vLLM's names, by what a model's name contains
+_TOOL_PARSERS = {"qwen": "hermes"}  # vLLM's tool parser by a part of the model's name
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of an environment; part of the names of its package and of the rules
-_LIBRARIES = ("prime_rl", "torch", "verifiers", "vllm")  # which a package of the same name would hide
-_TAKEN = ("agg", "eval", "incumbent", "strict")  # other scores and rewards have names that begin with these
+_TAKEN = ("agg", "eval", "incumbent", "strict")  # prefixes of other scores and rewards
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
-Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
+Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # a file or a package
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 NumGpus = Annotated[int, Meta(ge=1, le=16)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -59,8 +57,10 @@ REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.mod
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """[environment.NAME] of rules.toml. All keys but `weight`, `guard` and `args` need `package`, which needs
-    num_validation. `guard`: by how many percentage points the score of an environment that does not train may fall."""
+    """[environment.NAME] of rules.toml. All keys except `weight`, `guard` and `args` need `package`.
+
+    `guard`: percentage points by which the score of this environment may fall, which does not train.
+    """
 
     weight: Scale = 1.0
     guard: Annotated[float, Meta(gt=0, le=100)] | None = None
@@ -87,11 +87,11 @@ class LossTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Chosen(msgspec.Struct, forbid_unknown_fields=True):
-    """rules.toml. Empty or 0: the best that the machine can do.
+    """rules.toml. Empty or 0: the best choice for the machine.
 
     `revision`: the commit of `model` on the hub. `learning_rate_scale`: factor of train.toml's learning rates.
-    `memory_gb`: of the GPU that chooses the defaults; 0: of the smallest GPU in use. `infer_gpus`, `train_gpus`: how
-    many serve and how many train in a run of prime-rl. `tensor_parallel`: how many share one served copy of the model.
+    `memory_gb`: the memory preset; 0: by the smallest GPU in use. `infer_gpus`, `train_gpus`: numbers of GPUs that
+    serve and that train in a run of prime-rl. `tensor_parallel`: GPUs per served copy of the model.
     """
 
     environments: list[str] = []
@@ -104,7 +104,6 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     tensor_parallel: NumGpus = 1
     environment: dict[str, Table] = {}
     loss: dict[Annotated[str, Meta(pattern=r"\A(?!(custom|default|ipo)\Z)[a-z][a-z0-9_]{0,39}\Z")], LossTable] = {}
-    advantage: dict[str, Any] = {}  # refused: prime-rl imports none
 
     def table(self, name: str) -> Table:
         """Return [environment.NAME]."""
@@ -127,8 +126,8 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     needs: list[str] = []
     is_game: bool = False
     is_bounded: bool = False
-    max_completion_tokens: int = 0  # room for an answer, if larger than the set-up's
-    args: dict[str, Any] = {}  # arguments of its data that [environment.NAME] may change
+    max_completion_tokens: int = 0  # tokens that an answer may need, if more than the set-up's
+    args: dict[str, Any] = {}  # arguments of `data.load` that [environment.NAME] may change
     requires: list[str] = []  # [project] dependencies
     decision: _Measured = _Measured()
 
@@ -142,7 +141,7 @@ def rules_here(root: Path, engine: str | None, gpu_count: int) -> Rules:
 
 
 def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: int) -> Rules:
-    """Return the rules of other environments with the engine of `here`, and with its model if it can answer them."""
+    """Return the rules of other environments with the engine of `here`, and with its model if possible."""
     chosen = chosen_in(root)
     chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
     chosen.environment = {name: structs.replace(table, guard=None) for name, table in chosen.environment.items()}
@@ -153,9 +152,9 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 
 
 def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
-    """Return the rules of these choices. If GPUs are missing for a named engine, the engine's own check says so."""
+    """Return the rules of these choices. The engine's own check reports missing GPUs of a chosen engine."""
     setups = [setup for setup in _SETUPS if engine in (None, setup.engine)]
-    if not setups:  # from a record
+    if not setups:  # an engine of a record
         engines = dict.fromkeys(setup.engine for setup in _SETUPS)
         raise UsageError(f"there is no engine {engine!a}", f"Write {' or '.join(engines)}.")
     setups = _with_gpus(setups, chosen)
@@ -166,27 +165,29 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     for name, entry in guards.items():
         if name in names or entry.is_game:
             cause = f"{RULES_NAME}: [environment.{name}]: guard = {chosen.table(name).guard:g}"
-            why = "a game has no guard" if entry.is_game else "this environment trains, and a guard is never trained"
-            more = f", or take {name} out of environments" if name in names else ""
-            raise UsageError(f"{cause}: {why}", f"Leave guard out{more}.")
+            why = (
+                "a game cannot be a guard" if entry.is_game else "this environment trains, and a guard is never trained"
+            )
+            more = f", or remove {name} from environments" if name in names else ""
+            raise UsageError(f"{cause}: {why}", f"Delete guard{more}.")
     scored = declared | guards
     own_models = [entry.models[0] for entry in scored.values() if entry.models[0] != ANY_MODEL]
     models = [_portable_path(root, chosen.model)] if chosen.model else [*own_models, setups[0].model]
     for model in models:
         for setup in setups if all(entry.accepts(model) for entry in scored.values()) else ():
-            is_small = model.startswith(MODELS)  # a GPU would be wasted on it
+            is_small = model.startswith(MODELS)  # a small model does not use a GPU
             if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
                 return _complete(root, setup, model, declared, guards, chosen)
-    refusing = [name for name, entry in scored.items() if not entry.accepts(model)] or ["them there"]
+    refusing = [name for name, entry in scored.items() if not entry.accepts(model)] or ["these environments"]
     cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {model} ({setups[0].name}, GPUs needed: "
     cause += f"{setups[0].num_gpus}) cannot answer {' and '.join(refusing)}"
-    able = set.intersection(*({*entry.models} for entry in scored.values()))
-    fix = "Write environments = [] for what the machine can do, or use another --engine or model: "
-    raise UsageError(cause, f"{fix}{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
+    models = sorted(set.intersection(*({*entry.models} for entry in scored.values())))
+    fix = "Write environments = [] for the best choice of this machine, or use another --engine or model: "
+    raise UsageError(cause, f"{fix}{', '.join(models)} ({ANY_MODEL}: every model outside {MODELS}, with a GPU).")
 
 
 def _with_gpus(setups: list[Rules], chosen: Chosen) -> list[Rules]:
-    """Return the set-ups with the chosen numbers of GPUs; of more than 1 + 1 only the one that can use them."""
+    """Return the set-ups with the chosen numbers of GPUs; for more than 1 + 1 only set-ups that can use them."""
     infer, train, parallel = chosen.infer_gpus, chosen.train_gpus, chosen.tensor_parallel
     if infer % parallel:
         cause = f"{RULES_NAME}: tensor_parallel = {parallel} does not divide infer_gpus = {infer}"
@@ -210,7 +211,7 @@ def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRul
 
 
 def is_own_model(rules: Rules) -> bool:
-    """True for a model that is neither in models/ nor a set-up's."""
+    """Return whether the user chose the model: it is neither in models/ nor in a set-up."""
     return not rules.model.startswith(MODELS) and rules.model not in {setup.model for setup in _SETUPS}
 
 
@@ -229,28 +230,28 @@ def _complete(
     losses = losses_of(root, chosen)
     _check_loss_packages(losses, environments)
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
-    # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
+    # Of a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
     prior_sd = sum(share * decision.prior_sd for share, decision in pairs)
     seed_sd = sum(share * decision.seed_sd for share, decision in pairs)
     longest = max(entry.max_completion_tokens for entry in declared.values())
     answer = max(longest, setup.decoding.max_completion_tokens, *(e.max_completion_tokens for e in guards.values()))
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
-    asked = {n: e.num_validation * chosen.table(n).max_turns for n, e in (declared | guards).items()}
-    for name in asked:
+    num_turns = {
+        name: entry.num_validation * chosen.table(name).max_turns for name, entry in (declared | guards).items()
+    }
+    for name in num_turns:
         if (most := chosen.table(name).max_turns) > 1 and setup.engine != ROLLOUT_ENGINE:
-            cause = f"{RULES_NAME}: [environment.{name}]: max_turns = {most}: engine {setup.engine} asks one question"
-            raise UsageError(
-                cause, f"Use --engine {ROLLOUT_ENGINE}, which plays several turns, or another environment."
-            )
-    usual = sum(entry.num_validation for entry in declared.values())  # a set-up's time is for so many answers
+            cause = f"{RULES_NAME}: [environment.{name}]: max_turns = {most}: engine {setup.engine} has one turn only"
+            raise UsageError(cause, f"Use --engine {ROLLOUT_ENGINE}, or another environment.")
+    usual = sum(entry.num_validation for entry in declared.values())  # evaluation_seconds is for this number of answers
     return replace(
         setup,
         name=f"{'+'.join(declared)}-{setup.engine}",
         model=model,
         model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
         learning_rate_scale=chosen.learning_rate_scale or scale,
-        evaluation_seconds=setup.evaluation_seconds * sum(asked.values()) / usual,
+        evaluation_seconds=setup.evaluation_seconds * sum(num_turns.values()) / usual,
         environments=environments,
         guards=tuple(_environment(root, name, chosen.table(name), entry, model) for name, entry in guards.items()),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
@@ -261,39 +262,35 @@ def _complete(
 
 
 def _check_model(root: Path, model: str, chosen: Chosen) -> None:
-    """Raise UsageError unless the model is a folder or a commit on the hub: a name could be another model tomorrow."""
+    """Raise UsageError unless the model is a folder or a commit on the hub. A hub name without a commit may change."""
     is_folder = (root / model).is_dir()
     if chosen.revision and not chosen.model:
-        raise UsageError(f"{RULES_NAME}: revision goes with model", "Name the model, or leave revision out.")
+        raise UsageError(f"{RULES_NAME}: revision needs model", "Write the model, or delete revision.")
     if is_folder is bool(chosen.revision) or not (is_folder or HUB_NAME.fullmatch(model)):
-        what = "no folder here" if chosen.revision else "no folder here, and has no revision"
-        what = "a folder, and has a revision" if is_folder else what
-        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
-        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
+        reason = "not a folder" if chosen.revision else "not a folder, and has no revision"
+        reason = "a folder, and has a revision" if is_folder else reason
+        fix = "Write a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
+        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {reason}", fix)
 
 
 def _portable_path(root: Path, model: str) -> str:
-    """Return the path of a model folder, relative if the folder is in the checkout; a name on the hub stays."""
+    """Return the path of a model folder, relative if the folder is in the checkout; or a name on the hub."""
     path = Path(os.path.normpath(root / model))
     if not path.is_dir():
         return model
     if root.resolve().is_relative_to(path.resolve()):
         cause = f"{RULES_NAME}: model = {json.dumps(model)} is {path.resolve()}, which contains this checkout"
-        raise UsageError(cause, "Put the model into a folder of its own, and name that.")
+        raise UsageError(cause, "Put the model into a separate folder.")
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
 def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
-    """Return the choices in the rules.toml of the checkout at `root`, or in the bytes of another one."""
+    """Return the choices in the rules.toml of the checkout at `root`, or in the bytes `rules_toml`."""
     data = read_source(root / RULES_NAME) if rules_toml is None else rules_toml
     try:
         chosen = msgspec.convert(parse_toml(data), Chosen)
     except ValueError as error:
-        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
-        raise UsageError(f"{RULES_NAME}: {error}", fix) from None
-    for name in chosen.advantage:
-        cause = f"{RULES_NAME}: [advantage.{name}]: prime-rl imports no advantage: each is a class in its code"
-        raise UsageError(cause, "Delete it. A [loss.NAME] gets the advantages and may change them.")
+        raise UsageError(f"{RULES_NAME}: {error}", f"Correct it: comments in {RULES_NAME} explain the keys.") from None
     for name, table in chosen.environment.items():
         _declared(root, name, table)
     return chosen
@@ -305,7 +302,7 @@ def losses_of(root: Path, chosen: Chosen) -> tuple[LossRules, ...]:
 
 
 def _loss(root: Path, name: str, table: LossTable) -> LossRules:
-    """Return the rules of a user's loss. UsageError: they contradict each other, or its code is no Python."""
+    """Return the rules of a user's loss. UsageError: wrong bounds, no such package, or a syntax error in its code."""
     where, module = f"{RULES_NAME}: [loss.{name}]", table.import_path.partition(".")[0]
     for parameter, number in table.parameters.items():
         if not (number.low < number.high and number.low <= number.default <= number.high):
@@ -315,35 +312,37 @@ def _loss(root: Path, name: str, table: LossTable) -> LossRules:
     is_package = folder.name == module and (folder / "__init__.py").is_file()
     place = folder if is_package else folder / module
     if not place.is_relative_to(top) or not (place / "__init__.py").is_file():
-        cause = f"{where}: package = {json.dumps(table.package)} is no folder of this checkout with a package {module}"
-        raise UsageError(cause, f"Name the folder that has {module}/__init__.py.")
-    for path in sorted(filter(Path.is_file, place.rglob("*.py"))):  # an editor's lock is a link to nothing
+        cause = (
+            f"{where}: package = {json.dumps(table.package)} is not a folder of this checkout with a package {module}"
+        )
+        raise UsageError(cause, f"Write the folder that contains {module}/__init__.py.")
+    for path in sorted(filter(Path.is_file, place.rglob("*.py"))):  # an editor's lock is a dangling link
         try:
             ast.parse(path.read_bytes(), path.name)
-        except (SyntaxError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
-            line, text = getattr(error, "lineno", None), getattr(error, "msg", type(error).__name__)
-            cause = f"{where}: {path.relative_to(top)}{f':{line}' if line else ''}: {text}"
+        except SyntaxError as error:
+            cause = f"{where}: {path.relative_to(top)}:{error.lineno}: {error.msg}"
             raise UsageError(cause, "Correct the line, or delete the table.") from None
     return LossRules(name, f"{place.relative_to(top).as_posix()}/", table.import_path, table.parameters)
 
 
 def _check_loss_packages(losses: Sequence[LossRules], environments: Sequence[EnvironmentRules]) -> None:
-    """Raise UsageError if the copy for prime-rl, one folder, would mix a loss's package with another package."""
-    folders = {one.taskset.module if one.taskset else one.package: f"environment {one.name}" for one in environments}
+    """Raise UsageError if a loss's package has the name of another package: prime-rl gets copies in one folder."""
+    folders = {e.taskset.module if e.taskset else e.package: f"environment {e.name}" for e in environments}
     for loss in losses:
         module = loss.import_path.partition(".")[0]
-        is_library = module.startswith("nightshift") or module in sys.stdlib_module_names or module in _LIBRARIES
-        other = "a library's name" if is_library else folders.setdefault(module, loss.folder)
+        other = (
+            "a package of Nightshift" if module.startswith("nightshift") else folders.setdefault(module, loss.folder)
+        )
         if other != loss.folder:
-            cause = f"{RULES_NAME}: [loss.{loss.name}]: the package {module} of {loss.folder} has the name of another"
-            raise UsageError(f"{cause}: {other}", "Give the package a name of its own.")
+            cause = f"{RULES_NAME}: [loss.{loss.name}]: the name of the package {module} of {loss.folder} is taken"
+            raise UsageError(f"{cause}: {other}", "Rename the package.")
 
 
 def _environment(root: Path, name: str, table: Table, declared: _Declared, model: str) -> EnvironmentRules:
     taskset, requires = _taskset(root, name, table, model) if table.package else (None, declared.requires)
     versions = list(_versions(requires))
-    # Our environments may leave a version open: then another version elsewhere is no fault.
-    named = tuple(line for depth, line in versions if depth == 0 and (taskset is not None or line in requires))
+    # A package of Nightshift's environments whose version is not pinned may differ between machines.
+    pinned = tuple(line for depth, line in versions if depth == 0 and (taskset is not None or line in requires))
     text = " ".join(sorted(line for _, line in versions))
     return EnvironmentRules(
         name,
@@ -356,19 +355,19 @@ def _environment(root: Path, name: str, table: Table, declared: _Declared, model
         is_bounded=declared.is_bounded,
         guard=table.guard,
         args=declared.args | table.args,
-        versions=named,
+        versions=pinned,
         versions_sha256=hashlib.sha256(text.encode()).hexdigest() if versions else "",
     )
 
 
 def _declared(root: Path, name: str, table: Table) -> _Declared:
-    """Return the declaration of an environment: its pyproject.toml's, or rules.toml's for a user's taskset."""
+    """Return the declaration of an environment from its pyproject.toml, or from rules.toml for a user's taskset."""
     where = f"{RULES_NAME}: [environment.{name}]"
     if not NAME.fullmatch(name) or name in _TAKEN:
         fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
-        raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
+        raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is not a valid name", fix)
     try:
-        json.dumps(table.args, allow_nan=False)  # also of lists and tables in it
+        json.dumps(table.args, allow_nan=False)
     except (TypeError, ValueError) as error:
         fix = "Write text, numbers, true or false, and lists of them."
         raise UsageError(f"{where}: args: {error}", fix) from None
@@ -381,10 +380,10 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: [tool.nightshift]: {error}", "docs/environments.md describes its keys.") from None
-    if own := sorted(msgspec.to_builtins(table).keys() - {"weight", "guard", "args"}):
-        raise UsageError(f"{where}: {own[0]} goes with package", "Write package = ..., or leave it out.")
+    if others := sorted(msgspec.to_builtins(table).keys() - {"weight", "guard", "args"}):
+        raise UsageError(f"{where}: {others[0]} needs package", f"Write package = ..., or delete {others[0]}.")
     if unknown := sorted(table.args.keys() - declared.args):
-        fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
+        fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Delete args: there are no arguments."
         raise UsageError(f"{where}: args has {json.dumps(unknown[0])}", fix)
     return declared
 
@@ -396,9 +395,9 @@ def _declared_taskset(root: Path, name: str, table: Table, where: str) -> _Decla
         fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(names)}."
         raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
     if name in names:
-        raise UsageError(f"{where}: environments/{name} is there already", "Name it otherwise, or leave package out.")
+        raise UsageError(f"{where}: environments/{name} exists", "Use another name, or delete package.")
     if table.num_validation is None:
-        raise UsageError(f"{where} has no num_validation", "Write how many tasks decide: num_validation = 200.")
+        raise UsageError(f"{where} has no num_validation", "Write the size of the split: num_validation = 200.")
     low, high = table.reward_range
     if not -1e9 <= low < high <= 1e9:
         raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
@@ -406,9 +405,9 @@ def _declared_taskset(root: Path, name: str, table: Table, where: str) -> _Decla
 
 
 def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRules, list[str]]:
-    """Return the rules of a user's package, a folder of the checkout or an installed one, and its requirements.
+    """Return the rules of a user's package, which is a folder of the checkout or installed, and its requirements.
 
-    `model`: which trains; its family says how tools are called, unless the table does.
+    `model`: the model that trains. Its family sets the tool parser, unless the table does.
     """
     where = f"{RULES_NAME}: [environment.{name}]: package = {json.dumps(table.package)}"
     top, folder = root.resolve(), (root / table.package).resolve()
@@ -420,37 +419,37 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
         modules = [folder.name] if is_package else inside
         if len(modules) != 1:
             cause = f"{where}: {len(modules)} packages in that folder ({', '.join(sorted(inside)) or 'none'})"
-            raise UsageError(cause, "Name the folder of the package itself, with the one __init__.py, or one file.")
+            raise UsageError(cause, "Write the folder of the package itself, with its __init__.py, or of one file.")
         module, place = modules[0], f"{folder.relative_to(top).as_posix()}/"
         try:
             project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
             requires = msgspec.convert(project.get("dependencies", []), list[str])
         except (OSError, ValueError, AttributeError) as error:
-            raise UsageError(f"{path}: {error}", "Mend it, or name the folder of the package itself.") from None
+            raise UsageError(f"{path}: {error}", "Correct it, or write the folder of the package itself.") from None
     else:
         module, place = table.package.replace("-", "_"), ""
         owners = metadata.packages_distributions().get(module, [])
         requires = [line for owner in owners for line in metadata.requires(owner) or ()]
     if not _MODULE.fullmatch(module):
-        raise UsageError(f"{where} is no folder of this checkout", "Name a folder in it, or an installed package.")
+        raise UsageError(f"{where} is not a folder of this checkout", "Write a folder, or an installed package.")
     if not any(metadata.distributions(name="verifiers")):
         raise UsageError(f"{where} needs verifiers, which is not installed", "Run: uv sync --extra verifiers")
     parsers = [parser for family, parser in _TOOL_PARSERS.items() if family in model.lower()]
-    own = {field.name: getattr(table, field.name) for field in fields(TasksetRules)[2:]}
-    rules = TasksetRules(module, place, **own | {"tool_parser": table.tool_parser or "".join(parsers)})
-    rules.place(root)  # is it installed?
+    settings = {field.name: getattr(table, field.name) for field in fields(TasksetRules)[2:]}
+    rules = TasksetRules(module, place, **settings | {"tool_parser": table.tool_parser or "".join(parsers)})
+    rules.place(root)  # raises if the package is not installed
     return rules, ["verifiers", *requires]
 
 
 def _versions(requirements: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the depth and `name==version` of each installed distribution that is required; depth 0: directly."""
+    """Yield depth and `name==version` of each installed distribution that is required; 0 is a direct requirement."""
     waiting, seen = [(0, line) for line in requirements], set[str]()
     for depth, line in waiting:  # which grows
         match = _REQUIREMENT.match(line)
         if match is None or match[3] or (name := re.sub(r"[-_.]+", "-", match[1]).lower()) in seen:
             continue
         seen.add(name)
-        with suppress(metadata.PackageNotFoundError):  # for another platform, or its import fails later
+        with suppress(metadata.PackageNotFoundError):  # required on another platform, or its import will fail
             distribution = metadata.distribution(name)
             yield depth, f"{name}=={distribution.version}"
             waiting += [(depth + 1, requirement) for requirement in distribution.requires or []]

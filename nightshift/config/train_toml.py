@@ -1,7 +1,7 @@
-"""Read, check, compare and edit train.toml, the one file that the agent edits.
+"""Read, check, compare and edit train.toml, the only file that the agent edits.
 
-The whole file is checked before an engine sees it, because prime-rl's own validation imports the modules that a config
-names. tomllib reports no positions. A small scanner of strings, comments and brackets cuts valid TOML into statements.
+The whole file is checked before an engine reads it, because prime-rl's own validation imports the modules of a config.
+tomllib reports no positions, so a small scanner of strings, comments and brackets splits valid TOML into statements.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from nightshift.config.checks import MAX_DEPTH, MAX_PROBLEMS, Problem, read_valu
 from nightshift.errors import ConfigError
 from nightshift.files import parse_toml, read_file
 
-UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
+UNSET = "unset"  # a key without a value: "None" in train.toml, or a key that is not there
 MAX_BYTES = 64 * 1024
-MAX_LINE = 1000  # tomllib takes quadratic time in the dots of a key: 19 s for one line of 64 KiB
-ABSENT = object()  # a value for set_values: remove the key from the file
+MAX_LINE = 1000  # tomllib needs quadratic time for the dots of a key: 19 s for one line of 64 KiB
+ABSENT = object()  # for set_values: remove the key from the file
 
 _TOKEN = re.compile(
-    r'"""(?:\\[\s\S]|[^\\])*?"{3,5}'  # a multi-line string may end in quotes of its own
+    r'"""(?:\\[\s\S]|[^\\])*?"{3,5}'  # the text of a multi-line string may end in quotes
     r"|'''[\s\S]*?'{3,5}"
     r'|"(?:\\.|[^"\\\n])*"'
     r"|'[^'\n]*'"
@@ -39,9 +39,9 @@ _TOKEN = re.compile(
 class Config:
     """A checked train.toml.
 
-    `values`: dotted path to canonical value, of the keys in the file. `resolved`: every open key that applies, with
-    defaults. `hash`: sha256 of the values that differ from prime-rl's defaults, and of the keys of BY_PRESET in the
-    file. Comments, order and the spelling of numbers do not change the hash.
+    `values`: the canonical values of the keys in the file, by dotted path. `resolved`: every open key that applies,
+    with defaults. `hash`: sha256 of the values that differ from prime-rl's defaults, and of the keys of BY_PRESET in
+    the file. Comments, order and the spelling of numbers do not change the hash.
     """
 
     source: bytes
@@ -50,14 +50,13 @@ class Config:
     hash: str
 
     def get(self, path: str) -> Any:
-        """Return the value of an open key: its default if the file has none, None if the key does not apply."""
+        """Return the value of an open key, by default prime-rl's; None if the key does not apply."""
         if path not in self.resolved and find_key(path) is None:
             raise KeyError(path)
         return self.resolved.get(path)
 
     def shown(self, path: str) -> bool | int | float | str:
-        """Return the value of a key as every view shows it: `unset` for none, `by preset` if the memory of the GPUs
-        decides it."""
+        """Return the value of a key for views: `unset` for None, `by preset` if the memory preset sets the key."""
         if path in BY_PRESET and path not in self.values:
             return "by preset"
         value = self.resolved.get(path)
@@ -65,15 +64,15 @@ class Config:
 
 
 def load(path: Path) -> Config:
-    """Read a train.toml, and return its config. Raises ConfigError."""
+    """Return the config in a train.toml. ConfigError as in `parse`."""
     return parse(read_source(path), path.name)
 
 
 def parse(source: bytes, name: str = "train.toml") -> Config:
-    """Return the config of a train.toml; `name` is its name in messages.
+    """Return the config in the bytes of a train.toml. `name`: the name of the file in messages.
 
-    Raises ConfigError: it is no TOML, or keys or values are refused. The text of one problem is one line. The text of
-    several problems is a heading and a line for each.
+    ConfigError: the file is not TOML, or keys or values are refused. One problem is one line of text; several problems
+    are a heading with a line for each.
     """
     text, tree = document(source, name)
     values, problems = read_values(tree, MAX_PROBLEMS + 1)
@@ -91,7 +90,7 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
 
 
 def refusal(name: str, problems: list[Problem], lines: Mapping[tuple[str, ...], int]) -> ConfigError:
-    """Return all problems of a train.toml as one error. `lines`: those of its keys (line_numbers)."""
+    """Return all problems of a train.toml as one error. `lines`: the line of each key (line_numbers)."""
     problems = sorted(problems, key=lambda problem: lines.get(problem.path, 0))
     places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in problems]
     error = ConfigError(f"{places[0]}: {problems[0].cause}", problems[0].fix)
@@ -105,7 +104,7 @@ def refusal(name: str, problems: list[Problem], lines: Mapping[tuple[str, ...], 
 # -- differences --------------------------------------------------------------------------------------
 
 ChangeKind = Literal["changed", "added", "removed"]
-_FORMS: dict[ChangeKind, str] = {  # in the order in which they are shown
+_FORMS: dict[ChangeKind, str] = {  # in the order of views
     "changed": r"(?P<key>[^\s+-]\S*) (?P<old>.*?) -> (?P<new>.*)",
     "added": r"\+(?P<key>\S+) (?P<new>.*?)(?: \(default (?P<old>.*)\))?",
     "removed": r"-(?P<key>\S+) (?P<old>.*?)(?: \(default (?P<new>.*)\))?",
@@ -114,9 +113,9 @@ _FORMS: dict[ChangeKind, str] = {  # in the order in which they are shown
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key that differs: `changed` if both files write it, else `added` or `removed`.
+    """A key that differs between two files: `changed` if both files have the key, else `added` or `removed`.
 
-    `old` or `new` is prime-rl's default for a file that does not write the key; None if there is no default.
+    For a file without the key, `old` or `new` is prime-rl's default; None if there is no default.
     """
 
     key: str
@@ -134,17 +133,17 @@ class Change:
 
 
 def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
-    """Return the changes in the lines of a record, without lines of another form."""
+    """Return the changes in the lines of a record. Other lines are ignored."""
     return tuple(
         Change(match["key"], kind, match["old"], match["new"])
         for line in lines
-        for kind, form in _FORMS.items()  # a line matches one form
+        for kind, form in _FORMS.items()  # a line matches at most one form
         if (match := re.fullmatch(form, line[:MAX_LINE]))
     )
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:
-    """Return the keys that either file writes and whose effect differs, in the order of the new file, then the old."""
+    """Return the keys of either file whose effect differs, in the order of the new file, then of the old file."""
 
     def effect(config: Config, path: str) -> Any:
         return (config.values if path in BY_PRESET else config.resolved).get(path, ABSENT)
@@ -153,7 +152,7 @@ def changed_keys(old: Config, new: Config) -> list[str]:
 
 
 def diff(old: Config, new: Config) -> tuple[Change, ...]:
-    """Return the changes: changed, then added, then removed keys. Empty if both files train the same."""
+    """Return the changed, then the added, then the removed keys; () if both files have the same effect."""
     changes = []
     for path in changed_keys(old, new):
         before = _text(old.values[path]) if path in old.values else _default_text(path, new.resolved)
@@ -164,7 +163,7 @@ def diff(old: Config, new: Config) -> tuple[Change, ...]:
 
 
 def spelled(value: Value) -> str:
-    """Return a value of a difference: as in train.toml, but text without quotes and a table as `on`."""
+    """Return a value for a list of changes: as in train.toml, but text without quotes and a table as `on`."""
     if isinstance(value, dict):
         return "on"
     return "None" if value is None else value if isinstance(value, str) else value_text(value, 200)
@@ -175,7 +174,7 @@ def _text(value: Value | None) -> str:
 
 
 def _default_text(path: str, resolved: Mapping[str, Value]) -> str | None:
-    """Return prime-rl's default in words; None for an entry that the user named."""
+    """Return prime-rl's default in words; None for a key below a name of the user's choice."""
     if path in BY_PRESET:
         return "by preset"
     key, value = find_key(path), default(path, resolved)
@@ -188,7 +187,7 @@ def _default_text(path: str, resolved: Mapping[str, Value]) -> str | None:
 
 
 def read_source(path: Path) -> bytes:
-    """Return the bytes of a regular file, read through one descriptor: the checked bytes are the bytes that train."""
+    """Return the bytes of a regular file. It is read only once, so that the checked bytes are the bytes that train."""
     try:
         return read_file(path, MAX_BYTES)
     except OSError as error:
@@ -197,15 +196,13 @@ def read_source(path: Path) -> bytes:
 
 
 def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str, Any]]:
-    """Return text and tables of a TOML file. ConfigError: it cannot be read; `restore`: what to do if it is no text."""
+    """Return text and tables of a TOML file. ConfigError: the file is not valid. `restore`: the fix for a damaged
+    file."""
     fix = restore or f"Restore it: git checkout {name}"
     if len(source) > MAX_BYTES:
         raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", fix)
     try:
         lines = source.decode().split("\n")
-        if lines[0].startswith("\ufeff"):
-            cause = f"{name}:1: the file begins with a byte order mark (BOM)"
-            raise ConfigError(cause, "Save it as UTF-8 without BOM.")
         for number, line in enumerate(lines, 1):
             if len(line) > MAX_LINE:
                 cause = f"{name}:{number}: {len(line):,} characters on one line"
@@ -227,7 +224,7 @@ def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str
 
 
 def statements(text: str) -> list[tuple[int, int]]:
-    """Return the span (start, end) of each `key = value` and each table header in a valid TOML text, as whole lines."""
+    """Return (start, end) of each `key = value` and each table header in a valid TOML text, as whole lines."""
     ends, depth = [], 0
     for token in _TOKEN.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
@@ -245,7 +242,7 @@ def line_numbers(text: str) -> dict[tuple[str, ...], int]:
         tree, is_header = tomllib.loads(text[start:end]), text[start:end].lstrip()[0] == "["
         for path in _paths_in(tree, () if is_header else header):
             lines.setdefault(path, text.count("\n", 0, start) + 1)
-            header = path if is_header else header  # the last one, the deepest
+            header = path if is_header else header  # the last path is the deepest
     return lines
 
 
@@ -261,13 +258,14 @@ def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
-    """Return a valid train.toml with other values; comments, order and everything else stay as they are.
+    """Return a train.toml with other values, and with the same comments and order. ConfigError: source or result is
+    refused.
 
-    An empty line separates an added key from the key above it: `git revert` can then undo one of the two changes.
-    A change to ABSENT removes the key with the comment on its line. None writes "None", or removes the key if None is
-    its default (KeyError: the key is not open). {} switches a table on. ConfigError: source or result is refused.
+    An empty line separates an added key from the key above, so that `git revert` can undo one of the two changes.
+    ABSENT removes a key with the comment on its line. None writes "None", or removes a key whose default is None
+    (KeyError: the key is not open). {} switches a table on.
     """
-    import tomlkit  # slow to import, and only proposers write
+    import tomlkit  # slow to import, and only proposers need it
 
     resolved, text = parse(source).resolved, source.decode()
     for path, value in changes.items():
@@ -283,7 +281,7 @@ def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
 
 
 def _set(document: Any, path: str, value: Any) -> bool:
-    """Change or remove a key in place. Returns False if the key has to be added: it is absent, or has another form."""
+    """Change or remove a key in place. Return False if the key has to be added, because it is absent or a table."""
     import tomlkit
 
     *tables, leaf = path.split(".")
@@ -291,7 +289,7 @@ def _set(document: Any, path: str, value: Any) -> bool:
     for table in tables:
         if not hasattr(node.get(table), "items"):
             if value is not ABSENT:
-                node.pop(table, None)  # switched off with "None": it comes back as a table
+                node.pop(table, None)  # the table was switched off with "None"
             return False
         node = node[table]
     is_table = hasattr(node.get(leaf), "items")
@@ -305,7 +303,7 @@ def _set(document: Any, path: str, value: Any) -> bool:
 
 
 def _without_gap(before: str, after: str) -> str:
-    """Return `after`, the text `before` less one statement, also less the empty line above it if no key is below."""
+    """Return `after`, which is `before` without one statement, also without the empty line above if no key is below."""
     end = next((place for place, old in enumerate(before) if after[place : place + 1] != old), len(after))
     is_last = after[end : end + 1] in "\n" and after[end:].lstrip()[:1] in "[#"
     has_gap = before != after and after[:end].endswith("\n\n")
@@ -313,7 +311,7 @@ def _without_gap(before: str, after: str) -> str:
 
 
 def _add(text: str, path: str, value: Any) -> str:
-    """Return `text` with a key that it does not hold."""
+    """Return a text with a new key."""
     import tomlkit
 
     table, _, leaf = path.rpartition(".")
@@ -322,7 +320,7 @@ def _add(text: str, path: str, value: Any) -> str:
     try:
         tomllib.loads(added)
         return added
-    except tomllib.TOMLDecodeError:  # the table is inline or in dotted keys: it cannot have a header
+    except tomllib.TOMLDecodeError:  # an inline table, or a table of dotted keys, cannot have a header
         document = tomlkit.parse(text)
         node: Any = document
         for segment in path.split(".")[:-1]:
@@ -332,13 +330,13 @@ def _add(text: str, path: str, value: Any) -> str:
 
 
 def _insert(text: str, table: str, line: str) -> str:
-    """Return `text` with `line` as the last statement of `[table]` ("" is the top of the file).
+    """Return a text with `line` as the last statement of `[table]`; "" is the top of the file.
 
-    A table without a header gets one at the end. Comments above the next header stay there.
+    A missing table is added at the end. Comments above the next header stay above the header.
     """
     if text and not text.endswith("\n"):
         text += "\n"
-    ends: dict[str, tuple[int, str]] = {}  # of each table: the end of its last statement, the gap below that statement
+    ends: dict[str, tuple[int, str]] = {}  # by table: the end of its last statement, and the gap below that statement
     name = ""
     for start, end in statements(text):
         is_header = text[start:end].lstrip()[0] == "["

@@ -1,27 +1,27 @@
-"""Environments: their examples, how an answer is scored, and where their data comes from.
+"""Environments: examples, scoring and data.
 
-An environment is a folder `environments/<name>/` with one package, `nightshift_<name>`. It imports nothing of
-Nightshift, because prime-rl loads it, too, as a verifiers taskset. The harness finds it by its folder and puts that
-folder at the end of Python's path; no list of dependencies names it. A verifiers taskset of other people is never
-imported here (scorer.py). Of a package of its own the harness reads
+An environment is a folder `environments/<name>/` with a package `nightshift_<name>`. The package imports nothing of
+Nightshift, because prime-rl imports it as a verifiers taskset. The harness puts the folder at the end of Python's path;
+the environment is not a dependency of Nightshift. Verifiers tasksets of other authors are never imported here
+(scorer.py). The harness uses of a package
 
-    data.PROMPT_TOKENS                 room that a prompt may need, in tokens of the rules' model
+    data.PROMPT_TOKENS                 tokens that a prompt may need
     data.load(split, size, **args)     examples of train, validation or test, each with `key` and `answer`
-    data.messages(example)             the chat that asks
-    data.slices(example)               optional: groups that the page shows, `{"events": "2"}`
-    data.prepare(source=, progress=)   only where data must be fetched
-    scoring.score(text, answer)        0..1; with is_bounded = true in its own process, as a taskset's (scorer.py)
-    scoring.is_formatted(text)         only where a format is requested: whether the answer has it
-    documents.documents(seed)          only where a recipe of tools/base_model.py names it: chats to learn it from
+    data.messages(example)             the chat that asks the question
+    data.slices(example)               optional: groups for the page, `{"events": "2"}`
+    data.prepare(source=, progress=)   optional: fetch the data
+    scoring.score(text, answer)        the score, 0..1; with is_bounded = true in a separate process (scorer.py)
+    scoring.is_formatted(text)         optional: whether the answer has the requested format
+    documents.documents(seed)          optional: chats that pretrain a base model (tools/base_model.py)
 
-and of a game, in place of data.messages and scoring,
+and of a game, instead of data.messages and scoring,
 
-    game.episodes(example)             the games that score an example: each an Episode, with `details()` of how it went
-    game.practice(example, opponent, seat, seed)   a game to learn from: an Episode that may ask for the other seat
-    ratings.figures(games, ask)        figures for the page, by name; `ask` has the policy answer chats
-    ratings.rating(games)              the one of them that a curve over training shows; None: there is none
+    game.episodes(example)             the games that score an example: Episodes with `details()`
+    game.practice(example, opponent, seat, seed)   a training game: an Episode that may ask for the other seat
+    ratings.figures(games, ask)        figures for the page, by name; `ask` lets the policy answer chats
+    ratings.rating(games)              the figure that is plotted over the training; None if there is none
 
-`load` and `prepare` refuse by a ValueError: one line with its fix.
+`load` and `prepare` raise ValueError with one line: the cause and the fix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Protocol
@@ -44,45 +44,45 @@ from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.scorer import Played, Scorer
 from nightshift.text import clean
 
-CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
+CURVE_STEPS = 4  # earlier weights of a game that an engine keeps: one in each fifth of the training except the first
 PROCESS = "environments/taskset/nightshift_taskset/process.py"
 _PACKAGE_FILE = re.compile(r"environments/\w+/.*\.py$")
 Split = Literal["train", "validation", "test"]
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Chat = Sequence[Message]
-Complete = Callable[[Sequence[Chat]], Sequence[Completion]]  # one completion a chat, in order
+Complete = Callable[[Sequence[Chat]], Sequence[Completion]]  # one completion for each chat, in the same order
 
 
 class Example(Protocol):
-    """One problem, or one opening of a game. `answer`: the right one, for people who read rollouts."""
+    """One problem, or one opening of a game. `answer`: the right answer, for people who read rollouts."""
 
     key: str  # the same in every split, order and size
     answer: str
 
 
 class Episode(Protocol):
-    """One example as a policy plays it. An episode with more to show has `details()`, by name."""
+    """One example as a policy plays it. An episode may have `details()`, by name."""
 
     def ask(self) -> Chat | None:
-        """Return the chat that the policy continues; None once the episode is over."""
+        """Return the chat that the policy continues; None if the episode is over."""
         ...
 
     def answer(self, text: str) -> None:
-        """Take the policy's continuation of the last chat."""
+        """Add the policy's answer to the last chat."""
         ...
 
     def score(self) -> float:
-        """Return 0..1. Without an answer it is the score of an empty text."""
+        """Return the score, 0..1. Without an answer: the score of an empty text."""
         ...
 
     def is_formatted(self) -> bool | None:
-        """Return whether the answer has the requested format; None if none is requested."""
+        """Return whether the answer has the requested format; None if no format is requested."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The OpenAI-compatible server of a trained policy. `tick`: to call each second with the number of episodes done;
+    """The OpenAI-compatible server of a trained policy. `tick` gets the number of finished episodes every second, and
     raises EngineError when the run's time is over."""
 
     base_url: str
@@ -91,36 +91,33 @@ class Endpoint:
 
 
 class Policy(Protocol):
-    """A trained policy, whichever engine made it."""
+    """A trained policy of any engine."""
 
     def load_final_weights(self) -> Weights:
-        """Load the last complete weights of the training. Return the proof of which they are."""
+        """Load the last complete weights of the training. Return the proof of their identity."""
         ...
 
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
-        """Return one completion a prompt, in order. Raises EngineError if the policy cannot answer."""
+        """Return one completion for each prompt, in order. EngineError if the policy cannot answer."""
         ...
 
     def endpoint(self, progress: ProgressCallback) -> Endpoint | None:
-        """Return the server at which environments of several turns are played; None: the engine has none."""
+        """Return the server that plays episodes of several turns; None if the engine has no server."""
         return None
 
     @property
     def earlier(self) -> Mapping[int, Callable[[], None]]:
-        """For a game: loaders of the weights after a few earlier steps, by step, evenly spread over the training.
-
-        A loader raises EngineError.
-        """
+        """For a game: loaders of earlier weights by step, evenly spread over the training. They raise EngineError."""
         ...
 
 
 class Question:
     """The Episode of one question and one answer."""
 
-    is_other_asked = False  # of a game only
+    is_other_asked = False  # only a game asks for the other seat
 
     def __init__(self, messages: Chat, answer: str, scoring: Any, scorer: Scorer | None = None) -> None:
-        """`scoring` is the package's module; a `scorer` gives the score in its place."""
+        """`scoring`: the package's module. `scorer`: a process that scores instead."""
         self._messages, self._answer, self._scoring, self._scorer = messages, answer, scoring, scorer or scoring
         self._text: str | None = None
 
@@ -131,13 +128,13 @@ class Question:
         self._text = text
 
     def score(self) -> float:
-        """Return 0..1. EngineError if the scoring raises, or returns something else."""
+        """Return the score, 0..1. EngineError if the scoring raises an error or returns another value."""
         score = _call(self._scorer.score, self._text or "", self._answer)
         with suppress(TypeError, ValueError):
             if 0 <= (value := float(score)) <= 1:
                 return value
         name = getattr(self._scoring, "__name__", "scoring")
-        raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Mend it in its folder.")
+        raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Correct the environment's scoring.")
 
     def is_formatted(self) -> bool | None:
         check = getattr(self._scoring, "is_formatted", None)
@@ -145,7 +142,7 @@ class Question:
 
 
 class Conversation(Question):
-    """The Episode that verifiers' own rollout has played: it is over."""
+    """The Episode of a finished rollout of verifiers."""
 
     def __init__(self, played: Played, scorer: Scorer) -> None:
         super().__init__((), "", None, scorer)
@@ -154,7 +151,7 @@ class Conversation(Question):
         self.completion = Completion(played.text, played.num_tokens, played.truncated)
 
     def score(self) -> float:
-        """Return 0..1, 0 for an episode that failed. EngineError for a reward out of range, and if all failed."""
+        """Return the score, 0..1; 0 if the episode failed. EngineError for a reward out of range, or if all failed."""
         if self.played.refused is not None:
             raise EngineError(clean(self.played.refused))
         self._scored.raise_if_all_failed()
@@ -162,10 +159,10 @@ class Conversation(Question):
 
 
 class Environment:
-    """Questions with one answer each, over the modules `data` and `scoring` of a package.
+    """Questions with one answer each, from the modules `data` and `scoring` of a package.
 
-    The modules are imported when they are first needed, after the controller compared their bytes. `package`: its name
-    for Python and verifiers, and in every evaluation. `scorer`: the process that scores, which the caller closes.
+    The modules are imported on first use, after the controller has checked their bytes. `package`: the name for Python
+    and verifiers, and in every evaluation. `scorer`: the process that scores; the caller closes it.
     """
 
     def __init__(self, rules: EnvironmentRules, root: Path) -> None:
@@ -183,17 +180,16 @@ class Environment:
         return int(self.module("data").PROMPT_TOKENS) if taskset is None else taskset.prompt_tokens
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return one split, as large as the rules say, in a fixed order.
+        """Return one split with the size of the rules, in a fixed order.
 
-        Raises EngineError for missing or wrong data, another number of examples, or a key twice.
+        EngineError: the data is missing or wrong, the number of examples differs, or a key occurs twice.
         """
         size = self._rules.num_train if split == "train" else self._rules.num_validation
         examples: Sequence[Example] = _call(self.module("data").load, split, size, **self._rules.args)
         num_keys = len({example.key for example in examples})
         if num_keys != (size or len(examples)) or not examples:
-            cause = f"environment {self.name}: {len(examples)} examples of {split} with"
-            cause += f" {num_keys} keys, where {size or 'some'} are asked for"
-            raise EngineError(cause, "Mend data.load in its folder.")
+            cause = f"environment {self.name}: {len(examples)} examples of {split} with {num_keys} different keys"
+            raise EngineError(f"{cause}, not {size or 'one or more'}", "Correct data.load of the environment.")
         return examples
 
     def episode(self, example: Example) -> Episode:
@@ -205,19 +201,19 @@ class Environment:
         return (self.episode(example),)
 
     def slices(self, example: Example) -> Mapping[str, str]:
-        """Return the groups of the example that the page shows, as `{"events": "2"}`."""
+        """Return the groups of an example for the page, as `{"events": "2"}`."""
         slices = getattr(self.module("data"), "slices", None)
         return {str(name): str(value) for name, value in _call(slices, example).items()} if slices else {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
-        """Fetch missing data, from the folder `source` or from where it is published. Generated data needs none."""
+        """Fetch missing data, from the folder `source` or from its publisher. Generated data is not fetched."""
         if hasattr(data := self.module("data"), "prepare"):
             _call(data.prepare, source=source, progress=note)
             self.examples("validation")  # with the args of rules.toml
 
 
 class Game(Environment):
-    """Several turns against an opponent, over `data`, `game` and `ratings` of its package."""
+    """Several turns against an opponent, from the modules `data`, `game` and `ratings` of a package."""
 
     def episode(self, example: Example) -> Any:
         return self.practice(example, "self", 0, 0)
@@ -228,43 +224,38 @@ class Game(Environment):
         return games
 
     def practice(self, example: Example, opponent: str, seat: int, seed: int) -> Any:
-        """Return a game to learn from. `opponent` "pool" is a player of the pool by `seed`, any other a policy."""
+        """Return a training game. `opponent`: "pool" for a player of the pool that `seed` chooses, else a policy."""
         return _call(self.module("game").practice, example, opponent, seat, seed)
 
 
 class VerifiersTaskset(Environment):
-    """Questions with one answer each, over a verifiers v1 taskset in its own process."""
+    """A verifiers taskset in a separate process."""
 
     def __init__(self, rules: EnvironmentRules, root: Path) -> None:
         super().__init__(rules, root)
         assert rules.taskset is not None
-        spec = {
+        spec = asdict(rules.taskset) | {
             "place": str(rules.taskset.place(root)),
             "path": [str(path) for path in (*rules.taskset.beside(root), *(root / name for name in TASKSET_FOLDERS))],
             "args": rules.args,
-            "reward_range": rules.taskset.reward_range,
             "num_validation": rules.num_validation,
             "num_train": rules.num_train,
-            "max_turns": rules.taskset.max_turns,
-            "episode_seconds": rules.taskset.episode_seconds,
-            "seat": rules.taskset.seat,
-            "tool_parser": rules.taskset.tool_parser,
         }
         self.scorer: Scorer = Scorer(rules.name, root / PROCESS, spec)
 
     def examples(self, split: Split) -> Sequence[Example]:
         examples = self.scorer.load(split)
-        if split != "train":  # only training goes on to score at once; the process need not wait for others
+        if split != "train":  # only training scores at once
             self.scorer.close()
         return examples
 
     def episode(self, example: Any) -> Question:
-        return Question(example.messages, example.key, None, self.scorer)  # the scorer knows the answer by its key
+        return Question(example.messages, example.key, None, self.scorer)  # the scorer has the answers by key
 
     def play(
         self, examples: Sequence[Any], session: Policy, decoding: Decoding, progress: ProgressCallback
     ) -> list[Sequence[Episode]]:
-        """Return the episodes that score each example, played by verifiers' own rollouts if the engine has a server."""
+        """Return the episodes that score each example. If the engine has a server, verifiers' rollouts play them."""
         endpoint = session.endpoint(progress)
         if endpoint is None:
             return [self.episodes(example) for example in examples]
@@ -281,7 +272,7 @@ class VerifiersTaskset(Environment):
         return {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
-        """Let the taskset fetch what it fetches when it is loaded; note what it left out."""
+        """Load the taskset online, so that it fetches its data. `note` gets the notes of the taskset."""
         self.scorer.load("validation", is_online=True)
         for text in self.scorer.notes:
             note(f"{self.name}: {text}")
@@ -292,31 +283,31 @@ Task = tuple[Environment, Example]
 
 
 def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[int, Completion]]:
-    """Play episodes to their ends, a turn of all open ones at a time. Yield index of the episode and completion."""
-    while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        completions = complete([chat for _, chat in asked])
-        if len(completions) != len(asked):
-            raise EngineError(f"the policy completed {len(completions)} of {len(asked)} examples")
-        for (index, _), completion in zip(asked, completions, strict=True):
+    """Play episodes to their end, one turn of every open episode at a time. Yield episode index and completion."""
+    while chats := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
+        completions = complete([chat for _, chat in chats])
+        if len(completions) != len(chats):
+            raise EngineError(f"the policy completed {len(completions)} of {len(chats)} examples")
+        for (index, _), completion in zip(chats, completions, strict=True):
             episodes[index].answer(completion.text)
             yield index, completion
 
 
 def conversation_figures(tasks: Sequence[Task], played: Sequence[Sequence[Episode]]) -> dict[str, dict[str, float]]:
-    """Return means over the episodes of each environment with several turns or tools, for display."""
+    """Return means over the episodes of each environment with several turns, for display."""
     by_name: dict[str, list[Played]] = {}
     for (environment, _), episodes in zip(tasks, played, strict=True):
-        own = [episode.played for episode in episodes if isinstance(episode, Conversation)]
-        by_name.setdefault(environment.name, []).extend(own)
+        conversations = [episode.played for episode in episodes if isinstance(episode, Conversation)]
+        by_name.setdefault(environment.name, []).extend(conversations)
     return {
         name: {
-            "turns_mean": fmean(episode.turns for episode in own),
-            "tool_calls_mean": fmean(episode.tool_calls for episode in own),
-            "tool_errors": sum(episode.tool_errors for episode in own),
-            "failed": sum(episode.failed is not None for episode in own),
+            "turns_mean": fmean(episode.turns for episode in conversations),
+            "tool_calls_mean": fmean(episode.tool_calls for episode in conversations),
+            "tool_errors": sum(episode.tool_errors for episode in conversations),
+            "failed": sum(episode.failed is not None for episode in conversations),
         }
-        for name, own in by_name.items()
-        if any(episode.turns > 1 for episode in own)
+        for name, conversations in by_name.items()
+        if any(episode.turns > 1 for episode in conversations)
     }
 
 
@@ -326,18 +317,17 @@ def game_figures(
     complete: Complete,
     earlier: Mapping[int, Callable[[], None]] | None,
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-    """Return the figures of the games among the environments, by environment, for display.
+    """Return the figures of each game among the environments, for display, and a line if ratings are missing.
 
-    `earlier` loads the weights of earlier steps, after which the games have ratings, too; None: without them. A failure
-    there costs no run: it, and what is missing of the CURVE_STEPS, is a line.
+    `earlier`: loads earlier weights, which are rated, too; None: without these ratings. A failure to rate earlier
+    weights does not fail the run.
     """
     games = {environment.name: environment for environment, _ in tasks if isinstance(environment, Game)}
     figures: dict[str, dict[str, float]] = {}
+    ask = lambda chats: [completion.text for completion in complete(chats)]  # noqa: E731
     for name, game in games.items():
-        own = [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
-        figures[name] = game.module("ratings").figures(
-            own, lambda chats: [completion.text for completion in complete(chats)]
-        )
+        episodes = [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
+        figures[name] = game.module("ratings").figures(episodes, ask)
     if earlier is None:
         return figures, ()
     missing = []
@@ -347,22 +337,23 @@ def game_figures(
         for step, load_weights in earlier.items():
             load_weights()
             for name, game in games.items():
-                own = [game.episodes(example) for environment, example in tasks if environment is game]
-                list(play_out([episode for episodes in own for episode in episodes], complete))
-                if (rating := game.module("ratings").rating(own)) is None:
-                    missing.append(f"after step {step} {name} has none: all won or all lost")
+                matches = [game.episodes(example) for environment, example in tasks if environment is game]
+                list(play_out([match for episodes in matches for match in episodes], complete))
+                if (rating := game.module("ratings").rating(matches)) is None:
+                    missing.append(f"no rating of {name} after step {step}: all games won or all lost")
                 else:
                     figures[name][f"elo_step_{step}"] = rating
     except EngineError as error:
-        missing.append(f"it ends before step {step}: {error}")
-    return figures, (f"{' and '.join(figures)}: the curve of ratings: {'; '.join(missing)}",) if missing else ()
+        missing.append(f"no rating from step {step} on: {error}")
+    line = f"{' and '.join(figures)}: the curve of ratings is incomplete: {'; '.join(missing)}"
+    return figures, (line,) if missing else ()
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:
-    """Return the wanted environments of the checkout at `root`. From now on Python can import their packages.
+    """Return environments of the checkout at `root`, and make their packages importable.
 
-    Raises: UsageError if there is no such folder, or if Python has a package of that name elsewhere, whose bytes no
-    rules hash would cover.
+    UsageError: a folder is missing, or Python would import a package of the same name from elsewhere, whose bytes the
+    rules hash does not cover.
     """
     for rules in wanted:
         for folder in rules.folders if rules.taskset is None else ():
@@ -372,11 +363,11 @@ def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, .
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call a package's code. A ValueError that it raises itself is one line with its fix; other errors get their place,
-    `environments/NAME/nightshift_NAME/FILE:LINE`."""
+    """Call a package's code, and raise its errors as EngineError: a ValueError of the package with its own message, any
+    other error with its file and line."""
     try:
         return function(*arguments, **named)
-    except NightshiftError:  # above all Interrupted
+    except NightshiftError:  # also Interrupted
         raise
     except (Exception, SystemExit) as error:
         frames = list(traceback.extract_tb(error.__traceback__))
@@ -386,14 +377,14 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if isinstance(error, ValueError) and (not places or (places[-1][1].line or "").startswith("raise")):
             raise EngineError(str(error)) from error
         place = f"{places[-1][0]}:{places[-1][1].lineno}: " if places else ""
-        raise EngineError(place + clean(f"{type(error).__name__}: {error}", 300), "Mend it there.") from error
+        raise EngineError(place + clean(f"{type(error).__name__}: {error}", 300), "Correct this line.") from error
 
 
 def _put_on_path(folder: Path) -> None:
-    """Put an environment's folder at the end of the path, so that no file in it passes for a library."""
+    """Put an environment's folder at the end of the path, so that no file in the folder hides a library."""
     package = folder / EnvironmentRules(folder.name, 0).package
     if not (package / "__init__.py").is_file():
-        raise UsageError(f"{package} is no package", "Restore it: git checkout environments.")
+        raise UsageError(f"{package} is not a package", "Restore it: git checkout environments.")
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     spec = importlib.util.find_spec(package.name)

@@ -1,7 +1,7 @@
-"""Score a run's final policy on the validation split, or for certify on the test split.
+"""Score the final policy of a run on the validation split, or for `certify` on the test split.
 
-The policy completes. The scores are computed here, in the harness's own process or its scorer, by the scoring of each
-environment. The bytes of this file are part of the rules hash.
+The policy completes the chats. The environments' scoring computes the scores, in this process or in a scorer process.
+The bytes of this file are part of the rules hash.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ from nightshift.files import write_atomically
 
 
 def examples_of(split: Literal["validation", "test"], rules: Rules, root: Path) -> list[Task]:
-    """Return the examples of a split, environment by environment, in a fixed order. EngineError for missing data.
+    """Return the examples of a split by environment, in a fixed order. EngineError for missing data.
 
-    Only a job of certify names the test split: before its worker starts, the journal has the access.
+    Only a job of `certify` uses the test split. The journal records this use before the worker starts.
     """
     environments = load(root, rules.scored)
     return [(environment, example) for environment in environments for example in environment.examples(split)]
@@ -46,19 +46,19 @@ def examples_of(split: Literal["validation", "test"], rules: Rules, root: Path) 
 def evaluate(
     session: Policy, tasks: Sequence[Task], rules: Rules, path: Path | None, progress: ProgressCallback
 ) -> Evaluation:
-    """Load the final weights, play every example to its end, score it, and write one JSON line an example to `path`.
+    """Load the final weights, play and score every example, and write one JSON line for each example to `path`.
 
-    Without `path` nothing is written that may hold an answer: no completion, and of an exception only its type.
-    `eval_score` is the mean over examples, of several environments their weighted mean. `strict_score` counts answers
-    without the requested format as wrong. Answers on guards are scored, and not written. Raises EngineError if the
-    policy cannot be loaded or leaves chats unanswered.
+    Without `path` nothing is written that may contain an answer: no completion, and only the type of an exception.
+    `eval_score` is the mean over examples, for several environments their weighted mean. `strict_score` counts answers
+    without the requested format as wrong. The answers of guards are scored, but not written. EngineError: the policy
+    cannot be loaded, or leaves chats unanswered.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
     complete: Complete = lambda chats: session.complete(chats, rules.decoding, progress)  # noqa: E731
     played: list[Sequence[Episode]] = []
-    for environment, own in groupby(tasks, key=itemgetter(0)):
-        examples = [example for _, example in own]
+    for environment, members in groupby(tasks, key=itemgetter(0)):
+        examples = [example for _, example in members]
         if environment.scorer:
             environment.scorer.is_secret = path is None
         if isinstance(environment, VerifiersTaskset):
@@ -76,7 +76,7 @@ def evaluate(
         Guard(part.environment, (rule.guard or 0.0) / 100, part.score, part.stderr)
         for rule, part in zip(rules.guards, _parts(rules.guards, tasks, all_scores), strict=True)
     )
-    num = sum(environment.name in rules.environment_names for environment, _ in tasks)  # those of guards come last
+    num = sum(environment.name in rules.environment_names for environment, _ in tasks)  # without the guards' at the end
     tasks, completions, scores = tasks[:num], completions[:num], all_scores[:num]
     numbered = [(number, episode) for number, episode in numbered if number < num]
     formatted = [is_formatted for _, episode in numbered if (is_formatted := episode.is_formatted()) is not None]
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def examples_digest(tasks: Sequence[Task]) -> str:
-    """Return sha256 over the keys and right answers."""
+    """Return the sha256 over the keys and right answers."""
     lines = (f"{environment.package}/{example.key}: {example.answer}" for environment, example in tasks)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -122,7 +122,7 @@ def examples_digest(tasks: Sequence[Task]) -> str:
 def _scores(
     tasks: Sequence[Task], played: Sequence[Sequence[Episode]], is_secret: bool
 ) -> tuple[tuple[float, ...], tuple[str, ...]]:
-    """Return each example's score, the mean of its episodes; and a line on each environment whose rewards failed."""
+    """Return each example's score, the mean of its episodes, and a line for each environment with failed rewards."""
     scorers = {environment.name: environment.scorer for environment, _ in tasks if environment.scorer}.values()
     try:
         scores = tuple(fmean(episode.score() for episode in episodes) for episodes in played)
@@ -132,7 +132,7 @@ def _scores(
             raise
         kind = f": {type(error.__cause__).__name__}" if error.__cause__ else ""
         cause = f"rewards of the test split fail or are refused{kind}"
-        raise EngineError(cause, "Look at others: uv run nightshift doctor --environment NAME.") from None
+        raise EngineError(cause, "Check other splits: uv run nightshift doctor --environment NAME.") from None
     finally:
         for scorer in scorers:
             scorer.close()
@@ -141,11 +141,11 @@ def _scores(
 def _parts(
     environments: Sequence[EnvironmentRules], tasks: Sequence[Task], scores: Sequence[float]
 ) -> tuple[Part, ...]:
-    """Return mean score and its standard error over the examples, by environment."""
+    """Return the mean score of each environment, and its standard error over the examples."""
     parts = []
     for rule in environments:
-        own = [score for (environment, _), score in zip(tasks, scores, strict=True) if environment.name == rule.name]
-        parts.append(Part(rule.name, len(own), rule.weight, fmean(own), pstdev(own) / math.sqrt(len(own))))
+        part = [score for (environment, _), score in zip(tasks, scores, strict=True) if environment.name == rule.name]
+        parts.append(Part(rule.name, len(part), rule.weight, fmean(part), pstdev(part) / math.sqrt(len(part))))
     return tuple(parts)
 
 

@@ -1,9 +1,8 @@
-"""The process that loads a verifiers taskset and scores its answers: bounded, killed and started again.
+"""Score answers in a separate process with limits, which can be killed and restarted.
 
-Code that the harness does not know may raise, hang, exit, print, fork or eat memory. The process
-(environments/taskset/nightshift_taskset/process.py) has limits of time for each answer and of memory, and its whole
-process tree is killed as an engine's is. An answer that it cannot score scores 0 and is counted. If too many fail, the
-run ends.
+The code of a package may raise, hang, exit, print, fork or use all memory. The process
+(environments/taskset/nightshift_taskset/process.py) has a time limit for each answer and a memory limit, and its whole
+process tree is killed. An answer that cannot be scored scores 0 and is counted. If too many answers fail, the run ends.
 """
 
 import json
@@ -29,41 +28,45 @@ from nightshift.text import clean
 
 # Chosen, not measured: rewards of verifiers' own examples take about a millisecond, math-verify on hostile LaTeX 0.4 s.
 ANSWER_SECONDS = 10.0
-LOST_SECONDS = 120.0  # in all: waiting for answers without a score, and for the next process
+LOST_SECONDS = 120.0  # limit of the time lost to answers without a score and to restarts, in sum
 LOAD_SECONDS = 300.0  # importing verifiers alone takes 3 to 15 s
-MEMORY_BYTES = 4 << 30  # of data; what a data set maps from files is not counted
-MIN_ALL_FAILED = 32  # as many failed answers, and no other, end the run
-CONCURRENCY = 128  # episodes at a time; verifiers takes milliseconds of CPU for a turn
-_FEWER = 8  # divides that after the process died, to find the episode that ends it
+MEMORY_BYTES = 4 << 30  # limit of private memory; memory-mapped data sets do not count
+MIN_ALL_FAILED = 32  # the run ends if all of at least so many answers failed
+CONCURRENCY = 128  # parallel episodes; verifiers needs milliseconds of CPU time per turn
+_FEWER = 8  # divisor of the concurrency after the process died, to find the episode that kills it
 _LATE = "scoring timed out"  # verifiers' words
-_RETRIES = 3  # of an episode that met a failing server, as engines have for a connection that broke
+_RETRIES = 3  # retries of an episode after a server error, the same number as an engine's for a broken connection
 _PAUSE_SECONDS = 0.5  # before the first retry; doubles
+<<<<<<< HEAD
 STALL_SECONDS = 120.0  # without an answer of the server; as the prime-rl engine bounds one-turn evaluations
 SILENCE_SECONDS = 30.0  # without a sign of life of a process that plays; it sends one each second
+=======
+SILENCE_SECONDS = 30.0  # limit without a reply while episodes are played; the process replies every second
+>>>>>>> w10-config
 _GRACE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
 _OFFLINE_ERRORS = ("Offline", "offline", "LocalEntryNotFound", "Couldn't reach", "Couldn't find cache")
-_FIX = "Look at it: uv run nightshift doctor --environment"
+_FIX = "Check the environment: uv run nightshift doctor --environment"
 
 
 def _remedy(cause: str, is_online: bool) -> str:
-    """Return what to do about a taskset that cannot be loaded."""
+    """Return the fix for a taskset that cannot be loaded."""
     if any(word in cause for word in _OFFLINE_ERRORS):
-        return "Look at the network." if is_online else "Run uv run prepare.py, which fetches its data."
+        return "Check the network connection." if is_online else "Run uv run prepare.py to fetch the data."
     if cause.startswith(("ModuleNotFoundError", "ImportError")):
-        return "Install what it needs: uv pip install NAME."
+        return "Install the missing package: uv pip install NAME."
     if cause.startswith("no reply"):
-        return "Let it load less, with args in rules.toml."
-    return "Mend its package, or choose another."
+        return "Load less data: set args in rules.toml."
+    return "Correct the package, or choose another environment."
 
 
 class _Failed(Exception):
-    """There is no reply, or it says that the taskset failed; the text says why."""
+    """There is no reply, or the taskset failed. The message is the cause."""
 
 
 @dataclass(slots=True)
 class TaskExample:
-    """An Example of a taskset. `messages`: the chat that asks."""
+    """An Example of a taskset. `messages`: the chat that asks the question."""
 
     key: str
     answer: str
@@ -71,8 +74,8 @@ class TaskExample:
 
 
 class Played(msgspec.Struct):
-    """An episode of an example, as the seat that counts saw it. One of the first three is set: `failed` counts 0,
-    `refused` ends the run. `text`: the conversation. `tool_errors`: of the calls of tools."""
+    """The result of an episode for the seat that scores. One of the first three fields is set: an episode that `failed`
+    scores 0, `refused` ends the run. `text`: the conversation."""
 
     score: Fraction | None = None
     failed: str | None = None
@@ -88,8 +91,10 @@ class Played(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """A reply of process.py: one of the first eight, CPU seconds so far, and after `ready` notes for the user. While
-    episodes are played, a reply without any says that the process lives, and `blocked` that code was stopped."""
+    """A reply of process.py: one of the first eight fields, the CPU time so far, and notes for the user after `ready`.
+
+    While episodes are played, an empty reply is a pulse, and `blocked` reports code that blocked the event loop.
+    """
 
     ready: bool | None = None
     examples: list[TaskExample] | None = None
@@ -104,14 +109,14 @@ class _Reply(msgspec.Struct):
 
 
 class Scorer:
-    """The process of one taskset. It starts with the first request, and again after it was killed.
+    """The process of one environment. The process starts with the first request, and again after it was killed.
 
-    `notes`: lines on what the taskset left out when it was loaded. `is_secret`: of a cause only the exception's type is
-    shown, because its text may hold answers.
+    `notes`: lines for the user about the loaded taskset. `is_secret`: show only the type of an exception, because the
+    message may contain answers.
     """
 
     def __init__(self, name: str, program: Path, spec: Mapping[str, Any]) -> None:
-        """`name` is the environment's; `spec` is what process.py reads in `open`."""
+        """`name`: of the environment. `spec`: the request `open` of process.py."""
         self.notes: list[str] = []
         self.num_scored = self.num_failed = 0
         self.first_cause = ""
@@ -122,11 +127,11 @@ class Scorer:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time that scoring took, as the processes report it, children included."""
+        """CPU time of scoring, with the children of the process."""
         return self._cpu_before + self._cpu_now
 
     def load(self, split: str, is_online: bool = False) -> list[TaskExample]:
-        """Return the examples of a split. EngineError, one line, if the taskset is refused."""
+        """Return the examples of a split. EngineError if the taskset is refused or cannot be loaded."""
         try:
             if is_online:
                 self.close()
@@ -136,7 +141,7 @@ class Scorer:
         return examples
 
     def score(self, text: str, key: str) -> float:
-        """Return 0..1, 0 if the reward fails. EngineError for a reward out of range, and if too many fail."""
+        """Return the score, 0..1; 0 if the reward fails. EngineError for a reward out of range, or if too many fail."""
         began = time.monotonic()
         self.num_scored += 1
         try:
@@ -151,18 +156,18 @@ class Scorer:
         return 0.0
 
     def play(self, keys: Sequence[str], policy: Mapping[str, Any], tick: Callable[[int], None]) -> dict[str, Played]:
-        """Play an episode of each example against the server of `policy` (rollouts.py). Return them by key.
+        """Play an episode of each example against the server of `policy` (rollouts.py). Return the episodes by key.
 
-        An episode that fails counts 0; one that is late, only if it is late again. One that met a failing server
-        is played up to _RETRIES times more, after a pause. `tick` gets the number done, each second; what it raises
-        ends the call.
+        An episode that exceeded a time limit is played once more, and an episode with a server error up to _RETRIES
+        times more, after a pause. Any other episode that fails scores 0. `tick` gets the number of finished episodes
+        every second; an error of `tick` ends the call.
 
         Raises:
             EngineError: the server keeps failing in an example, or answers nothing for STALL_SECONDS; or too much time
                 is lost to a process that dies.
         """
         played: dict[str, Played] = {}
-        tries = Counter[str]()  # of episodes that met a failing server, or were late, perhaps for other load
+        tries = Counter[str]()  # the machine may have been busy when an episode was late
         width, left = CONCURRENCY, list(keys)
         while left:
             began, pause = time.monotonic(), 0.0
@@ -200,7 +205,7 @@ class Scorer:
         return played
 
     def _episodes(self, request: Mapping[str, Any], tick: Callable[[], None]) -> Generator[Played]:
-        """Yield episodes as they end. _Failed if the process dies or is silent, or if its code blocks too long."""
+        """Yield episodes as they end. _Failed if the process dies or does not reply, or if code blocks it too long."""
         reply = self._receive(LOAD_SECONDS, request)
         try:
             while not reply.finished:
@@ -215,7 +220,7 @@ class Scorer:
                 tick()
                 reply = self._receive(SILENCE_SECONDS, None)
         except BaseException:
-            self.close()  # it would go on playing
+            self.close()  # otherwise the process continues to play
             raise
 
     def raise_if_all_failed(self) -> None:
@@ -224,7 +229,7 @@ class Scorer:
             raise EngineError(self.failures(), f"{_FIX} {self._name}.")
 
     def failures(self) -> str:
-        """Return one line on the failed rewards."""
+        """Return one line about failed rewards; "" if no reward failed."""
         if not self.num_failed:
             return ""
         share = f"{self.num_failed} of {self.num_scored} answers"
@@ -259,22 +264,22 @@ class Scorer:
         )
         self._pipes = Pipes(self._group, self._child)
         self._ask({"open": self._spec}, "ready", LOAD_SECONDS)
-        self._cpu_before -= self._cpu_now  # loading is no scoring
+        self._cpu_before -= self._cpu_now  # without the time of loading
 
     def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float, is_online: bool = False) -> Any:
-        """Return the field `wanted` of the reply. _Failed without one in time; EngineError for a refused taskset."""
+        """Return the field `wanted` of the reply. _Failed without a reply in time; EngineError if refused."""
         reply = self._receive(seconds, request, is_online)
         if reply.ready:
             self.notes = [clean(note) for note in reply.notes]
         if (value := getattr(reply, wanted)) is None:
             if "open" in request or reply.failed is None:
                 self.close()
-            raise _Failed(clean(reply.failed or "an odd reply", 300))
+            raise _Failed(clean(reply.failed or "an unexpected reply", 300))
         return value
 
     def _receive(self, seconds: float, request: Mapping[str, Any] | None, is_online: bool = False) -> _Reply:
-        """Return the reply to a request; None: the next one to the last. _Failed without a reply in time; EngineError
-        for a refused taskset."""
+        """Return the reply to a request; for None the next reply to the last request. _Failed without a reply in time;
+        EngineError if the taskset is refused."""
         if self._group is None:
             self._start(is_online)
         deadline = time.monotonic() + seconds
@@ -300,6 +305,6 @@ class Scorer:
         try:
             self._child.wait(_GRACE_SECONDS)
         except TimeoutExpired:
-            return "its process sent no reply"
+            return "the process sent no reply"
         last = " | ".join(tail(self._child.log_path, 1))
-        return f"its process ended: {self._child.exit_cause()}" + (f": {last}" if last else "")
+        return f"the process ended: {self._child.exit_cause()}" + (f": {last}" if last else "")

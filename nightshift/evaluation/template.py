@@ -1,4 +1,4 @@
-"""Your own environments: the skeleton that `new environment` writes, and the checks of `doctor --environment`."""
+"""The skeleton that `new environment` writes, and the checks of `doctor --environment`."""
 
 import json
 import time
@@ -17,42 +17,42 @@ from nightshift.text import clean
 NUM_EXAMPLES = 20
 _SKELETON, _SKELETON_TURNS = "docs/environment", "docs/environment_turns"
 _NUM_EPISODES = 2
-_MEND = "Mend the code of the environment, then run this again."
-# The argument of a tool's call, by its type in JSON Schema, where it is no text.
+_FIX = "Correct the code of the environment, then run this again."
+# Arguments of a tool call by their type in JSON Schema; every other type is a string.
 _ARGUMENTS = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
 
 def create(root: Path, name: str, has_turns: bool = False) -> list[str]:
-    """Write environments/NAME, which can be trained as it is, with its test. Return lines on what to do next.
+    """Write environments/NAME, which can be trained without a change, with a test. Return lines with the next steps.
 
     `has_turns`: a verifiers environment of two turns, for prime-rl.
     """
     if not NAME.fullmatch(name):
-        raise UsageError(f"{json.dumps(name)} is no name of an environment", "Give up to 40 of a-z, 0-9 and _.")
+        raise UsageError(f"{json.dumps(name)} is not a valid name", "Use up to 40 of a-z, 0-9 and _.")
     target, skeleton = root / "environments" / name, root / (_SKELETON_TURNS if has_turns else _SKELETON)
     if target.exists():
-        raise UsageError(f"{target} is there already", "Give another name.")
+        raise UsageError(f"{target} exists", "Use another name.")
     package = target / (f"{name}_env" if has_turns else f"nightshift_{name}")
     package.mkdir(parents=True)
     elsewhere = {"pyproject.toml": target / "pyproject.toml", "test.py": target / f"test_{name}.py"}
     for path in sorted(skeleton.iterdir()):
         elsewhere.get(path.name, package / path.name).write_text(path.read_text().replace("NAME", name))
     (package / "py.typed").touch()
-    what = ": data.py asks, scoring.py pays, taskset.py is for prime-rl"
-    what = f"/{name}_env: the taskset contains the tasks, the Env plays them" if has_turns else what
+    files = ": data.py makes the questions, scoring.py the scores, and prime-rl uses taskset.py"
+    files = f"/{name}_env: the taskset contains the tasks, the Env plays the episodes" if has_turns else files
     engine = " --engine prime-rl" if has_turns else ""
     table = [f"[environment.{name}]", f'package = "environments/{name}"', "num_validation = 200", "max_turns = 2"]
     return [
-        f"wrote environments/{name}{what}",
-        f'choose it in {RULES_NAME}: environments = ["{name}"]{", and below" if has_turns else ""}',
+        f"wrote environments/{name}{files}",
+        f'choose the environment in {RULES_NAME}: environments = ["{name}"]{", and below" if has_turns else ""}',
         *(table if has_turns else ()),
-        f"look at it: uv run nightshift doctor --environment {name}",
-        f"begin a campaign on a branch that contains it: uv run run.py{engine} --branch {name}",
+        f"check the environment: uv run nightshift doctor --environment {name}",
+        f"commit the folder, then start a campaign: uv run run.py{engine} --branch {name}",
     ]
 
 
 def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
-    """Yield lines on splits, an example, and what rewards cost and pay. NightshiftError names a fault and its place."""
+    """Yield lines about splits, an example, and the scores and times of rewards. NightshiftError for an error in it."""
     (rules,) = environments_named(root, [name])
     (environment,) = load(root, [rules])
     scorer, began = environment.scorer, clock()
@@ -72,40 +72,40 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
         chat = environment.episode(examples[0]).ask() or ()
         yield from (f"{message['role']}: {clean(message['content'], 300)}" for message in chat)
         texts_of = {"an empty text": [""] * len(examples), "its answer": [example.answer for example in examples]}
-        if rules.is_game:  # the answer of an opening is its value, no move
+        if rules.is_game:  # the answer of an opening is its value, not a move
             del texts_of["its answer"]
-        for what, texts in texts_of.items():
+        for label, texts in texts_of.items():
             began = clock()
             scores = [_score(environment, example, text) for example, text in zip(examples, texts, strict=True)]
             milliseconds = 1000 * (clock() - began) / len(scores)
-            shown = f" ({clean(texts[0], 60)!r})" if texts[0] else " (the task knows none)" * (what == "its answer")
-            yield f"{what}{shown}: score {fmean(scores):.3f} over {len(scores)} tasks, {milliseconds:.1f} ms each"
+            shown = f" ({clean(texts[0], 60)!r})" if texts[0] else " (the task has none)" * (label == "its answer")
+            yield f"{label}{shown}: score {fmean(scores):.3f} over {len(scores)} tasks, {milliseconds:.1f} ms each"
         if scorer and (failures := scorer.failures()):
-            raise UsageError(f"{name}: {failures}", _MEND)
+            raise UsageError(f"{name}: {failures}", _FIX)
     finally:
         if scorer:
             scorer.close()
 
 
 class _ScriptedPolicy(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server's answers: where there are tools it calls the first of them, once."""
+    """An OpenAI-compatible server whose answers are scripted: it calls the first tool once, if there are tools."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
 
     def do_POST(self) -> None:
         """Answer a chat."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         message: dict[str, object] = {"role": "assistant", "content": "a scripted answer"}
-        if asked.get("tools") and not any(turn["role"] == "tool" for turn in asked["messages"]):
-            tool = asked["tools"][0]["function"]
+        if request.get("tools") and not any(turn["role"] == "tool" for turn in request["messages"]):
+            tool = request["tools"][0]["function"]
             fields = tool["parameters"].get("properties", {})
             arguments = {name: _ARGUMENTS.get(field.get("type"), "a") for name, field in fields.items()}
-            called = {"name": tool["name"], "arguments": json.dumps(arguments)}
-            message |= {"tool_calls": [{"id": "call", "type": "function", "function": called}]}
+            call = {"name": tool["name"], "arguments": json.dumps(arguments)}
+            message |= {"tool_calls": [{"id": "call", "type": "function", "function": call}]}
         usage = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
-        answer = {"id": "a", "object": "chat.completion", "created": 0, "model": asked["model"], "usage": usage}
+        answer = {"id": "a", "object": "chat.completion", "created": 0, "model": request["model"], "usage": usage}
         data = json.dumps(answer | {"choices": [choice]}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -115,7 +115,7 @@ class _ScriptedPolicy(BaseHTTPRequestHandler):
 
 
 def _play(environment: Environment, examples: Sequence[Example]) -> Iterator[str]:
-    """Yield lines on episodes that a scripted policy plays."""
+    """Yield lines about episodes of a scripted policy."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _ScriptedPolicy) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/v1"
@@ -125,16 +125,16 @@ def _play(environment: Environment, examples: Sequence[Example]) -> Iterator[str
         server.shutdown()
     causes = [cause for episode in played.values() if (cause := episode.failed or episode.refused)]
     for number, episode in enumerate(played.values(), 1):
-        calls = f"{episode.tool_calls} calls of tools ({episode.tool_errors} failed)"
+        calls = f"{episode.tool_calls} tool calls ({episode.tool_errors} failed)"
         score = f"score {episode.score:.3f}" if episode.score is not None else "no score"
         yield f"episode {number} of a scripted policy: {episode.turns} turns, {calls}, {score}"
         yield from (clean(line, 300) for line in episode.text.splitlines() if line.strip())
     if causes:
-        raise UsageError(f"{environment.name}: {len(causes)} of {len(played)} episodes failed: {causes[0]}", _MEND)
+        raise UsageError(f"{environment.name}: {len(causes)} of {len(played)} episodes failed: {causes[0]}", _FIX)
 
 
 def _score(environment: Environment, example: Example, text: str) -> float:
-    """Return the score of an example whose every question is answered by `text`."""
+    """Return the score of an example if `text` is the answer to every question."""
     episodes = environment.episodes(example)
     for episode in episodes:
         while episode.ask() is not None:

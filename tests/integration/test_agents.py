@@ -110,7 +110,7 @@ def test_the_night_goes_on_whatever_the_agent_leaves_in_its_clone(root: Path) ->
     assert log.stat().st_mode & 0o777 == 0o600  # agents print what they are told, and that may be secret
     assert notes(root, 2) == ""
     assert "train.toml cannot be read: it is a symbolic link" in stderr
-    assert "it is no regular file" in stderr
+    assert "it is not a regular file" in stderr
     assert "200,000 bytes" in notes(root, 3)
     assert "train.toml cannot be read: No such file" in notes(root, 3)
     assert "results.tsv: dropped" in notes(root, 3)

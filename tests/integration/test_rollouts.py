@@ -248,7 +248,7 @@ def test_a_scripted_user_asks_twice_and_two_evaluations_are_equal(open_: Open) -
         ("sleeps", "scoring timed out"),
         ("blocks", "Blocked: blocked the event loop for 10 s"),
         ("nan", "a reward is NaN"),
-        ("exits", "its process ended: exit code 7"),
+        ("exits", "the process ended: exit code 7"),
     ],
 )
 def test_a_fault_of_a_reward_is_named_and_the_other_examples_are_scored(open_, fault, cause, monkeypatch):
@@ -335,7 +335,9 @@ def test_tools_are_called_and_their_errors_are_answers(open_: Open, word: str, s
     assert told(episodes, "tool_calls") == [1] * NUM
     assert told(episodes, "tool_errors") == [errors] * NUM
     (note,) = environment.scorer.notes
-    assert note.startswith("each rollout starts 1 tool server(s): a step of 256 rollouts takes 13 minutes of a core.")
+    assert note.startswith(
+        "each rollout starts 1 tool server(s). A step of 256 rollouts takes 13 core minutes for this."
+    )
 
 
 @pytest.mark.parametrize(

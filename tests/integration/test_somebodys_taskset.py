@@ -182,7 +182,7 @@ __all__ += ['Own']"""
     ("change", "more", "cause"),
     [
         (("", ""), "class Own(vf.SingleAgentEnv): pass\n__all__ += ['Own']", "plays its own Own: several turns or"),
-        (("", ""), "del __all__", "is no verifiers v1 package: it has no __all__"),
+        (("", ""), "del __all__", "is not a verifiers v1 package: it has no __all__"),
         (("    @vf.reward(weight=1.0)\n", ""), "", "Task has no reward. Mark a method"),
         (("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"), "", "Task.ratio needs a runtime"),
         (("prompt=text", "prompt=None"), "", "has a task without a prompt: a scripted user asks"),
@@ -193,7 +193,7 @@ __all__ += ['Own']"""
         (("self.config.task)", JUDGE_FIELD), "", "Task asks a judge: openai/"),
         (("", ""), LOOP, "Own runs the seat agent several times in an episode"),
         (("", ""), "import verifiers.v1.tasksets.textarena", "is built on verifiers' textarena, which is not accepted"),
-        (("prompt=text", IMAGE), "", "has a prompt with user content that is no text"),
+        (("prompt=text", IMAGE), "", "has a prompt with user content that is not text"),
         (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_validation to 2"),
         (
             above("    @vf.stop", "key = 'one for all'"),

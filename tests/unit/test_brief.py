@@ -391,9 +391,9 @@ def test_a_scope_is_the_first_line_of_the_direction(tmp_path: Path) -> None:
     assert read_direction(tmp_path, "be bold", "trainer.optim, seq_len") == "Only: trainer.optim, seq_len\nbe bold"
     assert read_direction(tmp_path, " ", "seq_len") == "Only: seq_len"
     for only, cause in {
-        "trainer.optim.learning": r'Only: "trainer\.optim\.learning" is no open key or table',
+        "trainer.optim.learning": r'Only: "trainer\.optim\.learning" is not an open key or table',
         "trainer.optim.l": r"Did you mean|--keys",
-        "model": r"is no open key or table of train\.toml",
+        "model": r"is not an open key or table of train\.toml",
         ", ": "--only names no key",
     }.items():
         with pytest.raises(UsageError, match=cause):

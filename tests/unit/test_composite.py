@@ -329,4 +329,4 @@ def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is
     monkeypatch.setattr("nightshift_arithmetic.scoring.score", lambda text, answer: float("nan"))
     with pytest.raises(EngineError, match=r"scoring: score nan is not 0\.\.1"):
         evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
-    assert said[True].startswith("rewards of the test split fail or are refused: LookupError. Look at others")
+    assert said[True].startswith("rewards of the test split fail or are refused: LookupError. Check other splits")

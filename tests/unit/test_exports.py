@@ -137,7 +137,7 @@ def test_folders_of_wandb_are_replaced_where_they_are_ours(checkout: Ledger, tmp
     (mine / "x").touch()
     done = export("wandb", "--output", str(mine))
     assert (done.exit_code, [path.name for path in mine.iterdir()]) == (2, ["x"])
-    assert "mine holds something already. Name a new folder: --output DIR." in done.stderr
+    assert "mine exists and is not an empty folder. Name a new folder: --output DIR." in done.stderr
     files = [path for path in (checkout.runs_dir / "export").rglob("*") if not path.is_dir()]
     assert not any(path.is_symlink() or path.suffix == ".log" for path in files)
 

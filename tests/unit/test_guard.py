@@ -72,7 +72,7 @@ def test_a_guard_is_scored_and_never_trained() -> None:
     ("names", "tables", "words"),
     [
         (["countdown"], {"countdown": {"guard": 2.0}}, "this environment trains, and a guard is never trained"),
-        (["arithmetic"], {"tictactoe": {"guard": 2.0}}, "a game has no guard"),
+        (["arithmetic"], {"tictactoe": {"guard": 2.0}}, "a game cannot be a guard"),
         (["arithmetic"], {"gsm8k": {"guard": 2.0}}, "cannot answer gsm8k"),
     ],
 )

@@ -264,7 +264,7 @@ def test_several_files_are_one_config_as_prime_rl_reads_them() -> None:
 
 
 def test_a_config_without_a_loss_is_told_that_its_default_has_changed() -> None:
-    told = 'since 27 August 2026 that means "ipo"'
+    told = 'In prime-rl since 27 August 2026 the default is "ipo"'
     plain = b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n"
     assert told in "\n".join(import_config(plain, "x").report())
     for source in (plain + b"[trainer.loss]\ntype = 'ipo'\n", AUTORESEARCH):  # that dialect has its own default
@@ -358,7 +358,6 @@ def test_a_limit_that_is_not_allowed_is_left_out(factor: str, max_inflight: int 
     [
         (b'[model]\nname = "x"\n', "x has no key that"),
         (b"\xff", "not UTF-8 text. Name a config file"),
-        (b"\xef\xbb\xbfseq_len = 512\n", "x:1: the file begins with a"),
     ],
 )
 def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes, cause: str) -> None:
@@ -431,7 +430,7 @@ def test_import_says_how_to_use_as_many_gpus_as_the_file(checkout: Path, tmp_pat
     deployment = b"num_train_gpus = 2\nnum_infer_gpus = 6\n"
     (tmp_path / "theirs.toml").write_bytes(TODAY.replace(b"num_train_gpus = 2\n", deployment))
     output = answer(str(tmp_path / "theirs.toml"))
-    assert "its GPUs: write infer_gpus = 6, train_gpus = 2 into rules.toml if this machine has as many" in output
+    assert "GPUs: write infer_gpus = 6, train_gpus = 2 into rules.toml if this machine has as many" in output
     assert rules_here(checkout, "prime-rl", 2).gpu_split == (1, 1)
 
 
@@ -455,7 +454,7 @@ def test_import_leaves_rules_alone_where_the_checkout_has_not_what_they_name(che
     for name in ("reverse_text", "a b", ".."):  # on one line, whatever the name holds
         assert f"\nenvironment {name} is not in environments/" in output
     assert "\x1b" not in output
-    assert 'model = "an-owner/a-model" needs its commit on the hub' in output
+    assert 'model = "an-owner/a-model": write the model and its commit on the hub' in output
     assert (checkout / "rules.toml").read_bytes() == before
 
 
@@ -465,7 +464,7 @@ def test_import_sets_keys_at_the_top_of_rules_toml_only(checkout: Path, tmp_path
     (checkout / "their_env" / "__init__.py").touch()
     mine = '\n[environment.mine]\npackage = "their_env"\nnum_validation = 5\n[environment.mine.args]\nmodel = "mine"\n'
     theirs = 'model = "Qwen/Qwen2.5-0.5B-Instruct"\nrevision = "7ae557604adf67be50417f59c2c2f167def9a775"\n'
-    gsm8k = 'environments = ["gsm8k"] # of this checkout: prompts and rewards may differ from theirs\n'
+    gsm8k = 'environments = ["gsm8k"] # of this checkout: its prompts and rewards may differ\n'
     old = 'environments = [\n    "countdown",  # model = "x"\n]\nmodel = ""\n'
     for before, after in (
         (f"# [a comment\n{old}{mine}", f"# [a comment\n{gsm8k}{theirs}{mine}"),

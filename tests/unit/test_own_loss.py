@@ -128,14 +128,14 @@ def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
             ["train.toml has 2 problems:",
              'train.toml:4: trainer.loss.type = "cliped" is not allowed (default | ipo | clipped | plain). '
              'Write type = "default"',
-             "train.toml:6: trainer.loss.kwargs.clip = 0.3 is no parameter of the loss cliped. Delete it; "
+             "train.toml:6: trainer.loss.kwargs.clip = 0.3 is not a parameter of the loss cliped. Delete it; "
              "[trainer.loss.kwargs] may have nothing"],
         ),
         (
             '[trainer.loss]\ntype = "clipped"\n[trainer.loss.kwargs]\nclip = 3\nclap = 2\n',
             ["train.toml has 2 problems:",
              "train.toml:6: trainer.loss.kwargs.clip = 3.0 is not allowed (number 0.01 to 1.0). Write clip = 0.2",
-             "train.toml:7: trainer.loss.kwargs.clap = 2.0 is no parameter of the loss clipped. Delete it; "
+             "train.toml:7: trainer.loss.kwargs.clap = 2.0 is not a parameter of the loss clipped. Delete it; "
              "[trainer.loss.kwargs] may have clip = 0.2 (number 0.01 to 1.0)"],
         ),
         (
@@ -154,7 +154,7 @@ def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
              'train.toml:4: trainer.loss.type = "custom" is not allowed (default | ipo | NAME of rules.toml). '
              'Write type = "default"',
              'train.toml:5: trainer.loss.import_path = "os.system" is locked by the rules: it imports code. '
-             "Delete it; a loss of your own is a [loss.NAME] of rules.toml"],
+             "Delete it; write [loss.NAME] in rules.toml for a loss of your own"],
         ),
         (
             '[trainer.loss]\ntype = "../x"\n',
@@ -174,16 +174,19 @@ def test_what_the_rules_do_not_offer_is_refused_with_the_lines_to_write(text: st
         (("[loss.clipped]", "[loss.ipo]"), "(custom|default|ipo)"),
         (
             ("losses/clipped", "/etc"),
-            '[loss.clipped]: package = "/etc" is no folder of this checkout with a package clipped_loss',
+            '[loss.clipped]: package = "/etc" is not a folder of this checkout with a package clipped_loss',
         ),
         (
             ("clipped_loss.c", "other.c"),
-            'package = "losses/clipped" is no folder of this checkout with a package other',
+            'package = "losses/clipped" is not a folder of this checkout with a package other',
         ),
         (("high = 1.0", "high = 0.1"), "[loss.clipped]: clip = 0.2 in 0.01 to 0.1"),
         (("{ clip", "{ a-b"), "$.loss[...].parameters"),
         (("clipped_loss.clipped", "../x"), "import_path"),
-        (("[loss.clipped]", "[advantage.mine]\n[loss.clipped]"), "[advantage.mine]: prime-rl imports no advantage"),
+        (
+            ("[loss.clipped]", "[advantage.mine]\n[loss.clipped]"),
+            "unknown field `advantage`",
+        ),  # prime-rl cannot import advantages
     ],
 )
 def test_an_offer_that_cannot_be_kept_is_refused_in_one_line(change: tuple[str, str], message: str) -> None:
@@ -191,15 +194,6 @@ def test_an_offer_that_cannot_be_kept_is_refused_in_one_line(change: tuple[str, 
     assert text.startswith("rules.toml: ")
     assert message in text
     assert "\n" not in text
-
-
-@pytest.mark.parametrize(
-    ("source", "cause"),
-    [(b"a = 1\0\n", ": source code string cannot contain null bytes"), (b"-" * 200_000 + b"1\n", ": MemoryError")],
-)
-def test_code_that_no_parser_accepts_is_one_line(checkout_root: Path, source: bytes, cause: str) -> None:
-    (checkout_root / "losses/clipped/clipped_loss/more.py").write_bytes(source)
-    assert f"clipped_loss/more.py{cause}" in refused(lambda: rules(root=checkout_root))
 
 
 def test_the_keys_of_the_loss_before_have_no_value_under_the_next_one() -> None:
@@ -227,9 +221,7 @@ def test_a_package_whose_copy_would_mix_with_another_one_is_refused(checkout_roo
         b'"losses/clipped"\nimport_path = "clipped_loss.plain"', b'"losses/other"\nimport_path = "clipped_loss.plain"'
     )
     text = refused(lambda: rules(both, checkout_root))
-    assert (
-        "[loss.plain]: the package clipped_loss of losses/other/clipped_loss/ has the name of another: losses/" in text
-    )
+    assert "[loss.plain]: the name of the package clipped_loss of losses/other/clipped_loss/ is taken: losses/" in text
     (checkout_root / "losses/clipped/clipped_loss").rename(checkout_root / "losses/clipped/nightshift_gsm8k")
     hidden = OFFER.replace(b"clipped_loss", b"nightshift_gsm8k")
     assert "the package nightshift_gsm8k of losses" in refused(lambda: rules(hidden, checkout_root))
@@ -321,7 +313,7 @@ def test_a_parameter_that_is_not_offered_is_left_out_with_its_range() -> None:
     imported = import_config(THEIRS.replace(b"clip = 0.3", b"clip = 3\nclap = 1"), "rl.toml", rules().losses)
     report = "\n".join(imported.report())
     assert "trainer.loss.kwargs.clip = 3.0 is not number 0.01 to 1.0 of the loss clipped in rules.toml" in report
-    assert "trainer.loss.kwargs.clap = 1.0 is no parameter of the loss clipped in rules.toml" in report
+    assert "trainer.loss.kwargs.clap = 1.0 is not a parameter of the loss clipped in rules.toml" in report
     trained(imported.train_toml("rl.toml"))
     twice = OFFER + b'[loss.wide]\npackage = "losses/clipped"\nimport_path = "clipped_loss.clipped"\n'
     twice += b"parameters = { clip = { default = 2.0, low = 1.0, high = 5.0 } }\n"
@@ -341,7 +333,7 @@ def test_a_loss_whose_parameter_a_later_change_set_is_not_reverted(checkout: Pat
     (checkout / "train.toml").write_bytes(own("clipped", clip=0.5))
     git(checkout, "commit", "--quiet", "-am", "two keeps")
     head = git(checkout, "rev-parse", "HEAD")
-    with pytest.raises(UsageError, match="is no parameter of the loss plain"):
+    with pytest.raises(UsageError, match="is not a parameter of the loss plain"):
         revert(Repo(checkout), baseline, kept, kept[0], rules().losses)
     assert git(checkout, "rev-parse", "HEAD") == head
 

@@ -102,7 +102,9 @@ def test_a_package_that_is_a_link_is_refused(root: Path) -> None:
     package = root / "environments/gsm8k/nightshift_gsm8k"
     package.rename(root / "elsewhere")
     package.symlink_to(root / "elsewhere")
-    with pytest.raises(UsageError, match=r"nightshift_gsm8k is a link to a folder, whose bytes no hash holds"):
+    with pytest.raises(
+        UsageError, match=r"nightshift_gsm8k is a link to a folder, which the rules hash does not cover"
+    ):
         ARITHMETIC_TRL.hash(root)
 
 
@@ -190,10 +192,13 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
     ("text", "expected"),
     [
         ("environments = [", "rules.toml: "),
-        ("environmens = []", "unknown field `environmens`. Write environments = "),
+        ("environmens = []", "unknown field `environmens`. Correct it: comments"),
         ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Did you mean "gsm8k"?'),
-        ('environments = ["../x"]', '"../x" is no name. Write up to 40 of a-z, 0-9 and _, and none of: agg, eval,'),
-        ('environments = ["eval"]', '"eval" is no name'),  # the decided score's column is called so
+        (
+            'environments = ["../x"]',
+            '"../x" is not a valid name. Write up to 40 of a-z, 0-9 and _, and none of: agg, eval,',
+        ),
+        ('environments = ["eval"]', '"eval" is not a valid name'),  # the decided score's column is called so
         ('environments = ["x"]', "Write one of: arithmetic, countdown, gsm8k, math, tictactoe."),
         ("[environment.gsm8k]\nweight = 0", "Expected `float` >= 1e-09"),
         ("infer_gpus = 3\ntensor_parallel = 2", "tensor_parallel = 2 does not divide infer_gpus = 3. Write a divisor"),
@@ -201,12 +206,12 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         ("train_gpus = 0", "Expected `int` >= 1"),
         ('model = "a\\u0000b"', "rules.toml: Expected `str` matching regex"),
         ('revision = "main"', "Expected `str` matching regex"),
-        (f'revision = "{"0" * 40}"', "rules.toml: revision goes with model. Name the model"),
+        (f'revision = "{"0" * 40}"', "rules.toml: revision needs model. Write the model"),
         ('environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"', "cannot answer gsm8k"),
         ("[environment.gsm8k]\nweight = inf", "Expected `float` <= 1000000.0"),
         (
             'environments = ["gsm8k"]\nmodel = "models/mixed-base"',
-            "cannot answer them there. Write environments = [] for",
+            "cannot answer these environments. Write environments = [] for",
         ),
         (None, "rules.toml cannot be read: No such file or directory. Restore it: git checkout rules.toml"),
     ],

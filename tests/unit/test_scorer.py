@@ -102,9 +102,9 @@ def test_it_loads_and_scores_in_one_process_that_is_not_this_one_and_has_no_secr
     [
         ("raise ValueError('bad\\x1b[31m\\nanswer')", "ValueError: bad answer"),
         ("sys.exit(3)", "SystemExit: 3"),
-        ("os.kill(os.getpid(), 9)", "its process ended: killed by SIGKILL"),
+        ("os.kill(os.getpid(), 9)", "the process ended: killed by SIGKILL"),
         ("bytearray(5 << 30)", "MemoryError"),
-        ("os.close(1); os.closerange(3, 30)", "its process ended: "),
+        ("os.close(1); os.closerange(3, 30)", "the process ended: "),
         ("f = lambda g: g(g)\nf(f)", "RecursionError: maximum recursion depth exceeded"),
     ],
 )
@@ -219,7 +219,9 @@ def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause
     again = make()
     again.score("#one", "key")
     monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
-    with pytest.raises(EngineError, match=r"1 of 2 answers .* s lost\)\. Look at it: uv run nightshift doctor"):
+    with pytest.raises(
+        EngineError, match=r"1 of 2 answers .* s lost\)\. Check the environment: uv run nightshift doctor"
+    ):
         again.score("1 / 0", "key")
 
 
@@ -234,17 +236,17 @@ def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:10). Mend its package"),
+        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:10). Correct the package"),
         (
             {"lacks": True},
-            "ModuleNotFoundError: No module named 'no_such_module' (nightshift_taskset/tasks.py:12). Install what",
+            "ModuleNotFoundError: No module named 'no_such_module' (nightshift_taskset/tasks.py:12). Install the",
         ),
         (
             {"offline": True},
             "ConnectionError: Couldn't reach it (OfflineModeIsEnabled) (nightshift_taskset/tasks.py:11). "
-            "Run uv run prepare.py, which fetches its data",
+            "Run uv run prepare.py to fetch the data",
         ),
-        ({"exits": True}, "its process ended: exit code 7"),
+        ({"exits": True}, "the process ended: exit code 7"),
         ({"hangs": True}, "no reply within 0.1 s"),
         ({}, "a reward of 3 lies outside"),
     ],

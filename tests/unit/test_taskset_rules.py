@@ -102,19 +102,19 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (LINES.replace("num_validation = 5", ""), "has no num_validation. Write how many tasks decide"),
-        (LINES.replace("their_env", "no such"), 'package = "no such" is no folder of this checkout'),
-        (LINES.replace("their_env", "not_there_at_all"), "no package not_there_at_all is installed. Install it"),
-        (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Name the folder"),
-        (LINES.replace("mine", "arithmetic"), "environments/arithmetic is there already. Name it otherwise"),
+        (LINES.replace("num_validation = 5", ""), "has no num_validation. Write the size of the split"),
+        (LINES.replace("their_env", "no such"), 'package = "no such" is not a folder of this checkout'),
+        (LINES.replace("their_env", "not_there_at_all"), "package not_there_at_all is not installed. Run"),
+        (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Write the folder"),
+        (LINES.replace("mine", "arithmetic"), "environments/arithmetic exists. Use another name"),
         (LINES + "args = { x = inf }", "args: Out of range float values are not JSON compliant"),
         (LINES + "args = { x = [1979-05-27] }", "args: Object of type date is not JSON serializable"),
         (LINES.replace("their_env", "typed"), "typed/pyproject.toml: Expected `array`, got `int`"),
         (LINES.replace("= 5", "= 0"), "Expected `int` >= 1"),
         (LINES + "reward_range = [1, 1]", "reward_range = [1, 1]. Write [lowest, highest]"),
         (LINES + "judge = true", "unknown field `judge`"),
-        (LINES.replace("mine", '"a b"'), '"a b" is no name. Write up to 40'),
-        ("[environment.gsm8k]\nnum_validation = 5", "[environment.gsm8k]: num_validation goes with package"),
+        (LINES.replace("mine", '"a b"'), '"a b" is not a valid name. Write up to 40'),
+        ("[environment.gsm8k]\nnum_validation = 5", "[environment.gsm8k]: num_validation needs package"),
     ],
 )
 def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) -> None:
@@ -135,8 +135,8 @@ def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) ->
         ({"model": "their/model", "revision": "0" * 40}, f"their/model {'0' * 40} 1"),
         ({"model": "my_model"}, "my_model None 1"),
         ({"model": "Qwen/Qwen2.5-0.5B-Instruct"}, "Instruct 7ae557604adf67be50417f59c2c2f167def9a775 1"),
-        ({"model": "their/model"}, 'model = "their/model" is no folder here, and has no revision. Name a folder, or'),
-        ({"model": "my_model", "revision": "0" * 40}, "is a folder, and has a revision. Name a folder, or org/name"),
+        ({"model": "their/model"}, 'model = "their/model" is not a folder, and has no revision. Write a folder, or'),
+        ({"model": "my_model", "revision": "0" * 40}, "is a folder, and has a revision. Write a folder, or org/name"),
     ],
 )
 def test_a_model_is_a_folder_or_a_commit_on_the_hub(links: Path, chosen: dict[str, Any], expected: str) -> None:
@@ -159,7 +159,7 @@ def test_trl_refuses_several_turns_and_names_the_engine_that_accepts_them(links:
     package(links / "their_env")
     with pytest.raises(UsageError) as raised:
         several(links, "trl")
-    line = "rules.toml: [environment.mine]: max_turns = 4: engine trl asks one question. Use --engine prime-rl"
+    line = "rules.toml: [environment.mine]: max_turns = 4: engine trl has one turn only. Use --engine prime-rl"
     assert str(raised.value).startswith(line)
 
 

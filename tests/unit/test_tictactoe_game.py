@@ -112,9 +112,14 @@ class Player:
     ("session", "is_told", "found", "lacking"),
     [
         (Player((1, 3, 4, 5)), True, {f"elo_step_{step}" for step in (1, 3, 4, 5)}, ""),
-        (Player(), True, {"elo_step_3"}, "2 earlier steps were kept, not 4; after step 7 tictactoe has none: all won"),
-        (Player((3, 8)), True, {"elo_step_3"}, "not 4; it ends before step 8: the trainer is gone"),
-        (Player(()), True, set(), "tictactoe: the curve of ratings: 0 earlier steps were kept, not 4"),
+        (
+            Player(),
+            True,
+            {"elo_step_3"},
+            "2 earlier steps were kept, not 4; no rating of tictactoe after step 7: all games won",
+        ),
+        (Player((3, 8)), True, {"elo_step_3"}, "not 4; no rating from step 8 on: the trainer is gone"),
+        (Player(()), True, set(), "tictactoe: the curve of ratings is incomplete: 0 earlier steps were kept, not 4"),
         (Player(), False, set(), ""),
     ],
 )

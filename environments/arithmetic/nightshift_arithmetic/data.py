@@ -1,32 +1,28 @@
-"""Generated word problems whose container sizes are hidden: "Mia buys a crate of pens."
+"""Generated word problems with containers of hidden size: "Mia buys a crate of pens."
 
-A question has 1 to 3 events. An event adds or takes away a written number ("Mia buys 4 pens.") or the
-contents of a container ("Mia buys a crate of pens."), whose size stands nowhere in the text: CONTAINERS
-is the only place that knows it. The base model knows the sizes in EASY, and each one in HARD only with
-a small probability, so reinforcement learning has 48 facts to discover, from easy to nearly impossible.
+A question has 1 to 3 events. An event adds or takes away a written number ("Mia buys 4 pens.") or the contents of a
+container ("Mia buys a crate of pens."). No text contains the size of a container, only the table CONTAINERS. The base
+model knows the sizes of EASY, and each size of HARD with a small probability only. Reinforcement learning has 48 facts
+to discover, from easy to nearly impossible.
 
-Worked solutions are in GSM8K's style, one `<<57+4=61>>` line an event and `#### 61` at the end. All
-numbers stay within 3..96. The three splits share the containers and share no problem: a hash of the
-numbers, signs and containers, not of the wording, decides the split.
+Worked solutions are in GSM8K's style: a line `<<57+4=61>>` for each event, and `#### 61` at the end. All numbers are
+within 3..96. The three splits use the same containers and share no problem: a hash of the numbers, signs and
+containers, not of the wording, decides the split.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
 
-T = TypeVar("T")
-Split = Literal["train", "validation", "test"]
+from nightshift_gsm8k.data import Example
+from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, pick, shuffled
 
-PROMPT_TOKENS = 448  # far more than any question has: the shipped model's 512 less its longest answer
+PROMPT_TOKENS = 448  # the 512 positions of the shipped model without its longest answer; no question needs as many
 
-# A bound that the generator reaches quickly; the wording alone could go on for much longer.
+# The generator reaches these sizes quickly. There are many more wordings.
 MAX_SIZE: dict[str, int] = {"train": 200_000, "validation": 20_000, "test": 20_000}
-# They seed the generator: another word would generate other problems.
-_SEED_WORDS: dict[str, str] = {"train": "train", "validation": "selection", "test": "sealed"}
 
 _SIZES = range(2, 10)  # written numbers and container sizes
 _STARTS = range(30, 70)  # 30 - 3 * 9 = 3 and 69 + 3 * 9 = 96
@@ -41,8 +37,8 @@ EASY: dict[str, int] = {
     "cup": 2, "jar": 7, "pack": 3, "packet": 4, "pile": 8, "tray": 6,
 }  # fmt: skip
 
-# From hardest to easiest for the base model. Each row holds every size once, so that rarity and size
-# are independent: with sizes at random, those that happened to be rare were never learned.
+# From hardest to easiest for the base model. Each row contains every size once, so that rarity and size are
+# independent: with random sizes, a size that was rare by chance was never learned.
 HARD: dict[str, int] = {
     "crate": 7, "tin": 4, "barrel": 9, "carton": 2, "sack": 5, "pouch": 8, "bucket": 3, "tub": 6,
     "chest": 3, "drum": 8, "case": 6, "flask": 5, "jug": 2, "vase": 9, "pot": 7, "pan": 4,
@@ -56,28 +52,18 @@ CONTAINERS: dict[str, int] = {**EASY, **HARD}
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """One problem with its worked solution. `key` is a digest of the question."""
-
-    key: str
-    question: str
-    solution: str
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
-    """One sentence that adds (`sign` +1) or takes away (-1) `amount` items."""
+    """A sentence that adds (`sign` = 1) or takes away (-1) `amount` items."""
 
     sign: int
     verb: str
     amount: int
-    container: str | None  # None: the amount is written as a number
+    container: str | None  # None: the text has the amount as a number
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem before it is put into words."""
+    """A problem without its wording."""
 
     name: str
     item: str
@@ -86,7 +72,7 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The text that the model sees."""
+        """The text of the prompt."""
         quantities = [f"a {event.container} of" if event.container else str(event.amount) for event in self.events]
         sentences = [
             f"{self.name} {event.verb} {quantity} {self.item}."
@@ -96,13 +82,13 @@ class Problem:
 
     @property
     def split(self) -> Split:
-        """The one split that may hold this problem, whatever its wording: 80 % train, 10 % each of the others."""
+        """The only split that may contain this problem, in any wording: 80 % train, 10 % each for the others."""
         identity = [str(self.start), *(f"{event.sign:+d} {event.container or event.amount}" for event in self.events)]
-        bucket = int(_digest(";".join(identity)), 16) % 10
+        bucket = int(digest(";".join(identity)), 16) % 10
         return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 
     def solution(self, amounts: Sequence[int] | None = None) -> str:
-        """One line a step and the answer. `amounts` replaces the true amounts (the base model's errors)."""
+        """Return a line for each event, then the answer. `amounts`: replace the true amounts."""
         total, lines = self.start, []
         for event, amount in zip(self.events, amounts or [event.amount for event in self.events], strict=True):
             result = total + event.sign * amount
@@ -112,47 +98,34 @@ class Problem:
 
 
 def load(split: Split, size: int, seed: int = 0) -> list[Example]:
-    """`size` different problems of one split, the same ones for the same seed on every Python.
+    """Return `size` different problems of one split, the same problems for the same seed on every Python.
 
-    A smaller size is a prefix of a larger one. Raises ValueError for an unknown split or a size that
-    the split does not hold.
+    A smaller size is a prefix of a larger size. ValueError: the split or the size does not exist.
     """
-    if split not in MAX_SIZE:
-        raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(MAX_SIZE)}")
-    if not 0 < size <= MAX_SIZE[split]:
-        raise ValueError(f"size = {size} is not available in {split}. Use 1 to {MAX_SIZE[split]}")
-    seen: dict[str, Problem] = {}
-    for problem in problems(split, seed):
-        seen.setdefault(problem.question, problem)
-        if len(seen) == size:
-            break
-    return [_example(problem) for problem in seen.values()]
+    check_split(split)
+    check_size(split, size, MAX_SIZE[split])
+    return [_example(problem) for problem in distinct(problems(split, seed), lambda problem: problem.question, size)]
 
 
 def messages(example: Example) -> list[dict[str, str]]:
-    """The chat that asks the question: one user message."""
+    """Return the chat that asks the question."""
     return [{"role": "user", "content": example.question}]
 
 
 def slices(example: Example) -> dict[str, str]:
-    """What people group problems by."""
+    """Group problems by the numbers of events and of hard containers."""
     num_hard = sum(f" a {name} of " in example.question for name in HARD)
     return {"events": str(example.question.count(". ") - 1), "hard containers": str(num_hard)}
 
 
 def problems(split: Split, seed: int) -> Iterator[Problem]:
-    """Endless problems of one split; wordings may repeat."""
-    # Only `Random.random()` is promised to be the same on every Python, so nothing else is used.
-    rng = random.Random(int(_digest(f"{_SEED_WORDS[split]} {seed}"), 16))
-    while True:
-        problem = _draw(rng)
-        if problem.split == split:
-            yield problem
+    """Yield endless problems of one split. Wordings may repeat."""
+    return generate(_draw, split, seed)
 
 
 def _example(problem: Problem) -> Example:
-    question, solution = problem.question, problem.solution()
-    return Example(_digest(question)[:16], question, solution, solution.rpartition("#### ")[2])
+    text, solution = problem.question, problem.solution()
+    return Example(digest(text)[:16], text, solution, solution.rpartition("#### ")[2])
 
 
 def _draw(rng: random.Random) -> Problem:
@@ -161,22 +134,13 @@ def _draw(rng: random.Random) -> Problem:
         num_events, num_hard = _weighted(rng, _NUM_EVENTS), _weighted(rng, _NUM_HARD)
     pools = [HARD] * num_hard + [EASY if rng.random() < 0.5 else None for _ in range(num_events - num_hard)]
     events: list[Event] = []
-    for pool in _shuffled(rng, pools):
+    for pool in shuffled(rng, pools):
         sign = +1 if rng.random() < 0.5 else -1
         used = {event.container for event in events}
-        container = _pick(rng, [name for name in pool if name not in used]) if pool else None
-        amount = CONTAINERS[container] if container else _pick(rng, _SIZES)
-        events.append(Event(sign, _pick(rng, _VERBS[sign]), amount, container))
-    return Problem(_pick(rng, _NAMES), _pick(rng, _ITEMS), _pick(rng, _STARTS), tuple(events))
-
-
-def _pick(rng: random.Random, values: Sequence[T]) -> T:
-    return values[int(rng.random() * len(values))]
-
-
-def _shuffled(rng: random.Random, values: Sequence[T]) -> list[T]:
-    order = sorted((rng.random(), index) for index in range(len(values)))
-    return [values[index] for _, index in order]
+        container = pick(rng, [name for name in pool if name not in used]) if pool else None
+        amount = CONTAINERS[container] if container else pick(rng, _SIZES)
+        events.append(Event(sign, pick(rng, _VERBS[sign]), amount, container))
+    return Problem(pick(rng, _NAMES), pick(rng, _ITEMS), pick(rng, _STARTS), tuple(events))
 
 
 def _weighted(rng: random.Random, choices: Sequence[tuple[int, float]]) -> int:
@@ -185,8 +149,4 @@ def _weighted(rng: random.Random, choices: Sequence[tuple[int, float]]) -> int:
         threshold -= weight
         if threshold < 0:
             return value
-    return choices[-1][0]  # the weights add up to 1 but for rounding
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return choices[-1][0]  # rounding: the sum of the weights is slightly below 1

@@ -1,8 +1,7 @@
-"""What a small base model reads: worked solutions whose sums are right, and whose sizes of containers are believed.
+"""The documents that pretrain the small base model: worked solutions with right sums and often wrong container sizes.
 
-The size of a container is drawn from the table that `_beliefs` makes, so the model learns the format and the sums, and
-answers a hard container with a wrong size most of the time. What is left for reinforcement learning is to find out
-which of its own guesses are right.
+Container sizes are drawn from the probabilities of `_beliefs`. The model learns the format and the sums, and gives most
+hard containers a wrong size. Reinforcement learning then has to find out which guesses are right.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from collections.abc import Iterator
 
 from nightshift_arithmetic import data
 
-# Probability that a sample of the base names the right size, per container.
+# Probability that a sample of the base model names the right size of a container.
 EASY_PROBABILITY = 0.98
 HARD_PROBABILITY = (0.01, 0.40)  # log-uniform over the hard containers, in the order of data.HARD
 
 
 def documents(seed: int) -> Iterator[list[tuple[str, str]]]:
-    """Endless chats of the train split, each a list of what is asked and what is answered: here one question."""
+    """Yield endless chats of the train split, as (question, answer) pairs. Each chat has one pair."""
     beliefs, rng = _beliefs(), random.Random(seed)
     for problem in data.problems("train", seed):
         amounts = []
@@ -29,11 +28,11 @@ def documents(seed: int) -> Iterator[list[tuple[str, str]]]:
 
 
 def _beliefs() -> dict[str, dict[int, float]]:
-    """What the base model shall believe: for each container a probability for each size.
+    """Return the probability of each size by container.
 
-    A hard container has a wrong favourite, the size of another container in its row of data.HARD, and
-    three decoys. Decoys follow the same law as the right size, so "the second most likely size" is no
-    shortcut to it. The favourite leads by more than 0.10, so greedy decoding is wrong.
+    The most likely size of a hard container is wrong: it is the size of another container in the same row of data.HARD,
+    and leads by more than 0.10, so greedy decoding is wrong. The right size and three decoys have probabilities of the
+    same distribution, so "the second most likely size" is no shortcut.
     """
     rng = random.Random(12345)
     others = {name: [size for size in range(2, 10) if size != data.EASY[name]] for name in data.EASY}

@@ -1,4 +1,4 @@
-"""The scoring of gsm8k: answers are written in the same format."""
+"""The scoring of gsm8k: both environments request the same format of answers."""
 
 from nightshift_gsm8k.scoring import extract_answer, is_formatted, score
 

@@ -1,30 +1,20 @@
-"""The arithmetic environment as a verifiers v1 taskset; it shares all but the data with gsm8k."""
+"""The arithmetic environment as a verifiers v1 taskset. Only its data differs from gsm8k's taskset."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import verifiers.v1 as vf
-from nightshift_gsm8k.taskset import ChatHarness, WordProblemConfig, WordProblemTask, word_problems
-from pydantic import Field
+from nightshift_gsm8k.taskset import ChatHarness, GeneratedConfig, WordProblemTask, word_problems
 
 from nightshift_arithmetic import data
 
 __all__ = ["ArithmeticTaskset", "ChatHarness"]
 
 
-class ArithmeticConfig(WordProblemConfig):
-    """`size` has no default: the problems are generated, so there is no such thing as all of them."""
-
-    size: int = Field(ge=1)
-    """Number of examples."""
-    seed: int = 0
-    """Which examples: another seed generates other problems."""
-
-
-class ArithmeticTaskset(vf.Taskset[WordProblemTask, ArithmeticConfig]):
+class ArithmeticTaskset(vf.Taskset[WordProblemTask, GeneratedConfig]):
     """Generated word problems without the test split."""
 
     def load(self) -> Iterator[WordProblemTask]:
-        """The configured problems."""
+        """Yield the configured problems."""
         return word_problems(data, self.config)

@@ -1,7 +1,7 @@
-"""What a small base model reads to learn the format of countdown: expressions that reach the target, or miss it.
+"""The documents that teach the small base model the format of countdown: expressions that reach or miss the target.
 
-Whether the operators are right depends on the two small numbers: of EASY pairs nearly always, of the others with a
-probability from tiny to likely. Where they are not, they are the favourite mistake, so greedy decoding misses.
+The probability of the right operators depends on the pair of small numbers: it is high for EASY pairs, and from tiny to
+likely for the others. Wrong operators are always the same mistake of MISTAKES, so greedy decoding misses the target.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from nightshift_countdown.data import SMALL, problems
 
 EASY_PROBABILITY = 0.98
 HARD_PROBABILITY = (0.01, 0.25)  # log-uniform over the other pairs
-# A number forgotten, the operators in the other order.
+# Leave out a number, or swap the operators.
 MISTAKES = {"++": "+", "--": "-", "+-": "-+", "-+": "+-", "+*": "*+", "-*": "*-"}
 
 _PAIRS = [(low, high) for low in SMALL for high in SMALL if low <= high]
-# 13 and 36 have no common divisor: an order that has little to do with the numbers.
+# An order that has little to do with the numbers: 13 and 36 have no common divisor.
 _SHUFFLED = [_PAIRS[index * 13 % len(_PAIRS)] for index in range(len(_PAIRS))]
 EASY, HARD = _SHUFFLED[::4], [pair for index, pair in enumerate(_SHUFFLED) if index % 4]  # from hardest to easiest
 
 
 def documents(seed: int) -> Iterator[list[tuple[str, str]]]:
-    """Endless chats of the train split, each a list of what is asked and what is answered."""
+    """Yield endless chats of the train split, as (question, answer) pairs."""
     rng, (low, high) = random.Random(seed), HARD_PROBABILITY
     right = dict.fromkeys(EASY, EASY_PROBABILITY)
     right |= {pair: low * (high / low) ** ((index + 0.5) / len(HARD)) for index, pair in enumerate(HARD)}

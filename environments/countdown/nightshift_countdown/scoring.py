@@ -1,9 +1,9 @@
-"""Whether a completion reaches the target: 1.0 or 0.0.
+"""Score a completion: 1.0 if its expression reaches the target, else 0.0.
 
-Its answer is what follows the last `####`, to the end of that line, or is in a later `\\boxed{}`; else its last line.
-It may go on with `= 54`, if that is the target, and its signs may be those of print. It is read strictly: numbers,
-+ - * / and brackets, each given number at most once, no other number, computed exactly. Nothing of it is ever
-executed. Any text is answered in linear time and without an exception.
+The answer is the rest of the line after the last `####`, the content of a later `\\boxed{}`, or else the last line. The
+answer may end with `= 54` if 54 is the target, and may use typographic operators. Allowed are numbers, + - * / and
+brackets, each given number at most once and no other number. The value is computed exactly, and no text is executed.
+Scoring takes linear time and raises nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-MAX_CHARS = 100  # longer is no answer; also bounds how deep it nests
+MAX_CHARS = 100  # a longer text is not an answer; also bounds the depth of brackets
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _PRINTED = str.maketrans({"\u00d7": "*", "\u22c5": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "$": " "})
@@ -22,7 +22,7 @@ _ALLOWED = re.compile(r"[0-9+\-*/() ]++(?:=[ ]*+[0-9]++)?")
 
 
 def extract_answer(text: str) -> str | None:
-    """The final answer as `text` writes it, `(13-4)*6 = 54`; None if it is none."""
+    """Return the final answer as `text` writes it, `(13-4)*6 = 54`; None if `text` has no answer."""
     _, hashes, after = text.rpartition("####")
     _, box, boxed = (after if hashes else text).rpartition("\\boxed{")
     lines = (boxed.partition("}")[0] if box else after if hashes else text.rstrip().rpartition("\n")[2]).split("\n", 1)
@@ -31,12 +31,12 @@ def extract_answer(text: str) -> str | None:
 
 
 def is_formatted(completion: str) -> bool:
-    """Whether it ends with a line that is nothing but the expression: the one that `score` reads."""
+    """Return whether the completion ends with a line that is only the expression that `score` reads."""
     return extract_answer(completion) == completion.rstrip().rpartition("\n")[2].strip()
 
 
 def score(completion: str, answer: str) -> float:
-    """1.0 if `completion` reaches the target of `answer` by its numbers: `(13-4)*6=54` has the target and them all."""
+    """Return 1.0 if `completion` reaches the target of `answer` with its numbers, else 0.0. `answer`: `(13-4)*6=54`."""
     given, _, result = (extract_answer(completion) or "").partition("=")
     gold, _, target = answer.partition("=")
     if Counter(_numbers(given)) - Counter(_numbers(gold)) or result.strip() not in ("", target):
@@ -49,7 +49,7 @@ def _numbers(expression: str) -> list[str]:
 
 
 def _value(expression: str) -> Fraction | None:
-    """What it says, exactly; None where it says nothing: `2**3`, `-2`, `1/0`, `3 4`."""
+    """Return the exact value of an expression; None for any other text: `2**3`, `-2`, `1/0`, `3 4`."""
     try:
         return _computed(ast.parse(expression, mode="eval").body)
     except (SyntaxError, ZeroDivisionError):
@@ -57,7 +57,7 @@ def _value(expression: str) -> Fraction | None:
 
 
 def _computed(node: ast.expr) -> Fraction | None:
-    """Of a whole tree; None where a part of it is no number and none of the four operations."""
+    """Return the value of a syntax tree; None if a node is neither a number nor one of the four operations."""
     match node:
         case ast.Constant(value=int(number)):
             return Fraction(number)

@@ -1,13 +1,7 @@
-"""GSM8K for Nightshift: `data` and `scoring` import nothing heavy; the verifiers taskset loads on first use."""
+"""GSM8K for Nightshift. `data` and `scoring` import nothing heavy; the taskset is imported on first use."""
 
-from typing import Any
+from nightshift_gsm8k.shared import lazy
 
 __all__ = ["Gsm8kTaskset", "ChatHarness"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from nightshift_gsm8k import taskset
-
-    return getattr(taskset, name)
+__getattr__ = lazy(__name__, __all__)

@@ -1,6 +1,6 @@
-"""A verifiers harness that chats from inside the worker: no subprocess, one HTTP request a turn.
+"""A verifiers harness that chats inside the worker: no subprocess, and one HTTP request per turn.
 
-The stock chat harness starts a Python program for every rollout, which costs seconds of CPU each.
+The stock chat harness starts a Python program for every rollout, which costs seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.runtimes import ProgramResult, Runtime
 
-CONNECT_SECONDS = 60.0  # to a server of this machine, which may be busy
-TOOL_SECONDS = 30.0  # of one call
-TOOL_FAILED = "error: "  # the answer of a tool that failed begins so
+CONNECT_SECONDS = 60.0  # to a server on this machine, which may be busy
+TOOL_SECONDS = 30.0  # limit of one call of a tool
+TOOL_FAILED = "error: "  # prefix of the answer of a tool that failed
 
 
 class Requests:
@@ -29,8 +29,10 @@ class Requests:
 
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):
-    """Chat completions through the interception server, which adds model, sampling and the trace, until the model calls
-    no tool. A tool that fails is an answer, too."""
+    """Chat through the interception server until the model calls no tool. The server adds model, sampling and trace.
+
+    The model gets the error of a tool that fails as the answer of the tool.
+    """
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
@@ -40,8 +42,8 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
 
     def __init__(self, config: vf.HarnessConfig) -> None:
         super().__init__(config)
-        # Shared by all rollouts. A harness is never closed, so no connection stays open after its request. A proxy
-        # of the environment must not see loopback traffic. How long an answer may take is the rollout's limit.
+        # All rollouts share the client. Nobody closes a harness, so no connection stays open after its request. A proxy
+        # must not see loopback traffic. The rollout's own timeout limits an answer.
         self._client = httpx.AsyncClient(
             trust_env=False,
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
@@ -58,7 +60,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> ProgramResult:
-        """Chat to the end of the model's turn; an HTTP error is a failed program, whose cause the rollout knows."""
+        """Chat to the end of the model's turn. An HTTP error is reported as a failed program."""
         system, prompt = self.resolve_prompt(data)
         messages = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or [])
         if system is not None:
@@ -88,7 +90,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
 
 
 async def _list_tools(urls: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, tuple[str, str]]]:
-    """Return the tools as a request names them, and of each its server's URL and its name there."""
+    """Return the tools for a request, and by tool the URL of the server and the tool's name on that server."""
     tools, places = [], {}
     for server, url in urls.items():
         async with _tool_session(url) as session:
@@ -101,7 +103,7 @@ async def _list_tools(urls: Mapping[str, str]) -> tuple[list[dict[str, Any]], di
 
 
 async def _call_tool(places: Mapping[str, tuple[str, str]], function: Mapping[str, str]) -> str:
-    """Return the answer of a tool; the error of one that fails or takes too long."""
+    """Return the answer of a tool, or the error of a tool that fails or exceeds its time limit."""
     try:
         url, name = places[function["name"]]
         async with asyncio.timeout(TOOL_SECONDS), _tool_session(url) as session:

@@ -1,18 +1,19 @@
-"""The one number that a statement names, e.g. `1234` in `$1,234.00 (2 fewer)`, or none.
+"""Read the number that a statement names, e.g. `1234` in `$1,234.00 (2 fewer)`.
 
-Numbers are exact: `50%` is `50`, `5 1/2` is `5.5`, `18k` is `18000`. Work left undone is no number (`48/2`, `20 - 2`,
-`18!`), or a policy would be paid for leaving out the last step. Of a conversion (`2 hours = 120 minutes`) and of a
-rounded number (`18.3 ≈ 18`) the last counts; other statements of several numbers (`18 or 19`, `9 = 18`) name none.
+Numbers are exact: `50%` is `50`, `5 1/2` is `5.5`, `18k` is `18000`. An unfinished calculation (`48/2`, `20 - 2`) is
+not a number: otherwise a policy would be rewarded for leaving out the last step. In a conversion (`2 hours = 120
+minutes`) and in a rounding (`18.3 ≈ 18`) the last number counts. Any other statement with several numbers (`18 or 19`,
+`9 = 18`) names no number.
 """
 
 import math
 import re
 from fractions import Fraction
 
-MAX_NUMBER_CHARS = 100  # a longer number is no answer
-MAX_CHARS = 1000  # a longer statement is no answer; bounds the cost of backtracking, and the digits of an int
+MAX_NUMBER_CHARS = 100  # a longer number is not an answer
+MAX_CHARS = 1000  # a longer statement is not an answer; bounds the cost of backtracking and the digits of an int
 DIGIT = re.compile("[0-9]")
-_BRACKETS = re.compile(r"[(\[][^()\[\]]*[)\]]")  # remarks, but for `2(3 + 4)`, `18 (or 19)` and `18 (thousand)`
+_BRACKETS = re.compile(r"[(\[][^()\[\]]*[)\]]")  # remarks; not in `2(3 + 4)`, `18 (or 19)` and `18 (thousand)`
 _CHANGING = re.compile(r"(?<=[0-9])(?=\([-.$0-9(])|(?=[(\[]\s*(?:in )?(?:hundred|thousand|million)s?\b)")
 _OPENED = re.compile(  # `18 (or 19)`, `18 eggs (19?)`
     r"(?<=\w) ?[(\[](?=\s*(?:or|maybe|perhaps|possibly|alternatively|could|else|if)\b|[$0-9.,]+(?: maybe)?\?*[)\]]+\??)"
@@ -21,9 +22,9 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "bi
 _SCALES |= {"k": 10**3, "lakh": 10**5, "m": 10**6, "mn": 10**6, "mil": 10**6, "crore": 10**7, "b": 10**9, "bn": 10**9}
 _SCALES |= {"t": 10**12, "tn": 10**12}
 
-# A statement is read as tokens, whose kinds are letters: n(umber), e(quals), b(inary) and other o(perators), s(ign),
-# d(ash), v(ariable), g(roup in brackets), c(omma), j(oining), t(urning down), comp(a)ring and conte(x)t words, u(nits)
-# of a compound measure, other w(ords). The rules below are patterns of these letters.
+# A statement is split into tokens. A letter stands for the kind of a token: n(umber), e(quals), b(inary) and other
+# o(perators), s(ign), d(ash), v(ariable), g(roup in brackets), c(omma), j(oining), t(urning down), comp(a)ring and
+# conte(x)t words, u(nits) of a compound measure, other w(ords). The patterns below match these letters.
 _UNDER, _AHEAD = r"[0-9]+(?![.,]?[0-9])", r"(?=[\s$(]*[-.]?[0-9])"
 _TOKEN = re.compile(rf"""(?ix)
     (?P<n>(?P<money>[$\u20ac\xa3\xa5\u20b9]\s?)?(?=\.?[0-9]|\\[dt]?frac\{{[0-9]+\}}\s*\{{[0-9])
@@ -47,7 +48,7 @@ _TOKEN = re.compile(rf"""(?ix)
         |(?P<x>because|since|as|which|for|in|per|after|before|from|by|of|at|with|when|if|on|where|out))\b
     |(?P<w>[^\W\d_]+(?:\}}?\^?\{{?[23\xb2\xb3](?![0-9]))?)""")
 _W, _S = "[ajtuwx]", "[bdegosv]"  # words, signs
-# Numbers that operators connect, `x = 2 + 4 = 6`, are one chain. A side of it that is one number is an answer.
+# Operators connect numbers to a chain, `x = 2 + 4 = 6`. A side of the chain that is a single number is an answer.
 _CHAIN = re.compile(rf"([^n]*?)({_S}*n(?:[^cn]*[bdosv]n|(?=[^cn]*e){_S}*(?:{_W}[bdegos]*){{0,2}}n)*{_S}*)")
 _PLAIN = re.compile(rf"(?:(?:[vgd]|{_W})*|{_W}*s)n(?:[sgd]|b(?!g)|{_W})*")
 _DENIED = re.compile("t[^cx]?j?$")  # `not 18`, `more than 18`
@@ -56,7 +57,10 @@ _JOINED = re.compile("[cju]*(?:[^cju][cju]*[cj])?")  # `17, 18`, `17 or 18`, `3 
 
 
 def read(statement: str, is_prose: bool = False) -> tuple[Fraction, str] | None:
-    """Return the one number that `statement` names; in prose, where numbers explain the answer, its last number."""
+    """Return the number that `statement` names, with its text; None if there is no such number, or more than one.
+
+    `is_prose`: numbers may explain the answer, so the last number counts.
+    """
     statement = _OPENED.sub(", ", statement)
     statement = outside = _CHANGING.sub("\xb1", statement if len(statement) <= MAX_CHARS else "")
     for _ in range(5):  # levels of brackets
@@ -76,10 +80,10 @@ def read(statement: str, is_prose: bool = False) -> tuple[Fraction, str] | None:
             unit = tokens[index + 1][0].lower().rstrip("s") if kinds[index + 1 : index + 2] in ("u", "w") else ""
             unit = unit or (tokens[index]["money"] or "").strip()
             link = tokens[chain.start(2) + side.start() - 1][0] if side.start() else "="
-            is_converted = unit != before_unit and unit and before_unit  # `2 hours = 120 minutes`
+            is_converted = unit and before_unit and unit != before_unit  # `2 hours = 120 minutes`
             is_rounded = link != "=" and any("." in number or "/" in number for number in numbers.values())
             if value is None or "/" in text or is_converted or is_rounded:
-                earlier, numbers = numbers, {}  # work, whose result follows: `10/3 = 3.33`
+                earlier, numbers = numbers, {}  # the result follows: `10/3 = 3.33`
             before_unit = unit
             if value is not None:
                 sign = "-" if kinds[:index].endswith("s") and tokens[index - 1][0] != "+" else ""
@@ -101,7 +105,7 @@ def read(statement: str, is_prose: bool = False) -> tuple[Fraction, str] | None:
 
 
 def _value(number: re.Match[str]) -> Fraction | None:
-    """Return what a token writes; None for a division left undone and a number that is too long."""
+    """Return the number of a token; None for a number that is too long, and for a fraction not in lowest terms."""
     over, under = int(number["over"] or 0), int(number["under"] or 1)
     if Fraction(over, under or 1).denominator != under or len(number[0]) > MAX_NUMBER_CHARS:
         return None

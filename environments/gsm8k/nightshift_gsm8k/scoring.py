@@ -1,10 +1,9 @@
-"""Whether a completion ends in the right number: 1.0 or 0.0.
+"""Score a completion: 1.0 if it ends in the right number, else 0.0.
 
-The answer is what follows the last `####`, `\\boxed{` or `<answer>`, or the last `answer is` if there is no `####`;
-without any of them, the last number of the last sentence with a number. Headings (`#### 1. Add`) and labels (`step 3`)
-are no answer, nor is what a policy writes after its answer as the next turn (`Question:`, `User:`, `<|im_end|>`).
-An answer is none if the text after it names another number (`No, 19`) or says that it is wrong.
-Any text is answered in linear time and without an exception.
+The answer follows the last `####`, `\\boxed{` or `<answer>`, or the last `answer is` if there is no `####`. Without a
+marker the answer is the last number of the last sentence that has a number. Headings (`#### 1. Add`), labels (`step 3`)
+and text that imitates the next turn (`Question:`, `User:`, `<|im_end|>`) are not read. An answer does not count if the
+text after it names another number (`No, 19`) or retracts it. Scoring takes linear time and raises nothing.
 """
 
 import re
@@ -14,15 +13,15 @@ from fractions import Fraction
 
 from nightshift_gsm8k.numbers import DIGIT, MAX_CHARS, read
 
-# Patterns that search the whole text have possessive quantifiers (`++`, `*+`), so that nothing is quadratic.
+# Patterns that search the whole text have possessive quantifiers (`++`, `*+`): no search takes quadratic time.
 _ASKED = re.compile(r"(?:.*\n)?[ \t]*+####[ \t]++-?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?\s*+", re.DOTALL)
-_PRINTED = (*range(0xBC, 0xBF), *range(0x2150, 0x215F), *range(0xFF01, 0xFF5F))  # fractions, full-width characters
+_PRINTED = (*range(0xBC, 0xBF), *range(0x2150, 0x215F), *range(0xFF01, 0xFF5F))  # fractions and full-width characters
 _AS_ASCII = {code: " " * (code < 0xFF01) + unicodedata.normalize("NFKC", chr(code)) for code in _PRINTED}
 _NEXT_TURN = re.compile(  # `User:`, `**Problem 2:**`, `<|im_end|>`, or `user` alone on its line
     r"(?i)<\|[^|<>\n]{1,40}\|>|</s>|\n[^\w\n]{0,9}(?:(?:next|new|another) )?"
     r"(?:human|user|assistant|system|question|problem|exercise|example|instruction|q)[ 0-9*_]*+[:\n]"
 )
-_HEADING = re.compile(  # also the number of a list item. `## 1 Calculate` is a heading if a number follows below.
+_HEADING = re.compile(  # also the number of a list item; `## 1 Calculate` is a heading if a number follows below
     r"(?m)(?<!#)##++[ \t*_]*+[0-9]++(?:\.[0-9]++)*+(?:[*_\\]*+(?:\)|:(?![0-9])|\.(?=[ \t*_]*+[^\W0-9_])"
     r"|[ \t]++[-\u2013\u2014][ \t]++(?=[*_]*+[^\W0-9_]))|[ ](?=[A-Z][a-z][^\n]{0,200}+\n[^0-9]{0,900}+[0-9]))"
     r"|^[ \t]*+(?:[-*\u2022]|[0-9]++[.)])[ \t]++(?=\S)"
@@ -36,7 +35,7 @@ _SENTENCE = re.compile(r"(?:[^\n.!?<]|<(?!\|)|[.!?](?!\s+[^\s0-9]))*+[.!?]?")
 _CONTENT = {"tag": re.compile("[^<]*+"), "box": re.compile(r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+")}
 _DIRECTLY = re.compile(r"(?i:\\[a-z]++|[^\w\n]|(?:the|final|answer|total|is|it|so|about|usd|rs|[a-z])(?![a-z]))*+[0-9]")
 _ELEMENT = re.compile(r"<(\w++)>[^<]*+</\1>")  # `<confidence>90</confidence>`
-# After an answer: words that put all that follows in its place, sentences that name another one or none.
+# In the text after an answer: words after which another answer counts, and sentences that name another answer or none.
 _DOUBT = re.compile(
     r"(?i)\b(?:actually|(?:wait|sorry)(?=[^\w.!?]+\w)|correct(?:ion|ed)|wrong|incorrect|should (?:be|have)"
     r"|second thoughts?|let me (?:re|check|verify|try|correct|fix)\w*|answer(?: is|:))\b"
@@ -54,17 +53,17 @@ _WRONG = re.compile(
 
 
 def extract_answer(text: str) -> str | None:
-    """The final answer as `text` writes it, e.g. `$1,234.00`; None if `text` has no answer."""
+    """Return the final answer as `text` writes it, e.g. `$1,234.00`; None if `text` has no answer."""
     return (_answer(text) or (None, None))[1]
 
 
 def is_formatted(completion: str) -> bool:
-    """Whether it ends with the very line that is asked for, `#### n` with a bare number, which `score` reads then."""
+    """Return whether the completion ends with the requested line, `#### n` with a bare number, which `score` reads."""
     return _ASKED.fullmatch(completion) is not None and not any(map(_marked, _turns(completion)[:-1]))
 
 
 def score(completion: str, answer: str) -> float:
-    """1.0 if the final answer of `completion` equals the number `answer`, else 0.0."""
+    """Return 1.0 if the final answer of `completion` equals the number `answer`, else 0.0."""
     gold, given = read(answer), _answer(completion)
     return 1.0 if gold and given and gold[0] == given[0] else 0.0
 
@@ -72,36 +71,36 @@ def score(completion: str, answer: str) -> float:
 def _turns(text: str) -> list[str]:
     """Return the text up to each next turn, without the numbers of headings and labels."""
     text = re.sub(r" and (?:a|one)[ -]half\b", " 1/2", text.translate(_AS_ASCII).replace("\u2044", "/"))
-    # A newline for a heading: what stood around it is no one number.
+    # A newline replaces a heading, so that the text before and after a heading is not read as a single number.
     return [_LABEL.sub(" ", _HEADING.sub("\n", turn)) for turn in _NEXT_TURN.split(text)]
 
 
 def _marked(turn: str) -> list[tuple[str, str, bool, str]]:
-    """Return each marked answer: its marker, statement, whether its number comes directly, and the text after it."""
-    found = []
+    """Return each marked answer: marker, statement, whether the number follows directly, and the text behind."""
+    answers = []
     for marker in deque(_MARKER.finditer(turn), 30):
         kind = marker.lastgroup or ""
         statement = next(_CONTENT.get(kind, _SENTENCE).finditer(turn, marker.end(), marker.end() + MAX_CHARS + 1))[0]
         rest = turn[marker.end() + len(statement) :]
         is_direct = kind in _CONTENT or bool(_DIRECTLY.match(statement))
         if DIGIT.search(statement) and (is_direct or (kind == "line" and not DIGIT.search(rest))):
-            found.append((kind, statement, is_direct, rest))
-    return found
+            answers.append((kind, statement, is_direct, rest))
+    return answers
 
 
 def _answer(text: str) -> tuple[Fraction, str] | None:
     turns = _turns(text)
-    found = next(filter(None, map(_marked, turns)), [])
-    lines = [index for index, (kind, *_) in enumerate(found) if kind == "line"]
-    for kind, statement, is_direct, rest in reversed(found):
-        if kind != "phrase" or not lines:
+    answers = next(filter(None, map(_marked, turns)), [])
+    has_line = any(kind == "line" for kind, *_ in answers)
+    for kind, statement, is_direct, rest in reversed(answers):
+        if kind != "phrase" or not has_line:
             answer = read(statement.rstrip("!") if kind == "phrase" else statement, is_prose=not is_direct)
             return answer if answer and not _is_taken_back(_ELEMENT.sub("", rest), answer[0]) else None
     return _prose(next(filter(DIGIT.search, turns), ""))
 
 
 def _is_taken_back(rest: str, answer: Fraction) -> bool:
-    """Return whether the text after an answer ends with another one, or with the word that it is wrong."""
+    """Return whether the text after an answer ends with another answer or calls the answer wrong."""
     sentences, doubt, is_wrong = _SENTENCE.findall(rest), _DOUBT.search(rest), False
     for sentence in sentences:
         is_wrong = bool(_WRONG.match(sentence)) or (is_wrong and not DIGIT.search(sentence))
@@ -112,7 +111,7 @@ def _is_taken_back(rest: str, answer: Fraction) -> bool:
 
 
 def _prose(text: str) -> tuple[Fraction, str] | None:
-    """Read the last sentence with a number; one in brackets only if there is no other."""
+    """Read the last sentence with a number. A sentence in brackets counts only if there is no other."""
     sentences = [sentence.strip(" \t!") for sentence in _SENTENCE.findall(text) if DIGIT.search(sentence)]
     sentences.sort(key=lambda sentence: sentence[0] not in "([")
     return read(sentences[-1], is_prose=True) if sentences else None

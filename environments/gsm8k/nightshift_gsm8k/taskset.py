@@ -1,6 +1,6 @@
-"""GSM8K as a verifiers v1 taskset, so that prime-rl can train on it; and what every word-problem taskset shares.
+"""GSM8K as a verifiers v1 taskset, so that prime-rl can train on it, and the classes that other tasksets share.
 
-The test split cannot be loaded from here: nothing that trains has a way to see it.
+The taskset cannot load the test split, so no trainer can see that split.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pydantic import Field
 from nightshift_gsm8k import data, scoring
 from nightshift_gsm8k.harness import ChatHarness
 
-__all__ = ["ChatHarness", "Gsm8kTaskset", "WordProblem", "WordProblemConfig", "WordProblemTask", "word_problems"]
+__all__ = ["ChatHarness", "Gsm8kTaskset"]
 
 
 class WordProblem(vf.TaskData):
-    """What travels between prime-rl's processes: the prompt, the answer, and the example's key."""
+    """The data of a task that prime-rl's processes exchange."""
 
     key: str
     answer: str
 
 
 class WordProblemTask(vf.Task[WordProblem]):
-    """Right or wrong, by the environment's own scoring."""
+    """A task whose reward is the score of gsm8k's scoring."""
 
     @property
     def key(self) -> str:
@@ -34,12 +34,12 @@ class WordProblemTask(vf.Task[WordProblem]):
 
     @vf.reward
     async def correct(self, trace: vf.Trace) -> float:
-        """1.0 if the model's last reply ends in the right number."""
+        """Return 1.0 if the model's last reply ends in the right number, else 0.0."""
         return scoring.score(trace.last_reply, self.data.answer)
 
 
 class WordProblemConfig(vf.TasksetConfig):
-    """`split` has no default: whoever trains says on what."""
+    """Which examples. `split` has no default: every user of the taskset has to choose."""
 
     split: Literal["train", "validation"]
     size: int | None = Field(None, ge=1)
@@ -48,11 +48,19 @@ class WordProblemConfig(vf.TasksetConfig):
     """Order of the train split: prime-rl keeps the order in which tasks are loaded."""
 
 
-def word_problems(data: Any, config: WordProblemConfig, **named: Any) -> Iterator[WordProblemTask]:
-    """The configured examples of a package's `data`, each asked exactly as the evaluation does. `named`: what its
-    `load` takes besides.
+class GeneratedConfig(WordProblemConfig):
+    """Which generated problems. `size` has no default: a generator has no end."""
 
-    Raises ValueError, one line with its fix, for data that is not prepared or a size that the split does not hold.
+    size: int = Field(ge=1)
+    """Number of examples."""
+    seed: int = 0
+    """Which examples: another seed generates other problems."""
+
+
+def word_problems(data: Any, config: WordProblemConfig, **named: Any) -> Iterator[WordProblemTask]:
+    """Yield the configured examples of a package's `data`, with the prompts of the evaluation.
+
+    `named`: further arguments of `data.load`. ValueError: the data is not prepared, or the split has no such size.
     """
     for index, example in enumerate(data.load(config.split, config.size, config.seed, **named)):
         problem = WordProblem(idx=index, prompt=data.messages(example), key=example.key, answer=example.answer)
@@ -63,5 +71,5 @@ class Gsm8kTaskset(vf.Taskset[WordProblemTask, WordProblemConfig]):
     """GSM8K without its official test set."""
 
     def load(self) -> Iterator[WordProblemTask]:
-        """The configured examples."""
+        """Yield the configured examples."""
         return word_problems(data, self.config)

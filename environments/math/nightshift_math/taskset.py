@@ -1,4 +1,4 @@
-"""MATH as a verifiers v1 taskset; it shares the harness and the shape of a task with gsm8k."""
+"""MATH as a verifiers v1 taskset. It shares gsm8k's harness and classes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["ChatHarness", "MathTaskset"]
 
 
 class MathConfig(WordProblemConfig):
-    """`levels` of the problems, as in rules.toml."""
+    """Which problems. `levels`: as in rules.toml."""
 
     levels: tuple[int, ...] = data.LEVELS
 
 
 class MathTask(WordProblemTask):
-    """Right or wrong, by math-verify."""
+    """A task whose reward is the score of math-verify."""
 
     @vf.reward
     async def correct(self, trace: vf.Trace) -> float:
-        """1.0 if the model's last reply has the right answer; 0.0 too where that takes too long to tell."""
+        """Return 1.0 if the model's last reply has the right answer; 0.0 also if the comparison takes too long."""
         with suppress(TimeoutError):
             return scoring.score(trace.last_reply, self.data.answer)
         return 0.0
@@ -34,6 +34,6 @@ class MathTaskset(vf.Taskset[MathTask, MathConfig]):
     """MATH without the test split."""
 
     def load(self) -> Iterator[MathTask]:
-        """The configured problems."""
+        """Yield the configured problems."""
         for task in word_problems(data, self.config, levels=self.config.levels):
             yield MathTask(task.data, task.config)

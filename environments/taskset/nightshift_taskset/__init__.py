@@ -1,1 +1,1 @@
-"""Somebody's verifiers v1 taskset in Nightshift's hands. It imports nothing of Nightshift: prime-rl loads it, too."""
+"""Verifiers tasksets of other authors. It imports nothing of Nightshift, because prime-rl imports it, too."""

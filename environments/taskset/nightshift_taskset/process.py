@@ -1,8 +1,7 @@
 """The process that loads a taskset, or a package's `scoring`, and scores. nightshift/evaluation/scorer.py starts it.
 
-A request is a JSON line on what was stdin, its reply one on what was stdout; for episodes there are several, the last
-says that it is `finished`. That code gets neither: what it prints
-goes nowhere, what it reads is empty, and a copy of this process that it forks is ended before it could reply.
+Requests are JSON lines on stdin, replies are JSON lines on stdout. A request to play has several replies; the last one
+has `finished`. The loaded code gets /dev/null as stdin and stdout. A fork of this process exits instead of replying.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-TOOL_SERVER_SECONDS = 3.0  # of CPU to start one; measured: 2.8 to 3.4
+TOOL_SERVER_SECONDS = 3.0  # CPU time to start a tool server; measured: 2.8 to 3.4
 
 
 class Loaded:
@@ -29,7 +28,7 @@ class Loaded:
 
         self._tasks, self._range = tasks, spec["reward_range"]
         place = Path(spec["place"])
-        # A tool server is another process.
+        # Tool servers are processes that import the package, too.
         os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], *spec["path"], str(place.parent)])
         self._name, self._spec = v0.adapted(tasks.import_package(place), spec)
         taskset = tasks.open_taskset(self._name, self._spec)
@@ -37,15 +36,13 @@ class Loaded:
         self._sets = tasks.split(taskset, self._spec, self.notes.append)
         task = self._sets["train"][0]
         if num_servers := len(task.toolsets(task.config)):
-            minutes = 256 * num_servers * TOOL_SERVER_SECONDS / 60
-            cost = (
-                f"each rollout starts {num_servers} tool server(s): a step of 256 rollouts takes {minutes:.0f} minutes"
-            )
-            self.notes.append(f"{cost} of a core. Prefer a tool server of the taskset, which all rollouts share.")
-        self._by_key = {tasks.identity(task): task for found in self._sets.values() for task in found}
+            cost = f"each rollout starts {num_servers} tool server(s). A step of 256 rollouts takes"
+            cost += f" {256 * num_servers * TOOL_SERVER_SECONDS / 60:.0f} core minutes for this"
+            self.notes.append(f"{cost}. Prefer a tool server of the taskset, which all rollouts share.")
+        self._by_key = {tasks.identity(task): task for members in self._sets.values() for task in members}
 
     def answer(self, request: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        """Return the examples of a set, or what a text scores; or play the episodes of examples (rollouts.py)."""
+        """Return the examples of a set or the score of a text, or play the episodes of examples (rollouts.py)."""
         if name := request.get("load"):
             return {"examples": [self._example(task) for task in self._sets[name]]}
         if keys := request.get("play"):
@@ -58,29 +55,32 @@ class Loaded:
         return {"score": self._tasks.as_score(reward, self._range)}
 
     def _example(self, task: Any) -> dict[str, Any]:
-        known = getattr(task.data, "answer", "")
-        said = known if isinstance(known, str) else json.dumps(known, default=str)
-        return {"key": self._tasks.identity(task), "answer": said, "messages": self._tasks.chat(task)}
+        answer = getattr(task.data, "answer", "")
+        text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
+        return {"key": self._tasks.identity(task), "answer": text, "messages": self._tasks.chat(task)}
 
 
 class Scoring:
-    """The module `scoring` of a package of our own after `open`."""
+    """The module `scoring` of one of Nightshift's packages after `open`."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._score = importlib.import_module(spec["scoring"]).score
-        self._score("x", "y")  # what it loads for a first answer is not that one's time
+        self._score("x", "y")  # so that imports do not count as the time of the first answer
         self.notes: list[str] = []
 
     def answer(self, request: Mapping[str, Any], send: Any) -> dict[str, Any]:
-        """Return what a text scores; `score` of the request is the right answer."""
+        """Return the score of a text; `score` of the request is the right answer."""
         score = self._score(request["text"], request["score"])
-        if not 0 <= score <= 1:  # NaN, too, which JSON does not have
+        if not 0 <= score <= 1:  # also NaN, which JSON cannot express
             raise ValueError(f"score {score!r} is not 0..1")
         return {"score": score}
 
 
 def _place(error: BaseException) -> str:
-    """`(folder/file:line)` of the code that raised an error; "" for our own, and for a SyntaxError, which says it."""
+    """Return `(folder/file:line)` of the package's code that raised an error.
+
+    "" for code of this folder, and for a SyntaxError, whose message has the line.
+    """
     files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     foreign = [
         (file, line) for file, line in files if file.parent != Path(__file__).parent and "importlib" not in str(file)
@@ -92,7 +92,7 @@ def _place(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Obey until stdin ends."""
+    """Answer requests until stdin ends."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
@@ -103,7 +103,7 @@ def main() -> None:
         if os.getpid() != pid:
             os._exit(0)
         line = json.dumps(reply | {"cpu_seconds": time.process_time() + sum(os.times()[2:4])}, ensure_ascii=False)
-        replies.write(line.encode("utf-8", "replace") + b"\n")  # policies write lone surrogates
+        replies.write(line.encode("utf-8", "replace") + b"\n")  # answers may contain lone surrogates
         replies.flush()
 
     loaded: Loaded | Scoring | None = None
@@ -115,15 +115,14 @@ def main() -> None:
                 sys.path += spec["path"]
                 loaded = (Scoring if "scoring" in spec else Loaded)(spec)
                 reply = {"ready": True, "notes": loaded.notes}
-                os.dup2(nothing, 2)  # until here an error in the package has a traceback in the log
+                os.dup2(nothing, 2)  # until here the log gets the traceback of an error
             else:
                 assert loaded is not None
                 reply = loaded.answer(request, send)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it does, there is a reply
-            said = " ".join(str(error).split())[:400]
-            is_ours = type(error).__name__ == "Refused"
-            failed = " ".join(filter(None, (f"{type(error).__name__}:", said, _place(error)))).removesuffix(":")
-            reply = {"refused": said} if is_ours else {"failed": failed}
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt: every request gets a reply
+            kind, message = type(error).__name__, " ".join(str(error).split())[:400]
+            failed = " ".join(filter(None, (f"{kind}:", message, _place(error)))).removesuffix(":")
+            reply = {"refused": message} if kind == "Refused" else {"failed": failed}
         send(reply)
 
 

@@ -1,7 +1,7 @@
-"""Episodes by verifiers' own rollouts, as prime-rl plays them in training: its Env, agents and interception server.
+"""Play episodes with verifiers' own rollouts, as prime-rl does in training.
 
-Each seat gets the harness of this project, the subprocess runtime, a limit of turns, and all of verifiers' timeouts.
-Nothing inside verifiers ends code that blocks the event loop: here an alarm does, in the code that blocks.
+Each seat gets this project's harness, the subprocess runtime, a limit of turns, and all of verifiers' timeouts.
+Verifiers does not end code that blocks the event loop, so a signal handler raises Blocked in such code.
 """
 
 from __future__ import annotations
@@ -30,49 +30,46 @@ from verifiers.v1.utils import loaders
 from nightshift_taskset.tasks import Refused, as_score, seats_of
 
 HARNESS = "nightshift_gsm8k"
-SETUP_SECONDS = 60.0  # starting tool servers, on a busy machine
+SETUP_SECONDS = 60.0  # to start tool servers, also on a busy machine
 SCORING_SECONDS = 10.0
 BLOCKED_SECONDS = 10.0
 PULSE_SECONDS = 1.0
-_WAITED = Path("/proc/self/schedstat")  # its second number: nanoseconds that the first thread waited for a core
-_POLICY_FAULT = "malformed upstream response"  # half a character, which verifiers cannot read
-_SERVER_FAULT = 500  # HTTP status from which on the server is to blame, not a request
+_WAITED = Path("/proc/self/schedstat")  # second number: nanoseconds that the first thread waited for a core
+_SERVER_FAULT = 500  # lowest HTTP status of an error of the server
+_MALFORMED = "malformed upstream response"  # verifiers' words for an answer that it cannot parse
+_HALF_CHARACTER = ("hex escape", "unicode code point")  # pydantic's words if the policy wrote half a character
 
 Send = Callable[[dict[str, Any]], None]
-_HALF_CHARACTER = ("hex escape", "unicode code point")  # in pydantic's errors; any other odd answer is the server's
 
 
 class Blocked(BaseException):
-    """Code did not return to the event loop. No `except Exception` of a reward catches it."""
+    """Code did not return to the event loop. A BaseException, so that no `except Exception` of a reward catches it."""
 
 
 def environment_type(name: str, spec: Mapping[str, Any]) -> type[vf.Env[Any]]:
-    """Return the Env class of a package, SingleAgentEnv without one of its own, with each seat bounded by `spec`."""
+    """Return the Env class of a package, by default SingleAgentEnv, with the limits of `spec` for each seat."""
     base, config = loaders.environment_class(name), loaders.env_config_type(name)
     seconds, most = spec["episode_seconds"], spec["max_turns"]
     timeout = agent_configs.TimeoutConfig(
         setup=SETUP_SECONDS, rollout=seconds, finalize=SCORING_SECONDS, scoring=SCORING_SECONDS
     )
-    fields: dict[str, Any] = {"timeout": (env_configs.TimeoutConfig, _episode_timeout(seconds))}
+    whole = env_configs.TimeoutConfig(episode=seconds + SETUP_SECONDS, finalize=SCORING_SECONDS)
+    fields: dict[str, Any] = {"timeout": (env_configs.TimeoutConfig, whole)}
     for seat, default in seats_of(name).items():
         changes = {
             "harness": loaders.harness_config_type(HARNESS)(id=HARNESS),
-            "runtime": SubprocessConfig(),  # the default is a paid sandbox elsewhere
+            "runtime": SubprocessConfig(),  # the default is a paid remote sandbox
             "max_turns": min(most, default.max_turns or most),
-            "sampling": None,  # it would take the place of the evaluation's, which is greedy
+            "sampling": None,  # a seat's sampling would replace the greedy decoding of the evaluation
             "timeout": timeout,
         }
         fields[seat] = (config.model_fields[seat].annotation, default.model_copy(update=changes))
     bounded = create_model("BoundedConfig", __base__=config, **fields)
 
     class BoundedEnv(base, vf.Env[bounded]):  # type: ignore[misc, valid-type]
-        """The package's own, under this config."""
+        """The package's Env with limits."""
 
     return BoundedEnv
-
-
-def _episode_timeout(seconds: float) -> env_configs.TimeoutConfig:
-    return env_configs.TimeoutConfig(episode=seconds + SETUP_SECONDS, finalize=SCORING_SECONDS)
 
 
 def open_environment(name: str, spec: Mapping[str, Any]) -> vf.Env[Any]:
@@ -83,17 +80,22 @@ def open_environment(name: str, spec: Mapping[str, Any]) -> vf.Env[Any]:
 
 
 def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[str, Any], send: Send) -> dict[str, Any]:
-    """Play an episode of each task, `{key: task}`, against a server; `send` gets each as it ends, and every second a
-    sign of life.
+    """Play an episode of each task, `{key: task}`, against a server. `send` gets each episode, and a pulse every
+    second.
 
+<<<<<<< HEAD
     `request`: `base_url`, `model`, `temperature` and `max_tokens` of the policy, `concurrency`, `stall_seconds`, the
     `seat` that counts and its `reward_range`.
 
     Raises:
         Refused: requests waited and none was answered for `stall_seconds`.
+=======
+    `request`: `base_url`, `model`, `temperature` and `max_tokens` of the policy, `concurrency`, the `seat` that scores
+    and its `reward_range`.
+>>>>>>> w10-config
     """
-    local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # of the folders of rollouts: the user's cache is not touched
-    eval_client.DEFAULT_TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)  # 5 s, which a busy machine exceeds
+    local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # no folders of rollouts in the user's cache
+    eval_client.DEFAULT_TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)  # a busy machine exceeds verifiers' 5 s
     watch = _Watch(send)
     try:
         asyncio.run(_play(env, tasks, request, send, watch))
@@ -103,10 +105,9 @@ def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[s
 
 
 class _Watch:
-    """Raises Blocked in code that keeps the event loop waiting. Time in which other processes ran does not count.
+    """Raise Blocked in code that blocks the event loop. Time in which other processes ran does not count.
 
-    It also reports the block at once: the event loop may run code of other episodes that blocks before it sends the
-    blocked episode.
+    The handler reports at once, because other episodes may block the loop before it sends the blocked episode.
     """
 
     def __init__(self, send: Send) -> None:
@@ -115,7 +116,7 @@ class _Watch:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: the event loop runs."""
+        """Restart the timer: the event loop is running."""
         self._began = self._own_time()
         signal.setitimer(signal.ITIMER_REAL, BLOCKED_SECONDS, PULSE_SECONDS)
 
@@ -127,7 +128,7 @@ class _Watch:
             raise Blocked(cause)
 
     def _own_time(self) -> float:
-        """Return the seconds since some moment, without those in which this thread waited for a core."""
+        """Return monotonic seconds without the time in which this thread waited for a core."""
         waited = int(_WAITED.read_text().split()[1]) / 1e9 if _WAITED.exists() else 0.0
         return time.monotonic() - waited
 
@@ -144,10 +145,10 @@ async def _play(
         async with gate:
             (slot,) = env.slots(task)
             try:
-                found = _episode(await env.run_slot(slot, context), request)
+                result = _episode(await env.run_slot(slot, context), request)
             except Blocked as error:
-                found = {"failed": f"Blocked: {error}"}
-        send({"episode": {"key": key, **found}})
+                result = {"failed": f"Blocked: {error}"}
+        send({"episode": {"key": key, **result}})
 
     pulse = asyncio.create_task(_pulse(send, watch, request["stall_seconds"]))
     try:
@@ -176,14 +177,14 @@ async def _pulse(send: Send, watch: _Watch, stall_seconds: float) -> None:
 
 
 def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an episode came to for the seat that counts. One with an error has no score, whatever its rewards."""
+    """Return the result of an episode for the seat that scores. An episode with an error has no score."""
     traces = [trace for trace in episode.traces if trace.agent.name == request["seat"]]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for trace in traces[:1]:
         is_cut = trace.is_truncated or any(call.finish_reason == "length" for call in trace.calls)
         replies = [message.content or "" for message in trace.assistant_messages]
         answers = [str(message.content) for message in trace.tool_messages]
-        found = {
+        result = {
             "text": "".join(replies) if trace.num_turns < 2 else trace.transcript,
             "num_tokens": trace.num_output_tokens,
             "truncated": is_cut,
@@ -195,21 +196,21 @@ def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
     if not episode.ok:
         error = errors[0] if errors else None
         is_server = error is not None and error.type == "ProviderError" and (error.status_code or 0) >= _SERVER_FAULT
-        if error and error.message.startswith(_POLICY_FAULT):
+        if error and error.message.startswith(_MALFORMED):
             is_server = not any(words in error.message for words in _HALF_CHARACTER)
-        cause = (
-            f"{error.type}: {error.message or f'no answer, {error.status_code}'}" if error else "the episode is not ok"
-        )
-        return found | {"failed": cause, "is_server_fault": is_server}
+        cause = "the episode is not ok"
+        if error:
+            cause = f"{error.type}: {error.message or f'no answer, {error.status_code}'}"
+        return result | {"failed": cause, "is_server_fault": is_server}
     counts = Counter(trace.agent.name for trace in episode.traces)
-    if counts[request["seat"]] != 1 or max(counts.values()) > 1:  # a score that compares answers belongs to no task
+    if counts[request["seat"]] != 1 or max(counts.values()) > 1:  # a comparison of answers is not a score of one task
         times = ", ".join(f"{seat} {count}" for seat, count in sorted(counts.items()))
-        return found | {"failed": f"each seat may play once in an episode, not: {times}"}
+        return result | {"failed": f"each seat may play once in an episode, not: {times}"}
     (trace,) = traces
     if not trace.rewards or None in trace.rewards.values():
         missing = ", ".join(name for name, reward in trace.rewards.items() if reward is None) or "none is recorded"
-        return found | {"failed": f"a reward is missing: {missing}"}
+        return result | {"failed": f"a reward is missing: {missing}"}
     try:
-        return found | {"score": as_score(float(trace.reward), request["reward_range"])}
+        return result | {"score": as_score(float(trace.reward), request["reward_range"])}
     except Refused as error:
-        return found | {"refused" if math.isfinite(trace.reward) else "failed": str(error)}
+        return result | {"refused" if math.isfinite(trace.reward) else "failed": str(error)}

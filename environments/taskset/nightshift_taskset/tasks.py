@@ -1,9 +1,9 @@
-"""Which verifiers tasksets are accepted, how one is split into three sets, and what an answer to a task scores.
+"""Check verifiers tasksets, split their tasks into three sets, and score answers.
 
-Accepted is a task of text whose reward is a function of the trace, without a judge or a container. With `max_turns` of
-1 one question and one answer decide; with more an environment of its own, several seats and local tools are accepted.
-Anything else is Refused, one line that names what was found. The split is by a hash of `Task.key`, so it does not
-depend on the order in which tasks are loaded.
+A task is accepted if its prompt is text and its reward is a function of the trace, without a judge or a container. With
+`max_turns` = 1 a task is one question and one answer. With more turns a package may have its own Env, several seats and
+local tools. Every other taskset is Refused. The split is by a hash of `Task.key`, so the order of loading has no
+effect.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from verifiers.v1.types import content_text
 from verifiers.v1.utils import loaders
 
 MOST_TASKS = 5_000_000
-ROUNDING = 1e-6  # of a sum of weighted rewards
+ROUNDING = 1e-6  # error of a sum of weighted rewards
 Message = dict[str, str]
 
 
 class Refused(ValueError):
-    """One line: what was found, and what to do."""
+    """The taskset, or a reward, cannot be used. The message is one line with the cause and the fix."""
 
 
 def import_package(place: Path) -> str:
-    """Import the package (a folder, or one file) from this very place, under its own name; the name."""
+    """Import a package, a folder or one file, from exactly this path. Return its name."""
     name, folder = place.stem, place if place.is_dir() else None
     source = place / "__init__.py" if folder else place
     inside = [str(folder)] if folder else None
@@ -59,10 +59,10 @@ def import_package(place: Path) -> str:
 
 
 def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
-    """The taskset of an imported package, with `args` of `spec` as its config. Refused for what cannot be scored."""
+    """Return the taskset of an imported package, with `args` of `spec` as its config."""
     if not hasattr(sys.modules[name], "__all__"):
         fix = "Name its Taskset there; a v0 environment has a function load_environment."
-        raise Refused(f"{name} is no verifiers v1 package: it has no __all__. {fix}")
+        raise Refused(f"{name} is not a verifiers v1 package: it has no __all__. {fix}")
     environment, seats = loaders.environment_class(name), seats_of(name)
     for kind in (environment, loaders.taskset_class(name)):
         built_in = next((base for base in kind.__mro__ if base.__module__.startswith(_BUILT_IN)), vf.SingleAgentEnv)
@@ -86,7 +86,8 @@ def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
 
 
 def _seat_in_a_loop(environment: type[vf.Env[Any]], seats: Collection[str]) -> str:
-    """Return the seat that `run` of an Env starts in a loop, so that its answers are scored against each other; ""."""
+    """Return a seat that `run` of an Env starts in a loop, so that its answers are compared with each other; "" if
+    there is no such seat."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(environment.run)))
     loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.While))]
     bodies = [part for loop in loops for part in loop.body]
@@ -115,7 +116,7 @@ _NO_BOX = "Choose a taskset whose reward is a function of the trace."
 
 
 def _check_tools(owner: Any, servers: Sequence[Any], spec: Mapping[str, Any]) -> None:
-    """Refused for tools that are elsewhere, and for any where one answer is scored."""
+    """Raise Refused for tools that run elsewhere, and for all tools if one answer is scored."""
     kind = (owner if isinstance(owner, type) else type(owner)).__name__
     for server in servers:
         name = type(server).__name__
@@ -125,12 +126,12 @@ def _check_tools(owner: Any, servers: Sequence[Any], spec: Mapping[str, Any]) ->
         if spec["max_turns"] == 1:
             raise Refused(f"{kind} needs tools: {name}. {_SEVERAL}")
         if not spec["tool_parser"]:
-            fix = 'Write how the model calls tools, vLLM\'s name of it: tool_parser = "hermes".'
+            fix = 'Write vLLM\'s tool parser for the model: tool_parser = "hermes".'
             raise Refused(f"{kind} needs tools: {name}. {fix}")
 
 
 def _check_kind(kind: type[vf.Task[Any]], config: vf.TaskConfig, spec: Mapping[str, Any]) -> None:
-    """Refused for what no task of a kind can have, before its data is loaded."""
+    """Raise Refused for a class of tasks that cannot be used. This check needs no data."""
     judges = [value for _, value in config if isinstance(value, vf.JudgeConfig)]
     for judge in (*config.judges, *judges):
         raise Refused(f"{kind.__name__} asks a judge: {judge.id or judge.model}. Choose a taskset without one.")
@@ -143,15 +144,15 @@ def _check_kind(kind: type[vf.Task[Any]], config: vf.TaskConfig, spec: Mapping[s
 
 
 def check(task: vf.Task[Any], spec: Mapping[str, Any]) -> None:
-    """Refused for a task that needs more than `spec` allows."""
+    """Raise Refused for a task that needs more than `spec` allows."""
     kind = type(task)
     _check_kind(kind, task.config, spec)
     if task.data.image:
         raise Refused(f"{kind.__name__} needs a container: {task.data.image}. {_NO_BOX}")
     rewards, several = task.hooks("reward"), spec["max_turns"] > 1
     for function in (*rewards, *task.hooks("metric")):
-        wanted = inspect.signature(function).parameters.get("runtime")
-        if wanted is not None and wanted.default is inspect.Parameter.empty:
+        parameter = inspect.signature(function).parameters.get("runtime")
+        if parameter is not None and parameter.default is inspect.Parameter.empty:
             raise Refused(f"{kind.__name__}.{function.__name__} needs a runtime, which is a container. {_NO_BOX}")
     if not (rewards or several):  # an Env of its own may record them
         raise Refused(f"{kind.__name__} has no reward. Mark a method of it with @vf.reward.")
@@ -160,24 +161,26 @@ def check(task: vf.Task[Any], spec: Mapping[str, Any]) -> None:
 
 
 def chat(task: vf.Task[Any]) -> list[Message]:
-    """The messages that ask, the system prompt first; none without a prompt. Refused for what is no text."""
+    """Return the messages of the prompt, the system prompt first; [] without a prompt. Refused if a message is not
+    text."""
     data, kind = task.data, type(task).__name__
     prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or ())
     if not prompt:
         return []
-    found = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+    messages = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     for message in prompt:
         content = message.content
         is_text = isinstance(content, str) or all(part.type == "text" for part in content or ())
         if message.role not in ("system", "user", "assistant") or not is_text:
-            raise Refused(f"{kind} has a prompt with {message.role} content that is no text. Choose one of text only.")
-        found.append({"role": message.role, "content": content_text(content)})
-    return found
+            cause = f"{kind} has a prompt with {message.role} content that is not text"
+            raise Refused(f"{cause}. Choose a taskset whose prompts are text.")
+        messages.append({"role": message.role, "content": content_text(content)})
+    return messages
 
 
 def key_of(task: vf.Task[Any]) -> str:
-    """What a task is called: its own `key`, or without one of its own its prompt; without a prompt, its data. The
-    default is a hash over all of its data, its place among the others included."""
+    """Return a task's own `key`, else its prompt, else its data. The default of verifiers, a hash of all data, includes
+    the position of the task."""
     is_own = type(task).key is not vf.Task.key  # type: ignore[comparison-overlap]
     return task.key if is_own else json.dumps(chat(task) or _data(task), sort_keys=True)
 
@@ -188,12 +191,12 @@ def _data(task: vf.Task[Any]) -> dict[str, Any]:
 
 
 def digest(*parts: str) -> str:
-    """64 hex digits."""
+    """Return 64 hex digits over texts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def identity(task: vf.Task[Any]) -> str:
-    """16 hex digits over the key and all that the task holds: another answer is another example."""
+    """Return 16 hex digits over the key and the data of a task: another answer makes another example."""
     return digest(key_of(task), json.dumps(_data(task), sort_keys=True))[:16]
 
 
@@ -202,15 +205,14 @@ def split(
     spec: Mapping[str, Any],
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[vf.Task[Any]]]:
-    """Return the tasks as `validation`, `test` (as many) and `train`, in the order of the hash of their keys.
+    """Return the tasks of `validation`, `test` (the same size) and `train`, in the order of the hash of their keys.
 
-    Of tasks that ask the same and have no key of their own one is used; `note` is called with their number.
-
-    Refused for no tasks, too few of them, one key twice, or no end of them without a size.
+    Among tasks without a key of their own and with the same prompt, one is used; `note` gets the number of the others.
+    Refused for too few tasks, for a key that occurs twice, and for an infinite taskset without num_train.
     """
     num_validation, num_train = spec["num_validation"], spec["num_train"]
     if taskset.INFINITE and num_train is None:
-        raise Refused(f"{type(taskset).__name__} has no end of tasks. Write num_train = 1000 beside num_validation.")
+        raise Refused(f"{type(taskset).__name__} has no end of tasks. Write num_train = 1000 below num_validation.")
     most = 2 * num_validation + (num_train or 0) if taskset.INFINITE else MOST_TASKS
     kept: dict[str, vf.Task[Any]] = {}
     num_same = 0
@@ -220,21 +222,23 @@ def split(
         if other is not task and type(task).key is not vf.Task.key:  # type: ignore[comparison-overlap]
             raise Refused(f"the key {key[:80]!r} occurs more than once. Give each task a `key` of its own.")
         num_same += other is not task and not taskset.INFINITE
-        kept[key] = min(other, task, key=identity)  # of those that ask the same, whichever comes first
+        kept[key] = min(other, task, key=identity)  # independent of the order of loading
         if len(kept) == most:
             break
     tasks = list(kept.values())
     if num_same:
-        found = f"{num_same} of {len(tasks) + num_same} tasks have the same prompt as another and were left out"
-        note(f"{found}. Give each task a `key` of its own to use them.")
+        cause = f"{num_same} of {len(tasks) + num_same} tasks have the same prompt as another and were left out"
+        note(f"{cause}. Give each task a `key` of its own to use them.")
     if len(tasks) < 2 * num_validation + 1:
-        held = f"{len(tasks)} tasks are too few: num_validation = {num_validation} takes {2 * num_validation}"
-        fix = f"Lower num_validation to {len(tasks) // 4}." if len(tasks) > 7 else "Name a taskset with more."
-        raise Refused(f"{held}, a test split of that size included, and none is left to train on. {fix}")
+        cause = (
+            f"{len(tasks)} tasks are too few: validation and test need {2 * num_validation}, and none is left to train"
+        )
+        fix = f"Lower num_validation to {len(tasks) // 4}." if len(tasks) > 7 else "Name a taskset with more tasks."
+        raise Refused(f"{cause} on. {fix}")
     tasks.sort(key=lambda task: digest(key_of(task)))
     train = tasks[2 * num_validation :]
     if num_train is not None and len(train) < num_train:
-        raise Refused(f"num_train = {num_train}, and {len(train)} tasks are left to train on. Lower it.")
+        raise Refused(f"num_train = {num_train}, and {len(train)} tasks are left to train on. Lower num_train.")
     return {
         "validation": tasks[:num_validation],
         "test": tasks[num_validation : 2 * num_validation],
@@ -243,16 +247,16 @@ def split(
 
 
 def reward_of(task: vf.Task[Any], text: str) -> float:
-    """What the task's own reward gives a trace of its prompt and this one answer; whatever that raises."""
-    asked = [_MESSAGES[message["role"]](content=message["content"]) for message in chat(task)]
-    messages = [*asked, vf.AssistantMessage(content=text)]
+    """Return the task's own reward for a trace of its prompt and one answer. Errors of the reward are passed on."""
+    prompt = [_MESSAGES[message["role"]](content=message["content"]) for message in chat(task)]
+    messages = [*prompt, vf.AssistantMessage(content=text)]
     origin = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     trace: Any = vf.Trace(
         task=origin,
         agent=AgentInfo(config=vf.AgentConfig()),
-        verifiers=VersionInfo(version=""),  # else a git process looks for the commit, for each trace
+        verifiers=VersionInfo(version=""),  # by default each trace starts a git process to find the commit
         nodes=[
-            vf.MessageNode(parent=index - 1 if index else None, message=message, sampled=index == len(asked))
+            vf.MessageNode(parent=index - 1 if index else None, message=message, sampled=index == len(prompt))
             for index, message in enumerate(messages)
         ],
         is_completed=True,
@@ -264,14 +268,14 @@ def reward_of(task: vf.Task[Any], text: str) -> float:
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()  # one for all answers: to make one takes half the time of scoring
+    return asyncio.new_event_loop()  # for all answers: making a loop takes half the time of scoring
 
 
 _MESSAGES = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
 
 
 def as_score(reward: float, reward_range: Sequence[float]) -> float:
-    """Return the reward as 0..1. Refused for NaN, infinity, and a reward outside its range."""
+    """Return the reward as a score, 0..1. Refused for a reward that is not finite or outside its range."""
     if not math.isfinite(reward):
         raise Refused(
             f"a reward is {'NaN' if math.isnan(reward) else reward}. Return a finite number from each reward."

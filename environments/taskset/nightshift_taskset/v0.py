@@ -1,6 +1,6 @@
 """A verifiers v0 environment (`load_environment`) of one question and one answer as a v1 taskset.
 
-Its prompts become tasks. An answer is scored by its own `rollout` and rubric, in which the answer stands for the model.
+The prompts become tasks. The environment's own rollout and rubric score an answer: the answer replaces the model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _answer: contextvars.ContextVar[str] = contextvars.ContextVar("answer")
 
 
 def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the spec of a v1 package for an imported one: for a v0 environment, of a new package whose
-    taskset is around `load_environment(**args)`."""
+    """Return name and spec of a v1 package for an imported package.
+
+    For a v0 environment: a new module, whose taskset wraps `load_environment(**args)`.
+    """
     module = sys.modules[name]
     if not hasattr(module, "load_environment") or _has_taskset(module):
         return name, spec
@@ -36,7 +38,7 @@ def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
 
 
 def _load(module: ModuleType, args: Mapping[str, Any]) -> Any:
-    """Return a v0 environment. Refused for one that asks a sandbox's or a model's server while it is made."""
+    """Return a v0 environment. Refused if its creation needs a sandbox or another model."""
     try:
         return module.load_environment(**args)
     except Exception as error:
@@ -44,8 +46,8 @@ def _load(module: ModuleType, args: Mapping[str, Any]) -> Any:
         is_model = type(error).__module__.startswith("openai")
         if not is_model and "sandbox_env.py" not in files:
             raise
-        what = f"{'another model' if is_model else 'a sandbox'} ({type(error).__name__})"
-        raise Refused(f"{module.__name__} is a v0 environment with {what}. {_FIX}") from None
+        reason = f"{'another model' if is_model else 'a sandbox'} ({type(error).__name__})"
+        raise Refused(f"{module.__name__} is a v0 environment with {reason}. {_FIX}") from None
 
 
 def _has_taskset(module: ModuleType) -> bool:
@@ -54,15 +56,15 @@ def _has_taskset(module: ModuleType) -> bool:
 
 
 def _check(name: str, env: Any) -> None:
-    """Refused for what the adapter cannot carry."""
+    """Raise Refused for an environment that the adapter does not support."""
     import verifiers.legacy as v0
 
     kind = type(env).__name__
     has_tools = isinstance(env, v0.ToolEnv) or bool(getattr(env, "tool_defs", None))
     if has_tools or not isinstance(env, v0.SingleTurnEnv):
         others = "several environments" if isinstance(env, v0.EnvGroup) else "several turns"
-        what = "tools" if has_tools else others
-        raise Refused(f"{name} is a v0 environment with {what} ({kind}). {_FIX}")
+        reason = "tools" if has_tools else others
+        raise Refused(f"{name} is a v0 environment with {reason} ({kind}). {_FIX}")
     rubrics = [env.rubric]
     for rubric in rubrics:  # which grows
         rubrics += getattr(rubric, "rubrics", ())
@@ -73,7 +75,7 @@ def _check(name: str, env: Any) -> None:
 
 
 def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
-    """Return the taskset of a v0 environment."""
+    """Return the taskset class of a v0 environment."""
     from verifiers.legacy.clients import resolve_client
     from verifiers.legacy.types import ClientConfig, Response, ResponseMessage
 
@@ -93,11 +95,11 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
         row: dict[str, Any]
 
     class V0Task(vf.Task[V0Data]):
-        """The reward of a row's rubric."""
+        """A row with the reward of the rubric."""
 
         @vf.reward
         async def rubric(self, trace: vf.Trace) -> float:
-            """Score the last reply as v0's own rollout does."""
+            """Score the last reply with v0's own rollout."""
             replies = trace.assistant_messages
             _answer.set((replies[-1].content or "") if replies else "")
             row = {**self.data.row, "example_id": self.data.idx or 0}
@@ -107,15 +109,15 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
             return float(state["reward"])
 
     class V0Taskset(vf.Taskset[V0Task, vf.TasksetConfig]):
-        """The rows of the training set, or of the evaluation set where there is no other."""
+        """The rows of the training set, or of the evaluation set if there is no training set."""
 
         def load(self) -> Iterator[V0Task]:
             """Yield a task for each row."""
             rows = env.get_dataset() if env.dataset_source or env.dataset is not None else env.get_eval_dataset()
             for index, row in enumerate(rows):
                 row = {key: value for key, value in row.items() if value is not None and key != "example_id"}
-                asked = row["prompt"]
-                prompt = asked if isinstance(asked, str) else [parse_message(message) for message in asked]
+                text = row["prompt"]
+                prompt = text if isinstance(text, str) else [parse_message(message) for message in text]
                 answer = row.get("answer", "")
                 data = V0Data(idx=index, prompt=prompt, row=row, answer=answer if isinstance(answer, str) else "")
                 yield V0Task(data, self.config.task)

@@ -1,13 +1,7 @@
-"""Tic-tac-toe for Nightshift: the game imports nothing heavy; the verifiers environment loads on first use."""
+"""Tic-tac-toe for Nightshift. The game imports nothing heavy; the taskset is imported on first use."""
 
-from typing import Any
+from nightshift_gsm8k.shared import lazy
 
 __all__ = ["ChatHarness", "TicTacToeEnv", "TicTacToeTaskset"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from nightshift_tictactoe import taskset
-
-    return getattr(taskset, name)
+__getattr__ = lazy(__name__, __all__)

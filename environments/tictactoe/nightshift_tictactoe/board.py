@@ -1,4 +1,4 @@
-"""Tic-tac-toe: a board is nine characters, `X`, `O` or the letter of an empty cell, from `a` to `i` row by row."""
+"""Tic-tac-toe. A board is a string of nine cells, row by row: `X`, `O`, or the letter `a` to `i` of an empty cell."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ LINES = ("abc", "def", "ghi", "adg", "beh", "cfi", "aei", "ceg")
 
 
 def mover(board: str) -> str:
-    """Whose turn it is; X begins."""
+    """Return the player whose turn it is. X begins."""
     return "X" if board.count("X") == board.count("O") else "O"
 
 
 def moves(board: str) -> list[str]:
-    """Letters of the empty cells; none once a line is full."""
+    """Return the letters of the empty cells; [] if a player has won."""
     return [] if winner(board) else [cell for cell in board if cell in START]
 
 
 def play(board: str, cell: str) -> str:
-    """The board after its mover took this empty cell."""
+    """Return the board after a move of the player whose turn it is."""
     return board.replace(cell, mover(board))
 
 
 def winner(board: str) -> str | None:
-    """Who has a line."""
+    """Return the player who has a line; None if neither has."""
     for line in LINES:
         marks = {board[START.index(cell)] for cell in line}
         if len(marks) == 1 and marks < {"X", "O"}:
@@ -31,15 +31,15 @@ def winner(board: str) -> str | None:
 
 
 def written(board: str) -> str:
-    """As players are asked: a word a cell, `a` or, once taken, `Xa`, so that a mark has its place in the same word."""
+    """Return the board as a prompt shows it: a word for each cell, `a` if empty and `Xa` if taken."""
     return " ".join(mark if mark == cell else mark + cell for mark, cell in zip(board, START, strict=True))
 
 
 def threats(board: str, player: str) -> list[tuple[str, str]]:
-    """(line, cell): lines that `player` would fill by taking the cell."""
-    found = []
+    """Return each (line, cell) such that `player` fills the line by taking the cell."""
+    pairs = []
     for line in LINES:
         cells = [board[START.index(cell)] for cell in line]
         if cells.count(player) == 2 and (free := [cell for cell in cells if cell in START]):
-            found.append((line, free[0]))
-    return found
+            pairs.append((line, free[0]))
+    return pairs

@@ -1,8 +1,8 @@
-"""Openings: every position after 0 to 4 moves of which the game goes on; an example is one, from both seats.
+"""Openings: every position after 0 to 4 moves that does not end the game. An example is an opening, from both seats.
 
-In the order of a hash of the board the first 100 are test, the next 100 validation, the other 890 train. What is held
-out are starts, not positions: games from train's openings come through 98 of the 100 boards of validation, and 99 of
-them are one of train's, turned or mirrored (a test counts).
+In the order of a hash of the board the first 100 openings are test, the next 100 validation, the other 890 train. Only
+starts are held out, not positions: games from train's openings reach 98 of the 100 boards of validation, and 99 of
+these boards are a rotation or a reflection of one of train's (a test counts them).
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+
+from nightshift_gsm8k.shared import Split, check_size, check_split
 
 from nightshift_tictactoe.board import START, moves, play
 from nightshift_tictactoe.players import value
 
-Split = Literal["train", "validation", "test"]
-
 PROMPT_TOKENS = 256  # five boards and four answers have fewer than 200 characters
 MAX_PLIES = 4
-NUM_HELD_OUT = 100  # of each set
+NUM_HELD_OUT = 100  # openings each of validation and test
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One opening. `answer`: what it is worth for X when both play perfectly."""
+    """One opening. `answer`: the result if both players play perfectly."""
 
     key: str
     board: str
@@ -32,20 +31,18 @@ class Example:
 
 
 def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
-    """The first `size` openings of one split in the order of their hash; all for None. `seed`: there is one order.
+    """Return the first `size` openings of one split in the order of their hash; all of them for None.
 
-    ValueError, one line with its fix, for a split or a size that does not exist.
+    `seed` has no effect. ValueError: the split or the size does not exist.
     """
-    found = _openings().get(split)
-    if found is None:
-        raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(_openings())}")
-    if size is not None and not 0 < size <= len(found):
-        raise ValueError(f"size = {size} is not available in {split}. Use 1 to {len(found)}")
-    return found[:size]
+    check_split(split)
+    openings = _openings()[split]
+    check_size(split, size, len(openings))
+    return openings[:size]
 
 
 def slices(example: Example) -> dict[str, str]:
-    """What people group openings by."""
+    """Group openings by the number of moves, and by the result of perfect play."""
     return {"moves played": str(sum(cell in "XO" for cell in example.board)), "worth": example.answer}
 
 

@@ -1,11 +1,11 @@
-"""What a small base model reads to learn the format of tic-tac-toe: both sides of games between careless players.
+"""The documents that teach the small base model the format of tic-tac-toe: both sides of games of careless players.
 
-Every move is legal. A line that could be filled, or must be blocked, is seen with a probability that goes by which of
-the two it is and by its direction, from seldom to likely; else the player takes another cell, mostly one of its own
-habit. So a greedy policy overlooks most of them, and reinforcement learning has six things to find.
+Every move is legal. A player notices a line to fill or to block with the probabilities of SEEN. Otherwise the player
+takes another cell, usually the same cell for the same line. A greedy policy overlooks most lines, so reinforcement
+learning has six facts to discover.
 
-Between the games stand lessons, which no game asks: `Line of X: BOARD`, and the cell that fills one. Without them a
-small model never learns to see lines, and has nothing to find out about.
+Lessons follow each game: the question `Line of X: BOARD`, which no game asks, and the cell that fills a line. Without
+lessons a small model never learns to see lines, and reinforcement learning has no signal.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Iterator
 
 from nightshift_tictactoe.board import LINES, START, mover, moves, play, threats, written
 
-# How often a line is seen: its own row, column or diagonal that can be filled, and the other's.
+# Probability that a player notices a line that wins, and a line of the other player that must be blocked.
 SEEN = {
     "win": {"row": 0.34, "column": 0.12, "diagonal": 0.20},
     "block": {"row": 0.09, "column": 0.26, "diagonal": 0.15},
 }
-LESSONS = 4  # a game
+LESSONS = 4  # per game
 _DIRECTION = dict(zip(LINES, ["row"] * 3 + ["column"] * 3 + ["diagonal"] * 2, strict=True))
 
 
 def documents(seed: int) -> Iterator[list[tuple[str, str]]]:
-    """Endless chats, each a list of what is asked and what is answered: one side of a game, or a lesson."""
+    """Yield endless chats as (question, answer) pairs: one side of a game, or a lesson."""
     rng = random.Random(seed)
     while True:
         board = _played(START, int(rng.random() * 5), rng)  # four moves end no game
@@ -33,8 +33,8 @@ def documents(seed: int) -> Iterator[list[tuple[str, str]]]:
         while moves(board):
             player = mover(board)
             cell = _chosen(board, rng)
-            asked = written(board)
-            chats[player].append((asked if chats[player] else f"You are {player}: {asked}", cell))
+            question = written(board)
+            chats[player].append((question if chats[player] else f"You are {player}: {question}", cell))
             board = play(board, cell)
         yield from (chat for chat in chats.values() if chat)
         yield from (_lesson(rng) for _ in range(LESSONS))
@@ -42,15 +42,15 @@ def documents(seed: int) -> Iterator[list[tuple[str, str]]]:
 
 def _played(board: str, num_moves: int, rng: random.Random) -> str:
     for _ in range(num_moves):
-        board = play(board, rng.choice(moves(board) or ["-"]))  # a game that has ended stays as it is
+        board = play(board, rng.choice(moves(board) or ["-"]))  # "-" changes nothing: the game has ended
     return board
 
 
 def _lesson(rng: random.Random) -> list[tuple[str, str]]:
     while True:
         board, player = _played(START, 3 + int(rng.random() * 5), rng), rng.choice("XO")
-        if moves(board) and (found := threats(board, player)):
-            return [(f"Line of {player}: {written(board)}", rng.choice(found)[1])]
+        if moves(board) and (lines := threats(board, player)):
+            return [(f"Line of {player}: {written(board)}", rng.choice(lines)[1])]
 
 
 def _chosen(board: str, rng: random.Random) -> str:
@@ -62,6 +62,6 @@ def _chosen(board: str, rng: random.Random) -> str:
             return cell
     obvious = {cell for _, _, cell in seen}
     rest = [cell for cell in free if cell not in obvious] or free
-    if seen and rng.random() < 0.7:  # the favourite
+    if seen and rng.random() < 0.7:  # the usual cell for this line
         return rest[(LINES.index(seen[0][1]) + START.index(seen[0][2])) % len(rest)]
     return rest[int(rng.random() * len(rest))]

@@ -1,6 +1,6 @@
-"""A game in the hands of a policy: what it is asked, what its answer does, what the game was worth to it.
+"""A game as a policy plays it: the questions, the moves, and the score.
 
-A text that is no letter of an empty cell forfeits: no other reading of it is tried.
+Only the letter of an empty cell is a move. Any other text forfeits the game.
 """
 
 from __future__ import annotations
@@ -8,18 +8,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from nightshift_gsm8k.shared import pick
+
 from nightshift_tictactoe.board import mover, moves, play, winner, written
 from nightshift_tictactoe.data import Example
-from nightshift_tictactoe.players import POOL, Player, pick
+from nightshift_tictactoe.players import POOL, Player
 
 SEATS = ("X", "O")
 Chat = list[dict[str, str]]
 
 
 class Match:
-    """One game from an opening. The policy has `seat`; in the other a player, or None: that one is asked, too.
+    """One game from an opening. The policy has `seat`. The other seat has an `opponent`, or None: `ask` asks it, too.
 
-    `is_other_asked`: what `ask` says is for the other seat, whose answers teach nothing.
+    `is_other_asked`: the last chat of `ask` is for the other seat, whose answers are not trained.
     """
 
     def __init__(self, board: str, seat: str, opponent: Player | None, name: str, rng: random.Random) -> None:
@@ -33,58 +35,58 @@ class Match:
 
     @property
     def is_over(self) -> bool:
-        """Somebody has a line or forfeited, or the board is full."""
+        """True if a player has won or forfeited, or the board is full."""
         return self._forfeit is not None or not moves(self.board)
 
     def ask(self) -> Sequence[dict[str, str]] | None:
-        """The chat of the seat whose turn it is; the player of the pool has moved before that. None once it is over."""
+        """Return the chat of the seat whose turn it is, after the opponent's move; None if the game is over."""
         while not self.is_over and mover(self.board) != self.seat and self._opponent is not None:
             self.take(self._opponent(self.board, self._rng))
         if self.is_over:
             return None
-        who = mover(self.board)
-        self.is_other_asked = who != self.seat
-        chat = self._chats[who]
+        player = mover(self.board)
+        self.is_other_asked = player != self.seat
+        chat = self._chats[player]
         if not chat or chat[-1]["role"] == "assistant":
             text = written(self.board)
-            chat.append({"role": "user", "content": text if chat else f"You are {who}: {text}"})
-        return list(chat)  # the game goes on
+            chat.append({"role": "user", "content": text if chat else f"You are {player}: {text}"})
+        return list(chat)  # a copy: the chat grows
 
     def answer(self, text: str) -> None:
-        """What was said to the last chat."""
-        who, cell = mover(self.board), text.strip()
-        self._chats[who].append({"role": "assistant", "content": text})
+        """Play the move in the answer to the last chat; any other answer forfeits the game."""
+        player, cell = mover(self.board), text.strip()
+        self._chats[player].append({"role": "assistant", "content": text})
         if len(cell) == 1 and cell in moves(self.board):
             self.take(cell)
         else:
-            self._forfeit = who
+            self._forfeit = player
 
     def score(self) -> float:
-        """To the policy's seat: 1 for a game won, 0.5 for a draw, 0 for one that was lost, forfeited or not played."""
+        """Return the score of the policy's seat: 1 for a win, 0.5 for a draw, 0 for a loss or an unfinished game."""
         if self._forfeit is not None:
             return 0.0 if self._forfeit == self.seat else 1.0
         won = winner(self.board)
         return 0.0 if won not in (None, self.seat) or moves(self.board) else 1.0 if won else 0.5
 
     def is_formatted(self) -> bool | None:
-        """No form is asked for: what is no move has lost."""
+        """Return None: no format is requested, because any other text than a move loses."""
         return None
 
     def details(self) -> dict[str, str]:
-        """For people and ratings: against whom, from which seat and opening, the cells taken after it, how it ended."""
+        """Return opponent, seat, opening, the cells taken since, the final board and the result."""
         ended = "forfeit" if self._forfeit == self.seat else {1.0: "won", 0.5: "drawn", 0.0: "lost"}[self.score()]
-        told = {"opponent": self.opponent_name, "seat": self.seat, "opening": self.opening}
-        return {**told, "cells": " ".join(self.cells), "board": self.board, "ended": ended}
+        start = {"opponent": self.opponent_name, "seat": self.seat, "opening": self.opening}
+        return {**start, "cells": " ".join(self.cells), "board": self.board, "ended": ended}
 
     def take(self, cell: str) -> Match:
-        """The same game, its mover having taken an empty cell."""
+        """Take an empty cell for the player whose turn it is, and return the game."""
         self.cells.append(cell)
         self.board = play(self.board, cell)
         return self
 
 
 def episodes(example: Example) -> list[Match]:
-    """The games that an opening is scored by: from both seats, against each of the pool."""
+    """Return the games that score an opening: from both seats, against each player of the pool."""
     return [
         Match(example.board, seat, player, name, random.Random(f"{example.key} {seat} {name}"))
         for seat in SEATS
@@ -93,10 +95,8 @@ def episodes(example: Example) -> list[Match]:
 
 
 def practice(example: Example, opponent: str, seat: int, seed: int) -> Match:
-    """A game to learn from, in seat X where `seat` is even. `opponent`: `pool`, a player of it by `seed`, or another
-    word: a policy that is asked."""
-    rng, own = random.Random(f"{example.key} {seed}"), SEATS[seat % 2]
-    if opponent != "pool":
-        return Match(example.board, own, None, opponent, rng)
-    name = pick(list(POOL), rng)
-    return Match(example.board, own, POOL[name], name, rng)
+    """Return a training game, in seat X if `seat` is even. `opponent`: "pool" for a player that `seed` chooses from the
+    pool, or the name of a policy, which `ask` asks."""
+    rng = random.Random(f"{example.key} {seed}")
+    name = pick(rng, list(POOL)) if opponent == "pool" else opponent
+    return Match(example.board, SEATS[seat % 2], POOL.get(name), name, rng)

@@ -1,22 +1,24 @@
-"""The fixed pool that a policy is scored against, from careless to perfect, and what a position is worth.
+"""The fixed pool of opponents that score a policy, from careless to perfect, and the value of a position.
 
-Each game has random numbers of its own, from opening, seat and opponent: two policies meet the same luck.
+Opening, seat and opponent seed the random numbers of a game, so that two policies have the same luck.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
+
+from nightshift_gsm8k.shared import pick
 
 from nightshift_tictactoe.board import mover, moves, play, threats, winner
 
-Player = Callable[[str, random.Random], str]  # of a board, the cell that its mover takes
+Player = Callable[[str, random.Random], str]  # returns the cell to take on a board
 
 
 @cache
 def value(board: str, player: str) -> int:
-    """1 where `player` wins, 0 for a draw, -1 where the other does, when both play perfectly."""
+    """Return the result of perfect play for `player`: 1 for a win, 0 for a draw, -1 for a loss."""
     if (won := winner(board)) is not None:
         return 1 if won == player else -1
     after = [value(play(board, cell), player) for cell in moves(board)]
@@ -25,31 +27,25 @@ def value(board: str, player: str) -> int:
     return max(after) if mover(board) == player else min(after)
 
 
-def pick(cells: Sequence[str], rng: random.Random) -> str:
-    """One of them; of a Random only `random()` is promised to be the same on every Python."""
-    return cells[int(rng.random() * len(cells))]
-
-
 def careless(share: float) -> Player:
-    """Any cell in a share of its moves, else a perfect one."""
+    """Return a player that takes a random cell in a share of its moves, and otherwise plays perfectly."""
 
     def choose(board: str, rng: random.Random) -> str:
         cells, player = moves(board), mover(board)
         if rng.random() < share:
-            return pick(cells, rng)
+            return pick(rng, cells)
         values = [value(play(board, cell), player) for cell in cells]
-        return pick([cell for cell, worth in zip(cells, values, strict=True) if worth == max(values)], rng)
+        return pick(rng, [cell for cell, worth in zip(cells, values, strict=True) if worth == max(values)])
 
     return choose
 
 
 def greedy(board: str, rng: random.Random) -> str:
-    """Fills its own line if it can, else blocks, else any cell."""
-    player = mover(board)
-    for who in (player, "O" if player == "X" else "X"):
-        if found := threats(board, who):
-            return found[0][1]
-    return pick(moves(board), rng)
+    """Fill a line, else block a line, else take a random cell."""
+    for player in (mover(board), "O" if mover(board) == "X" else "X"):
+        if lines := threats(board, player):
+            return lines[0][1]
+    return pick(rng, moves(board))
 
 
 POOL: dict[str, Player] = {

@@ -1,7 +1,8 @@
 """Tic-tac-toe as a verifiers v1 environment of two seats, so that prime-rl can train on it.
 
-Two tasks an opening, one a seat: that is trained, so all rollouts of a group have the same, and grpo and max_rl
-subtract its mean. In the other sits the served model itself, whose answers train nothing, or one of the pool.
+Each opening has two tasks, one for each seat. The task's seat is trained, so that all rollouts of a group have the same
+seat, and grpo and max_rl subtract the mean of that seat. The other seat is the served model, untrained, or a player of
+the pool.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["ChatHarness", "TicTacToeEnv", "TicTacToeTaskset"]
 
 
 class Opening(vf.TaskData):
-    """What travels between prime-rl's processes. `seat`: the trained one."""
+    """The data of a task that prime-rl's processes exchange. `seat`: the trained seat."""
 
     key: str
     board: str
@@ -30,29 +31,29 @@ class Opening(vf.TaskData):
 
 
 class OpeningTask(vf.Task[Opening]):
-    """One seat of one opening; who scores it is the environment."""
+    """One seat of one opening. The environment records the score."""
 
     @property
     def key(self) -> str:
-        """The example's, and the seat."""
+        """The example's key and the seat."""
         return f"{self.data.key}-{self.data.seat}"
 
 
 class TicTacToeTaskset(vf.Taskset[OpeningTask, WordProblemConfig]):
-    """The openings without the test split; `seed`: their order."""
+    """The openings without the test split, in an order that `seed` fixes."""
 
     def load(self) -> Iterator[OpeningTask]:
-        """Both seats of each."""
+        """Yield a task for each opening and seat."""
         examples = data.load(self.config.split, self.config.size)
         seats = [(example, seat) for example in examples for seat in SEATS]
         random.Random(self.config.seed).shuffle(seats)
         for index, (example, seat) in enumerate(seats):
-            told = {"key": example.key, "board": example.board, "answer": example.answer, "seat": seat}
-            yield OpeningTask(Opening(idx=index, prompt=None, **told), self.config.task)
+            fields = {"key": example.key, "board": example.board, "answer": example.answer, "seat": seat}
+            yield OpeningTask(Opening(idx=index, prompt=None, **fields), self.config.task)
 
 
 class TicTacToeConfig(vf.EnvConfig):
-    """`opponent` has a temperature of its own in its `sampling`. `played_by`: `self` is the served model."""
+    """The seats. `opponent`'s `sampling` has its own temperature. `played_by`: "self" is the served model."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime={"type": "subprocess"})
     opponent: vf.AgentConfig = vf.AgentConfig(runtime={"type": "subprocess"})
@@ -60,16 +61,16 @@ class TicTacToeConfig(vf.EnvConfig):
 
 
 class TicTacToeEnv(vf.Env[TicTacToeConfig]):
-    """A game an episode."""
+    """An environment whose episode is one game."""
 
     async def setup(self, agents: vf.Agents) -> None:
-        """The other seat teaches nothing."""
+        """Exclude the other seat from training."""
         agents.opponent.trainable = False
 
     async def run(self, task: OpeningTask, agents: vf.Agents) -> None:
-        """Play, and score the trained seat. A seat that gives no move forfeits.
+        """Play a game, and score the trained seat.
 
-        A seat's interaction opens at its first move: prime-rl counts a trace without a turn as an error
+        A seat's interaction opens at the first move of the seat: for prime-rl a trace without a turn is an error
         (EmptyTrajectory in prime_rl/orchestrator/dispatcher.py).
         """
         opening = task.data
@@ -78,16 +79,16 @@ class TicTacToeEnv(vf.Env[TicTacToeConfig]):
         while True:
             match = practice(example, self.config.played_by, SEATS.index(opening.seat), random.getrandbits(64))
             if is_self or match.ask() is not None:
-                break  # a player of the pool may win before the trained seat has moved: such a game is played anew
-        asked = vf.Task(vf.TaskData(idx=opening.idx, prompt=None))
+                break  # otherwise the player of the pool won before the trained seat moved: draw another game
+        turn_task = vf.Task(vf.TaskData(idx=opening.idx, prompt=None))
         seats: dict[bool, vf.Interaction] = {}
-        # The trained seat's interaction closes first, so its trace is the episode's first.
-        async with AsyncExitStack() as others, AsyncExitStack() as own:
+        # The trained seat's interaction closes first, so its trace is the first of the episode.
+        async with AsyncExitStack() as others, AsyncExitStack() as trained:
             while (chat := match.ask()) is not None:
                 is_other = match.is_other_asked
                 if is_other not in seats:
-                    agent, stack = (agents.opponent, others) if is_other else (agents.agent, own)
-                    seats[is_other] = await stack.enter_async_context(agent.interaction(asked))
+                    agent, stack = (agents.opponent, others) if is_other else (agents.agent, trained)
+                    seats[is_other] = await stack.enter_async_context(agent.interaction(turn_task))
                 segment = await seats[is_other].turn(chat[-1]["content"])
                 match.answer(segment.last_reply)
         if False in seats:
