@@ -89,7 +89,7 @@ def test_a_result_counts_where_its_token_and_its_seed_are_those_of_the_job(tmp_p
     with pytest.raises(FileNotFoundError):
         read_result(folder, JOB)
     leave_result(folder, replace(JOB, settings={"lr": 9}))  # somebody edited job.json before the worker read it
-    with pytest.raises(EngineError, match=r"0001/result\.json has another token, seed or sha256 of its job: "):
+    with pytest.raises(EngineError, match=r"0001/result\.json has another token, seed or sha256 than its job: "):
         read_result(folder, JOB)
     for what, value in (("token", "another"), ("seed", 2)):
         leave_result(folder, replace(JOB, **{what: value}))
@@ -103,7 +103,7 @@ def test_a_result_counts_where_its_token_and_its_seed_are_those_of_the_job(tmp_p
 def test_what_is_no_result_is_named(tmp_path: Path, data: bytes) -> None:
     folder = folder_of(tmp_path)
     (folder / "result.json").write_bytes(data)
-    with pytest.raises(EngineError, match=r"0001/result\.json is no result of a worker"):
+    with pytest.raises(EngineError, match=r"0001/result\.json is not the result of a worker"):
         read_result(folder, JOB)
 
 

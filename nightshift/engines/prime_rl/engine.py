@@ -21,7 +21,7 @@ from nightshift.engines.base import Check, Effective, Engine, Note, Plan, Prepar
 from nightshift.engines.downloads import model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.install import ENGINE, ENV_VAR, Installation, examine, guesses, install
+from nightshift.engines.prime_rl.install import ENGINE, ENV_VAR, Installation, examine, install
 from nightshift.engines.prime_rl.launch import Launch, free_ports
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
@@ -38,9 +38,6 @@ class PrimeRlEngine(Engine):
     """prime-rl on GPUs of this machine, under the given rules."""
 
     name = ENGINE
-    # A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
-    # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-    min_driver = 525
 
     def __init__(
         self,
@@ -99,7 +96,7 @@ class PrimeRlEngine(Engine):
     def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
         """Check each part of the installation, and guess what else may make a run fail on this machine."""
         parts = examine(self.installation, self.rules, self.root, gpus)
-        return [*self._network(), *guesses(self.rules, self.root), *parts]
+        return [*self._network(), *parts]
 
     def _network(self) -> list[Check]:
         """Return a warning if other processes of this machine can reach the server of a run."""

@@ -60,7 +60,6 @@ class TrlEngine(Engine):
     """TRL on this machine, under the given rules."""
 
     name = "trl"
-    min_driver = 580  # of CUDA 13, with which this environment's torch is built
 
     def __init__(self, *arguments: Any, trainer: Sequence[str] = TRAINER, **named: Any) -> None:
         """`trainer`: the words of its command (process.py: python_command). `arguments`, `named`: of Engine; the tiny
