@@ -223,7 +223,7 @@ class Proof(ABC):
 
     @abstractmethod
     def result(self) -> str:
-        """Wait for the end of the child, and return its result in one line. EngineError if other weights were scored."""
+        """Wait for the end of the child, and return a line with its result. EngineError if weights differ."""
 
     @abstractmethod
     def close(self) -> None:

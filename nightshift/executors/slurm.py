@@ -45,15 +45,7 @@ from nightshift.waiting import waiting
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
 _FIXED = ("--parsable", "--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1", "--export=NONE")
 _NAMED = ("--requeue", "--job-name", "--output", "--error", "--chdir", "--wait", "--array", "--wrap", "--test-only")
-# The short forms of these options, and of SlurmConfig.options.
-_SHORT = {
-    f"-{letter}": f"--{name}"
-    for letter, name in zip(
-        "JoeDWaNnctpAC",
-        "job-name output error chdir wait array nodes ntasks cpus-per-task time partition account constraint".split(),
-        strict=True,
-    )
-}
+_SHORT = ("-J", "-o", "-e", "-D", "-W", "-a", "-N", "-n", "-c", "-t")  # of the options that are always set
 _EXCLUDE = re.compile(r"(?:^|\0)(?:--exclude[=\0]|-x[=\0 ]?)([^\0]+)")  # in the words of slurm.toml, joined by NUL
 
 
@@ -77,9 +69,11 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Raise ValueError for an option of sbatch that Nightshift sets itself."""
         set_here = {word.partition("=")[0] for word in (*_FIXED, *_NAMED, *self.options)}
+        optional = {"-p": self.partition, "-A": self.account, "-C": self.constraint}
+        short = (*_SHORT, *(name for name, value in optional.items() if value))
         for option in self.sbatch:  # sbatch also accepts an abbreviated name
             is_long = option.startswith("--") and any(name.startswith(option.partition("=")[0]) for name in set_here)
-            if is_long or _SHORT.get(option[:2]) in set_here:
+            if is_long or option.startswith(short):
                 raise ValueError(f"Nightshift itself sets the option {option} of sbatch")
 
     @property

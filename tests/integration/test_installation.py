@@ -342,4 +342,4 @@ def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_g
     monkeypatch.setattr(engine_module, "examine", lambda *_: [])
     mine, other = (PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2))
     assert mine.check() == mine.check() == []
-    assert "GPU 0 is taken by another experiment of yours" in other.check()[0]
+    assert "another experiment of yours uses GPU 0" in other.check()[0]
