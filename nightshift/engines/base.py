@@ -337,10 +337,6 @@ class Engine(ABC):
         """Return the problems that prevent a run, each in one line with its fix."""
         return [str(check.problem) for check in self.checks() if not check.ok]
 
-    def warnings(self) -> list[Check]:
-        """Return the checks with a warning."""
-        return [check for check in self.checks() if check.is_warning and check.problem is not None]
-
     def capacity(self) -> Capacity | None:
         """Return how many runs fit side by side on a CPU; None on GPUs, or if the memory of a run is unknown."""
         return None

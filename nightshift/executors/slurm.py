@@ -146,6 +146,7 @@ class _Work(Flight):
     seen: _Seen = _NEVER
     gone_at: float | None = None  # when SLURM no longer had the job in its queue
     patience: float = ANSWER_SECONDS  # after so many seconds an unknown job is submitted again; 0 after sbatch returned
+    is_unanswered: bool = False  # sbatch timed out: SLURM may still accept the job
 
 
 class SlurmExecutor(Executor[_Work]):
@@ -190,7 +191,7 @@ class SlurmExecutor(Executor[_Work]):
         Returns the error of sbatch if sbatch refuses the job. If SLURM does not answer, `_poll` submits the job later.
         """
         work = self._flights[folder]
-        work.gone_at, work.patience = None, 0.0
+        work.gone_at, work.patience, work.is_unanswered = None, 0.0, False
         worker = shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))
         nodes = _EXCLUDE.findall("\0".join(self.config.sbatch)) + sorted(filter(None, self.avoided))
         options = [f"--exclude={','.join(nodes)}"] if nodes else []
@@ -200,7 +201,7 @@ class SlurmExecutor(Executor[_Work]):
         except EngineError as error:
             refusal = error
         if isinstance(refusal, NoAnswer) or _SUBMIT_LIMIT in refusal.cause:  # `_poll` looks for the job, then sends it
-            work.patience = ANSWER_SECONDS
+            work.patience, work.is_unanswered = ANSWER_SECONDS, isinstance(refusal, NoAnswer)
             return None
         try:
             if jobs_seen([work.job.name]):
@@ -279,16 +280,19 @@ class SlurmExecutor(Executor[_Work]):
 
         If slurmctld does not answer, `_poll` cancels the jobs later.
         """
-        names = {folder: self._flights.pop(folder).job.name for folder in folders if folder in self._flights}
-        self._unwanted |= {*names.values()}
-        unfinished = [name for folder, name in names.items() if not (folder / RESULT_NAME).exists()]
-        if names and not unfinished:  # their workers are about to end; `_poll` cancels the jobs
+        works = {folder: self._flights.pop(folder) for folder in folders if folder in self._flights}
+        self._unwanted |= {work.job.name for work in works.values()}
+        unfinished = [work.job.name for folder, work in works.items() if not (folder / RESULT_NAME).exists()]
+        if works and not unfinished:  # their workers are about to end; `_poll` cancels the jobs
             return
         ends_at = time.monotonic() + CANCEL_SECONDS
         with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
             cancel_jobs(self._unwanted)
             while any(job.is_left for job in jobs_seen(unfinished).values()) and time.monotonic() < ends_at:
                 time.sleep(_LOOK_SECONDS)
+            if any(work.is_unanswered and not work.seen.state for work in works.values()):
+                time.sleep(ANSWER_SECONDS)
+                cancel_jobs({*unfinished})
 
     def _ending(self, folder: Path) -> tuple[str, Failure]:
         """Return the last report of SLURM on a job. A preempted job counts as interrupted, not as a failure."""

@@ -179,6 +179,22 @@ def test_a_job_that_slurm_may_take_later_is_looked_for_and_sent_again(
     assert [*controller.jobs] == [executor.in_flight()[folder].name]
 
 
+def test_a_job_that_slurm_accepts_after_sbatch_timed_out_is_cancelled(tmp_path, executor, controller, monkeypatch):
+    late = list[list[str]]()
+
+    def ask(command: list[str], stdin: bytes = b"") -> str:
+        if command[0] == "sbatch":
+            late.append(command)
+            raise slurm.NoAnswer("sbatch did not answer in 30 s")
+        return controller.ask(command, stdin)
+
+    monkeypatch.setattr(slurm, "_ask", ask)
+    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: controller.ask(late.pop()))
+    executor.submit(folder := folder_of(tmp_path), JOB, enter)
+    executor.cancel([folder])
+    assert (late, controller.jobs) == ([], {})
+
+
 def test_a_limit_on_submitted_jobs_is_no_reason_to_refuse_a_night(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

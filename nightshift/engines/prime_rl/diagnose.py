@@ -48,12 +48,12 @@ _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
         Failure.INFRASTRUCTURE,
     ),
     (
-        rf"^inference: .*(?:{_OUT_OF_MEMORY})",
+        _OUT_OF_MEMORY,
         "out of GPU memory",
-        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
+        "In the trainer, lower seq_len, or switch trainer.model.ac on; in inference, lower gpu_memory_utilization or "
+        "max_num_seqs.",
         Failure.CONFIG,
     ),
-    (_OUT_OF_MEMORY, "out of GPU memory", "Lower seq_len, or switch trainer.model.ac on.", Failure.CONFIG),
     # P/orchestrator/orchestrator.py:640-652
     (
         _EMPTY,
@@ -118,31 +118,6 @@ _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
         r"PTX was compiled with an unsupported toolchain|CUDA driver version is insufficient",
         "the driver is too old: {match}",
         "Update the NVIDIA driver (docs/gpus.md), then run it again.",
-        Failure.INFRASTRUCTURE,
-    ),
-    (
-        r"version `GLIBC_[\d.]+' not found",
-        "the system's glibc is too old for a package: {match}",
-        "Use a newer Linux, or a container with a newer Linux (docs/gpus.md).",
-        Failure.INFRASTRUCTURE,
-    ),
-    (
-        r"UVA is not available",
-        "the driver has no unified addressing (UVA)",
-        "WSL2: run wsl --update in Windows; a virtual machine: pass the whole GPU through.",
-        Failure.INFRASTRUCTURE,
-    ),
-    (
-        r"Python\.h: No such file",
-        "Triton cannot compile: Python's headers are missing",
-        "Run: uv run prepare.py; or: sudo apt install python3-dev.",
-        Failure.INFRASTRUCTURE,
-    ),
-    # P/trainer/model.py:1321-1324
-    (
-        r"Flash attention \d is only supported if|No module named 'flash_attn",
-        "the attention kernel is not installed: {match}",
-        "Run: uv run prepare.py, which repairs the installation.",
         Failure.INFRASTRUCTURE,
     ),
     # pydantic's text, also of vLLM's configs, and pydantic-config's (PC/cli.py:225-425)
