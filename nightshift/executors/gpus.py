@@ -91,7 +91,7 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
         if len(visible) < num:
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
             cause = f"a run needs {counted(num, 'NVIDIA GPU')}, this machine has {len(visible)}{hidden}"
-            fix = "Add --engine trl, or --gpus 0,0 (inference and trainer on one GPU), or lower infer_gpus and "
+            fix = "Run with --engine trl, with --gpus 0,0 (inference and trainer on one GPU), or lower infer_gpus and "
             raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
         return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}

@@ -161,7 +161,7 @@ def test_gpus_flag(text: str, ids: tuple[int, ...] | None) -> None:
 )
 def test_gpus_flag_of_more_than_a_pair_names_as_many_as_the_rules_say(text, split, ids):
     if ids is None:
-        needs = rf"--gpus {re.escape(repr(text))} does not name {split[0]} \+ {split[1]} GPUs, each once \(infer_gpus"
+        needs = rf"--gpus {re.escape(repr(text))} does not name {split[0]} \+ {split[1]} GPUs, each once\. Write"
         with pytest.raises(UsageError, match=needs) as caught:
             parse_gpus(text, split)
         assert "\n" not in str(caught.value)
@@ -203,13 +203,13 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible,
         (MACHINE, None, 1, "3,1", [3]),
         (MACHINE, (3, 2), 2, None, [3, 2]),
         (MACHINE, (2, 2), 2, "2", [2, 2]),
-        ([], None, 2, None, r"this machine has 0\. Add --engine trl, or --gpus 0,0"),
+        ([], None, 2, None, r"this machine has 0\. Run with --engine trl, with --gpus 0,0"),
         (
             MACHINE,
             None,
             2,
             "1",
-            "needs 2 NVIDIA GPUs, .* has 1 visible of 4.*Add --engine trl, or --gpus 0,0",
+            "needs 2 NVIDIA GPUs, .* has 1 visible of 4.*Run with --engine trl, with --gpus 0,0",
         ),
         (MACHINE, (0, 9), 2, None, "GPU 9 does not exist. Choose from: 0, 1, 2, 3"),
         (MACHINE, (0, 2), 2, "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose from: 0, 1"),

@@ -40,7 +40,7 @@ def test_a_good_one_is_taken_and_a_dry_run_names_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        ({"use_sliding_window": True, "sliding_window": 16}, "has use_sliding_window = true, which the embedded"),
+        ({"use_sliding_window": True, "sliding_window": 16}, "has use_sliding_window = true, which the sampler"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "has use_sliding_window = true, which"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "has rope_type = 'dynamic', which"),
         ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "has rope_type = 'longrope', which"),

@@ -154,9 +154,9 @@ OTHER = "Process 4711 has 7.00 GiB memory in use. "
 @pytest.mark.parametrize(
     ("is_shared", "others", "words", "fault"),
     [
-        (False, 0, "lower seq_len, or switch trainer.model.ac on.", CONFIG),
+        (False, 0, "lower seq_len, or switch trainer.model.ac on;", CONFIG),
         (False, 1, "nvidia-smi", INFRASTRUCTURE),
-        (True, 1, "trainer.model.ac on.", CONFIG),  # our own server is on the same card
+        (True, 1, "trainer.model.ac on;", CONFIG),  # our own server is on the same card
         (True, 2, "nvidia-smi", INFRASTRUCTURE),
     ],
 )  # fmt: skip

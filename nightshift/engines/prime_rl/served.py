@@ -279,5 +279,5 @@ def _read_served(path: Path, weights: Weights) -> Served:
     raise EngineError(f"{path} is not the file that the worker wrote: {reason}")
 
 
-def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    return fmean(abs(a - b) for a, b in zip(one, other, strict=True))
+def _distance(first: Sequence[float], second: Sequence[float]) -> float:
+    return fmean(abs(a - b) for a, b in zip(first, second, strict=True))

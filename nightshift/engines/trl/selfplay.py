@@ -79,19 +79,19 @@ def play(episodes: Sequence[Any], tokenizer: Any, say: Say, say_other: Say, room
     A seat with more than `room` tokens gives an empty, truncated answer. A seat without a turn gets a prompt and an
     answer of one token that is not trained.
     """
-    own, others = ([Trace() for _ in episodes] for _ in range(2))
+    trained, others = ([Trace() for _ in episodes] for _ in range(2))
     while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        for is_other, traces, speak in ((False, own, say), (True, others, say_other)):
+        for is_other, traces, speak in ((False, trained, say), (True, others, say_other)):
             heard = {i: traces[i].hear(chat, tokenizer) for i, chat in asked if episodes[i].is_other_asked is is_other}
             prompts = {index: ids for index, ids in heard.items() if len(ids) <= room}
             answers = dict(zip(prompts, speak([*prompts.values()]) if prompts else (), strict=True))
             for index in heard:
                 episodes[index].answer(traces[index].say(answers.get(index, _CUT), tokenizer))
     end = tokenizer.eos_token_id
-    for trace in own:
+    for trace in trained:
         if not trace.completion:
             trace.prompt, trace.completion, trace.is_own = [end], [end], [0]
-    return own
+    return trained
 
 
 class SelfPlay(Trainer):
