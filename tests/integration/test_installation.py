@@ -260,7 +260,7 @@ def package(installation: Installation, name: str, version: str) -> None:
         ),
         (lambda it: (it.bin_dir / "env-server").unlink(), "env-server is missing"),
         (lambda it: shutil.rmtree(it.site_packages / "torch-0.dist-info"), "torch None instead of 2.11.0+cu128"),
-        (lambda it: package(it, "vllm", "1"), "vllm 1, pinned"),
+        (lambda it: package(it, "vllm", "1"), "vllm 1 instead of"),
         (lambda it: it.state_dir.mkdir() or it.unfinished_sync.touch(), "uv sync failed or was interrupted"),
     ],
 )
@@ -271,7 +271,7 @@ def test_damaged_packages_are_named(installation, damage, words):
     problem = str(checks.packages_problem(installation, has_gpus=True))
     assert words in problem
     assert problem.endswith("Run: uv run prepare.py --engine prime-rl.")
-    is_build_of_ones_own = "pinned" in words  # without CUDA, it may have other packages
+    is_build_of_ones_own = "instead of" in words  # without CUDA, it may have other packages
     assert (checks.packages_problem(installation, has_gpus=False) is None) is is_build_of_ones_own
 
 
