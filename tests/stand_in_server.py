@@ -121,8 +121,8 @@ class StandInServer:
             for token in tokens
         ]
         rows[0] = None
-        if self.fault in ("logprobs_nan", "logprobs_above_0"):
-            rows[5][str(tokens[5])]["logprob"] = math.nan if self.fault == "logprobs_nan" else 1.0
+        if self.fault == "logprobs_nan":
+            rows[5][str(tokens[5])]["logprob"] = math.nan
         if self.fault == "logprobs_another_token":
             rows[5] = likeliest
         if self.fault == "logprobs_short":

@@ -1,8 +1,7 @@
-"""What turns (config, seed, budget) into a trained policy: the base class of engines, and their registry.
+"""The base class of engines, which turn (config, seed, budget) into a trained policy, and the registry of engines.
 
-An engine starts processes; executors/process.py ends them. Metrics come from structured files, never from log
-text. Every engine passes the same contract suite (tests/contract). A new one is a folder here and a line in
-the registry; nothing outside this folder asks for one by its name.
+An engine starts processes; executors/process.py ends them. Metrics come from structured files, never from log text.
+To add an engine, add a folder here and a line in the registry. tests/contract tests every engine.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors import network
-from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
+from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
 from nightshift.executors.local import Capacity
 from nightshift.waiting import mark
 
 Note = Callable[[str], None]  # one line of news
-Plan = tuple[Mapping[str, Sequence[str]], Mapping[str, Any]]  # the words of each process by its name, and their config
+Plan = tuple[Mapping[str, Sequence[str]], Mapping[str, Any]]  # the command line of each process, and their config
 
-# Name -> module and class; imported when one is opened: prime-rl's loads an HTTP client.
+# Name -> module and class, which is imported when the engine is opened: prime-rl's loads an HTTP client.
 _ENGINES = {
     "trl": ("nightshift.engines.trl.engine", "TrlEngine"),
     "prime-rl": ("nightshift.engines.prime_rl.engine", "PrimeRlEngine"),
@@ -44,7 +43,7 @@ _ENGINES = {
 ENGINES = tuple(_ENGINES)
 LEARNING_RATES = ("trainer.optim.lr", "trainer.scheduler.min_lr")
 NO_GPU = "no GPU (--gpus none): not comparable"
-ALL = "all"  # of a check that decides the readiness of every engine
+ALL = "all"  # engine of a check that concerns every engine
 
 
 def open_engine(
@@ -54,36 +53,46 @@ def open_engine(
     gpus: str | None = None,
     prime_rl: Path | None = None,
 ) -> Engine:
-    """Return the engine that the rules name, for the checkout at `root`. UsageError for a flag that is for another.
+    """Return the engine of `rules` for the checkout at `root`.
 
-    `environ` is the harness's own environment; `gpus` and `prime_rl` are the flags of these names.
+    Args:
+        environ: the environment of this process.
+        gpus: the flag --gpus.
+        prime_rl: the flag --prime-rl.
+
+    Raises:
+        UsageError: a flag is for another engine, or machine.toml has a mistake.
     """
     if prime_rl is not None and rules.engine != "prime-rl":
         cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
         raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus)
-    engine.machine  # noqa: B018  a mistake in machine.toml is refused before anything starts
+    engine.machine  # noqa: B018  reads machine.toml
     return engine
 
 
 def isolate(rules: Rules, root: Path) -> None:
-    """Move this process, which must have one thread, into a network namespace if its engine's server has no password
-    and the namespace works here. A run whose namespace fails all the same shares the network, as its record says."""
-    with suppress(UsageError, OSError):  # UsageError: of machine.toml, `open_engine` raises it again
+    """Move this process, which must have only one thread, into a network namespace if the engine's server has no
+    password and namespaces work here. Otherwise the run shares the network, and its record says so."""
+    with suppress(UsageError, OSError):  # UsageError: `open_engine` raises it again
         if rules.engine == "prime-rl" and not network_problem(root):
             network.enter()
 
 
 def network_problem(root: Path) -> str:
-    """Return why runs share the network of this machine; "" if they get a namespace of their own."""
+    """Return why runs share the network of this machine; "" if each gets its own namespace."""
     return "machine.toml has share_network = true" if read_machine(root).share_network else network.problem()
 
 
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
-    """Return `rules` with the memory preset, `2 x 80 GB`, of the smallest GPU that a run would use: the largest that
-    fits, or the least. rules.toml may name the size, also where no GPU is visible. Else, without GPUs, `rules` stay as
-    they are: the engine's own check reports it. UsageError if `gpus`, which is --gpus, are none."""
+    """Return `rules` with a memory preset such as `2 x 80 GB`: the largest that fits the smallest GPU of a run.
+
+    memory_gb of rules.toml overrides the size. Without GPUs and memory_gb, `rules` are returned unchanged.
+
+    Args:
+        gpus: the flag --gpus. UsageError if it is invalid.
+    """
     if not rules.num_gpus:
         return rules
     ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
@@ -98,18 +107,18 @@ def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | N
 
 
 def size_of(memory: str) -> tuple[bool, int]:
-    """Return whether inference and trainer share a card, and the preset's size in GB, by Rules.memory."""
+    """Return whether inference and trainer share a GPU, and the size of the preset in GB, from Rules.memory."""
     num_cards, _, size = memory.removesuffix(" GB").partition(" x ")
     return (False, max(SIZES_GB)) if memory == NO_CARD else (num_cards == "1", int(size))
 
 
 class NoGradient(EngineError):
-    """There is nothing left to learn from. Raised by a progress callback, it tells the engine to end the training."""
+    """No gradient is left to learn from. A progress callback raises it to end the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareFlags:
-    """What prepare.py and doctor are asked for; each engine takes what is for it."""
+    """The flags of prepare.py and doctor."""
 
     engine: str | None = None
     gpus: str | None = None
@@ -121,27 +130,26 @@ class PrepareFlags:
 
     @property
     def sources(self) -> dict[str, Path]:
-        """Return the folders with data, by environment."""
+        """The folders with data, by environment."""
         return {name: path for name, path in (("gsm8k", self.gsm8k), ("math", self.math)) if path is not None}
 
     @property
     def engine_meant(self) -> str | None:
-        """The engine that is named, or that other flags imply; one GPU alone is for both."""
+        """The engine that the flags name or imply; a single GPU implies neither."""
         is_pair = self.gpus is not None and not self.gpus.strip().isdecimal()
         return self.engine or ("prime-rl" if self.smoke or is_pair or self.prime_rl else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that doctor looked at: what is wrong with it, with its fix, or else what is there. A warning is a guess
-    about this machine: it refuses no run. What is not needed belongs to an engine that this machine does not use."""
+    """The result of one check of doctor. Only a problem that is needed and no warning prevents a run."""
 
-    engine: str  # whose readiness it decides
+    engine: str  # that the check concerns, or ALL
     name: str
-    problem: object = None  # an error, or its line
-    detail: str = ""
+    problem: object = None  # an error with its fix, or its text
+    detail: str = ""  # shown if there is no problem
     is_warning: bool = False
-    is_needed: bool = True
+    is_needed: bool = True  # False if this machine does not use the engine
 
     @property
     def ok(self) -> bool:
@@ -156,7 +164,7 @@ class Check:
 
 
 def look(name: str, read: Callable[[], object]) -> Check:
-    """Check what `read` reads, for every engine; what it returns is the detail."""
+    """Return a check for all engines with the result of `read` as its detail, or its error as its problem."""
     try:
         return Check(ALL, name, detail=str(read()))
     except NightshiftError as error:
@@ -165,40 +173,36 @@ def look(name: str, read: Callable[[], object]) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What an engine makes of a config: two configs with equal `settings` train the same.
-
-    `unused`: keys of train.toml that this engine does not use. `without_effect`: the same of all keys that apply, in
-    train.toml or not. `scaled`: a line for each value of train.toml that the rules multiply for their model.
-    """
+    """The settings of an engine for a config. Two configs with equal `settings` train the same."""
 
     settings: Mapping[str, Any]
-    unused: tuple[str, ...] = ()
-    without_effect: frozenset[str] = frozenset()
-    scaled: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()  # keys of train.toml that this engine does not use
+    without_effect: frozenset[str] = frozenset()  # unused keys, in train.toml or not
+    scaled: tuple[str, ...] = ()  # a line for each value of train.toml that the rules multiply for their model
 
 
 class Session(Policy):
     """One run, whose processes can train when `Engine.open` returns."""
 
-    earlier: Mapping[int, Callable[[], None]] = {}  # of a game only
+    earlier: Mapping[int, Callable[[], None]] = {}  # in a game: loads the weights after an earlier step
 
     @abstractmethod
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
-        """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. Never raises for a failed
-        run."""
+        """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. Raises no error for a
+        failed run: the Training has its cause."""
 
     def confirm(self) -> None:
-        """Check after the scoring that the weights which answered were those of `load_final_weights`. EngineError if
-        other weights were served."""
+        """Check after the scoring that the weights of `load_final_weights` gave the answers. EngineError if the server
+        has other weights."""
         return
 
     @abstractmethod
     def close(self) -> None:
-        """Stop every process of the run and check that none is left. Safe to call twice."""
+        """Stop every process of the run, and check that none is left. You may call it twice."""
 
 
 def training_progress(steps: Sequence[Step], seconds_left: float, note: str = "") -> Progress:
-    """Return what the callback of a training gets after these steps."""
+    """Return the argument of a training's progress callback after these steps."""
     return Progress(
         Phase.TRAINING,
         len(steps),
@@ -211,57 +215,56 @@ def training_progress(steps: Sequence[Step], seconds_left: float, note: str = ""
 
 
 class Proof(ABC):
-    """A child process, for which no slot waits: were the weights in a run's folder those that were scored?"""
+    """A child process that tests whether the weights in a run's folder are those that were scored."""
 
     @abstractmethod
     def is_over(self) -> bool:
-        """Return True once `result` does not wait any more."""
+        """Return whether `result` would return at once."""
 
     @abstractmethod
     def result(self) -> str:
-        """Wait for the end of the child. Return one line. EngineError if other weights were scored."""
+        """Wait for the end of the child, and return a line with its result. EngineError if weights differ."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the child. Safe to call twice."""
+        """End the child. You may call it twice."""
 
 
 class Engine(ABC):
-    """A way to train. Made from the arguments of `open_engine` alone, so that a worker can make the same one."""
+    """A way to train. The arguments of `open_engine` are all that an engine needs, so a worker can build the same."""
 
     name: str
-    min_driver: int
 
     def __init__(self, rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None = None) -> None:
-        """`gpus` is the flag of this name. UsageError for GPUs that this engine cannot use."""
+        """`gpus`: the flag --gpus. UsageError for GPUs that this engine cannot use."""
         self.rules, self.root, self._environ, self._gpus = rules, root, environ, gpus
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
 
     @cached_property
     def machine(self) -> Machine:
-        """What machine.toml says of this machine."""
+        """The contents of machine.toml."""
         return read_machine(self.root)
 
     @property
     def startup_seconds(self) -> float:
-        """How long a start may take: by the rules, or longer by machine.toml."""
+        """The limit of a start: that of the rules, or a higher limit of machine.toml."""
         return max(self.rules.startup_seconds, self.machine.limits.startup_seconds or 0.0)
 
     @property
     def deadline_seconds(self) -> float:
-        """The hard stop of a run from its start to its last score."""
+        """The limit of a run from its start to its last score."""
         return self.rules.deadline_seconds - self.rules.startup_seconds + self.startup_seconds
 
     def gpus(self) -> Sequence[Gpu]:
-        """Return the GPUs of a run, perhaps one GPU twice; none on a CPU. EngineError if this machine has not so many.
+        """Return the GPUs of a run: for inference, then for the trainer; one GPU may appear twice. () on a CPU.
 
-        Those of prime-rl are for inference, then for the trainer, as many of each as the rules say.
+        EngineError if this machine has too few.
         """
         num = sum(self.rules.gpu_split)
         return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, num, self._environ)
 
     def gpus_here(self) -> Sequence[Gpu]:
-        """Return those GPUs, none if this machine has not so many."""
+        """Return the GPUs of a run, () if this machine has too few."""
         try:
             return self.gpus()
         except EngineError:
@@ -272,17 +275,17 @@ class Engine(ABC):
         return tuple(gpu.index for gpu in self.gpus())
 
     def hardware(self) -> str:
-        """Return the kind of hardware, e.g. `2 x NVIDIA H100 80GB HBM3` or `cpu x86_64, 2 cores`: a campaign stays on
-        one kind. `1 x`: the processes of a run share a GPU; of unequal GPUs the names of all."""
+        """Return the hardware of a run, e.g. `2 x NVIDIA H100 80GB HBM3` or `cpu x86_64, 2 cores`, which is the same in
+        all runs of a campaign. Different GPUs are joined by ` + `."""
         if self._gpu_ids == ():
             return NO_GPU
         names = [gpu.name for gpu in dict.fromkeys(self.gpus_here())]
         if not names:
-            return "no such GPUs"  # `check` reports it before anything runs
+            return "no such GPUs"  # `check` reports this problem before anything starts
         return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
 
     def free_gpus(self) -> Sequence[Gpu]:
-        """Return the GPUs of a run. EngineError for too few, and for one that another process uses."""
+        """Return the GPUs of a run. EngineError if there are too few, or another process uses a GPU."""
         mark("driver and memory")
         gpus = self.gpus()
         for problem in gpu_problems(gpus):
@@ -296,21 +299,23 @@ class Engine(ABC):
 
     @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Fetch all that experiments need and that is missing: prepare.py. Repeating it resumes.
+        """Download and install what is missing for experiments. A second call resumes.
 
-        EngineError names what cannot be had, UsageError a flag that is not for this engine.
+        Raises:
+            EngineError: something cannot be downloaded or installed.
+            UsageError: a flag is for another engine.
         """
 
     def prepare_at_start(self, note: Note) -> None:
-        """Do the part of `prepare` that a command does by itself before it trains. Call as the controller."""
+        """Do the part of `prepare` that each start of a run or night does. Call as the controller."""
         return
 
     def doctor(self) -> list[Check]:
-        """Check the GPUs and all that `prepare` would fetch and `check` refuse, without changing anything."""
+        """Check the GPUs and everything that `prepare` provides, without changing anything."""
         return self.checks()
 
     def checks(self) -> list[Check]:
-        """Check the GPUs, and what else a run needs before it starts."""
+        """Check everything that a run needs before it starts."""
         checks = list[Check]()
         gpus: Sequence[Gpu] = ()
         try:
@@ -320,39 +325,32 @@ class Engine(ABC):
             if gpus:
                 checks = [Check(self.name, "GPUs", problem, details) for problem in problems or (None,)]
                 checks.append(Check(self.name, "memory", detail=f"preset {self.rules.memory}"))
-            warnings = gpu_warnings(gpus, self.min_driver)
-            checks += [Check(self.name, "GPUs", warning, is_warning=True) for warning in warnings]
         except EngineError as error:
             checks.append(Check(self.name, "GPUs", error))
         return checks + self.parts(gpus)
 
     @abstractmethod
     def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
-        """Check what else a run on these GPUs needs, and guess what else may make it fail."""
+        """Check everything but the GPUs that a run on these GPUs needs."""
 
     def check(self) -> list[str]:
-        """Return the problems that make a run impossible, each one line with its fix: those of `doctor`."""
+        """Return the problems that prevent a run, each in one line with its fix."""
         return [str(check.problem) for check in self.checks() if not check.ok]
 
-    def warnings(self) -> list[Check]:
-        """Return the guesses of `doctor` about this machine that may make a run fail. They refuse nothing."""
-        return [check for check in self.checks() if check.is_warning and check.problem is not None]
-
     def capacity(self) -> Capacity | None:
-        """Return how many runs fit side by side on the cores; None if GPUs decide, or a run's memory is not known."""
+        """Return how many runs fit side by side on a CPU; None on GPUs, or if the memory of a run is unknown."""
         return None
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Return the versions of what trains, by name, from metadata: nothing is executed. Without unknown ones."""
+        """Return the known versions of the software that trains, by name, from metadata."""
 
     @abstractmethod
     def validate(self, config: Config) -> Effective:
-        """Return the engine's own settings for a checked train.toml. ConfigError for a value it cannot express."""
+        """Return the engine's settings for a checked train.toml. ConfigError for a value that it cannot express."""
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
-        """Return what `open` would start, for --dry-run; nothing is written or started. Without `verbose`: the hardware
-        and the model only."""
+        """Return the hardware, the model and, if `verbose`, the commands and the config of a run, for --dry-run."""
         ids = ", ".join(str(gpu.index) for gpu in self.gpus_here())
         if ids and sum(self.rules.gpu_split) > 2:
             ids += f": {' + '.join(map(str, self.rules.gpu_split))}"
@@ -372,15 +370,17 @@ class Engine(ABC):
         """Return what `open` would start."""
 
     def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> Proof | None:
-        """Start the proof that the weights in `run_dir` were scored; None: they cannot be others. EngineError if the
-        file is not the one that was scored."""
+        """Start the proof that the weights in `run_dir` were scored. None if the engine needs no proof.
+
+        EngineError if the file of the weights has changed since the scoring.
+        """
         return None
 
     @abstractmethod
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
-        """Start the processes of one run and wait until they can train. EngineError with the cause.
+        """Start the processes of one run, and wait until they can train. EngineError with the cause if they cannot.
 
-        `deadline_seconds` is the hard stop of the whole run, counted from this call.
+        `deadline_seconds`: the limit of the whole run, counted from this call.
         """
 
 
@@ -401,6 +401,6 @@ def scaled_rates(config: Config, scale: float) -> tuple[str, ...]:
 
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:
-    """Return the open keys that the engine uses, without those that have no effect under its rules."""
+    """Return the keys of the allow-list that the engine uses and that have an effect under its rules."""
     keys = (*KEYS, *keys_with(engine.rules.losses, config.get(LOSS)))
     return frozenset({key.path for key in keys if engine.name in key.engines} - engine.validate(config).without_effect)

@@ -1,4 +1,4 @@
-"""All checks of all engines, without changing anything: what `uv run nightshift doctor` shows."""
+"""The checks of all engines that `uv run nightshift doctor` shows. They change nothing."""
 
 from __future__ import annotations
 
@@ -19,34 +19,33 @@ from nightshift.waiting import waiting
 
 
 def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareFlags) -> list[Check]:
-    """Everything that prepare.py would repair and run.py would refuse.
+    """Check this checkout and every engine.
 
-    `rules` are those that this machine would use; another engine is checked for GSM8K, and nothing of it is needed.
+    `rules`: the rules that this machine would use. The other engine is checked with GSM8K, and its problems are marked
+    as not needed.
     """
-    found = [
+    results = [
         look(CONFIG_NAME, lambda: f"{len(load(root / CONFIG_NAME).values)} keys, all known"),
         look("host memory", lambda: capacity().memory),
         look(MACHINE_NAME, lambda: read_machine(root).text or "none"),
     ]
-    if not found[-1].ok:
-        return found
+    if not results[-1].ok:
+        return results
     for name in ENGINES:
-        is_meant = rules.engine == name
+        is_used = rules.engine == name
         try:
-            its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
-        except UsageError as error:  # what rules.toml wants is for the engine that is meant
-            found.append(Check(name, "rules", error, is_needed=False))
+            engine_rules, gpus = (rules, flags.gpus) if is_used else (rules_here(root, name, 1), None)
+        except UsageError as error:  # rules.toml is written for the engine in use
+            results.append(Check(name, "rules", error, is_needed=False))
             continue
-        its_rules = on_cards(its_rules, root, environ, gpus)
-        with waiting(f"looking at what {name} needs"):
-            found += (
-                replace(each, is_needed=is_meant) for each in open_engine(its_rules, root, environ, gpus).doctor()
-            )
-    return found
+        engine = open_engine(on_cards(engine_rules, root, environ, gpus), root, environ, gpus)
+        with waiting(f"checking {name}"):
+            results += (replace(check, is_needed=is_used) for check in engine.doctor())
+    return results
 
 
 class Doctor(Document, frozen=True, kw_only=True, tag="doctor"):
-    """Whether an experiment could start here, on the engine that was asked for or that this machine would use."""
+    """Whether an experiment could start here on one engine."""
 
     engine: str
     rules_name: str
@@ -54,14 +53,13 @@ class Doctor(Document, frozen=True, kw_only=True, tag="doctor"):
     checks: tuple[Check, ...]
 
     @classmethod
-    def of(cls, found: Sequence[Check], rules: Rules) -> Doctor:
-        """From what was checked: ready if nothing is in the way of an experiment on the engine of the rules."""
-        is_ready = all(check.ok for check in found)
-        return cls(engine=rules.engine, rules_name=rules.name, is_ready=is_ready, checks=tuple(found))
+    def of(cls, results: Sequence[Check], rules: Rules) -> Doctor:
+        """Return the result of `checks` for the engine of `rules`."""
+        is_ready = all(check.ok for check in results)
+        return cls(engine=rules.engine, rules_name=rules.name, is_ready=is_ready, checks=tuple(results))
 
     def table(self, asked: str | None = None) -> str:
-        """Plain aligned lines, and last whether the engine that was `asked` for is ready, or the one this machine would
-        use."""
+        """Return aligned lines, the last of which is the verdict. `asked`: the flag --engine."""
         verdict = "ready" if self.is_ready else "not ready"
-        why = "which this machine would use" if asked is None else "which was asked for"
+        why = "which this machine would use" if asked is None else "which you asked for"
         return "\n".join([*map(str, self.checks), f"{verdict}: --engine {self.engine} ({self.rules_name}), {why}"])

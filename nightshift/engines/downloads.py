@@ -1,4 +1,4 @@
-"""What every engine needs of the world and fetches once: the base model, and the data of the environments."""
+"""Check and download what every engine needs: the base model, and the data of the environments."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,13 +13,13 @@ from nightshift.evaluation.environment import load as load_environments
 from nightshift.files import parse_json, read_file
 from nightshift.waiting import mark, waiting
 
-# Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
+# The files of a model that are downloaded from the hub: no code, and no pickle, which can contain code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # the same for every length of a batch
+STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # do not depend on the length of a batch
 
 
 def model_folder(rules: Rules, root: Path) -> Path:
-    """Return the folder of the rules' model, which may not exist: in the checkout, or in Hugging Face's cache."""
+    """Return the folder of the rules' model in the checkout or in Hugging Face's cache, which may not exist."""
     if rules.model_revision is None:
         return root / rules.model
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -32,41 +32,40 @@ def model_problem(rules: Rules, root: Path) -> EngineError | None:
     """Return why the rules' model cannot be trained; None if it can."""
     folder, is_local = model_folder(rules, root), rules.model_revision is None
     if not is_whole_model(folder) and not (is_local and is_own_model(rules)):
-        fix = "Restore it: git checkout models" if is_local else f"Run: uv run prepare.py --engine {rules.engine}."
-        return EngineError(f"{rules.model} is missing, or not complete, in {folder}", fix)
+        fix = "Run: git checkout models" if is_local else f"Run: uv run prepare.py --engine {rules.engine}."
+        return EngineError(f"{rules.model} is missing or incomplete in {folder}", fix)
     return folder_problem(rules, folder) if is_own_model(rules) else None
 
 
 def folder_problem(rules: Rules, folder: Path) -> EngineError | None:
-    """Return why a model of the user's own cannot be trained by these rules; None if it can."""
+    """Return why these rules cannot train the user's own model in `folder`; None if they can."""
     try:
         config, tokenizer = (_json(folder / name) for name in ("config.json", "tokenizer_config.json"))
     except (OSError, ValueError) as error:
-        needs = "Name one with config.json, tokenizer_config.json and weights"
-        return EngineError(f"{folder} is no model's folder: {error}", needs)
+        needs = "Name a folder with config.json, tokenizer_config.json and weights"
+        return EngineError(f"{folder} is not the folder of a model: {error}", needs)
     if "auto_map" in config or "auto_map" in tokenizer:
-        cause = f"{folder} brings code of its own (auto_map), which is not run"
-        return EngineError(cause, "Name a model that transformers has")
+        cause = f"{folder} needs its own code (auto_map), which Nightshift does not run"
+        return EngineError(cause, "Name a model that transformers supports")
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
-        weights = f"{others[0]}, a pickle" if others else "no weights"
-        return EngineError(f"{folder} holds {weights}, and only safetensors are read", "Save it with save_pretrained")
+        weights = f"only {others[0]}, a pickle" if others else "no weights"
+        return EngineError(f"{folder} has {weights}; safetensors are required", "Save the model with save_pretrained")
     if not (folder / "tokenizer.json").is_file():
-        fix = "Save its tokenizer there: AutoTokenizer ... save_pretrained"
+        fix = "Save the tokenizer there: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         return EngineError(f"{folder} has no tokenizer.json", fix)
     if not tokenizer.get("chat_template") and not (folder / "chat_template.jinja").is_file():
-        return EngineError(f"{folder} has no chat template", "Put one beside it: chat_template.jinja")
-    if rules.engine == "trl" and (other := _other_forward_pass(config)):
-        cause = f"{folder} has {other}, which the embedded engine's sampler does not compute"
+        return EngineError(f"{folder} has no chat template", "Add the file chat_template.jinja to the folder")
+    if rules.engine == "trl" and (feature := _unsupported_feature(config)):
+        cause = f"{folder} has {feature}, which the sampler of --engine trl does not support"
         return EngineError(cause, "Use --engine prime-rl")
     return None
 
 
-def _other_forward_pass(config: dict[str, Any]) -> str:
-    """Return what makes the forward pass of a model another than that of trl/sampler.py; "" for nothing.
+def _unsupported_feature(config: dict[str, Any]) -> str:
+    """Return a feature of a model's forward pass that trl/sampler.py does not compute; "" if there is none.
 
-    The sampler reads every position alike. It asks the model once for rotary embeddings, which must not change with the
-    length.
+    The sampler computes the rotary embeddings once, so they must not depend on the length.
     """
     if (kind := config.get("model_type")) != "qwen2":
         return f"model_type = {kind!r}"
@@ -85,7 +84,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def prepare_model(root: Path, rules: Rules, note: Note) -> None:
-    """Download the rules' model if it is missing. EngineError if the model is of no use."""
+    """Download the rules' model if it is missing. EngineError if the model cannot be trained."""
     mark("model and data")
     if rules.model_revision is not None and not is_whole_model(model_folder(rules, root)):
         _download(rules, note)
@@ -98,37 +97,38 @@ def _download(rules: Rules, note: Note) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     note(f"downloading {rules.model}, once")
-    try:  # with the hub client's own progress bars
+    try:
         snapshot_download(rules.model, revision=rules.model_revision, allow_patterns=FILES)
     except (HfHubHTTPError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise EngineError(f"cannot download {rules.model}: {reason}", "Check the network, then repeat.") from None
+        cause = f"cannot download {rules.model}: {reason}"
+        raise EngineError(cause, "Check the network, then run the command again.") from None
 
 
 def is_whole_model(snapshot: Path) -> bool:
-    """True if a model's folder has what vLLM and the trainer read; an interrupted download lacks some of it."""
+    """Return whether a folder has all files that vLLM and the trainer read, as after a complete download."""
     names = {"config.json", "tokenizer.json", "tokenizer_config.json"}
-    with suppress(OSError, ValueError):  # of a model in several files
+    with suppress(OSError, ValueError):  # only a model in several files has an index
         names |= {*_json(snapshot / "model.safetensors.index.json")["weight_map"].values()}
     has_weights = any(path.is_file() for path in snapshot.glob("*.safetensors"))
     return has_weights and all((snapshot / name).is_file() for name in names)
 
 
 def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: Note) -> None:
-    """Fetch the data of the rules' environments, and of those that `sources` has a folder for, from there.
+    """Fetch the missing data of the rules' environments and of those in `sources`, from its folder if there is one.
 
-    EngineError if it is not to be had. Generated data needs none of this.
+    EngineError if data cannot be fetched.
     """
     others = [name for name in sources if name not in [environment.name for environment in rules.scored]]
     named = environments_named(root, others) if others else ()
     for environment in load_environments(root, [*rules.scored, *named]):
-        with waiting(f"fetching the data of {environment.name}, if it is not there"):
+        with waiting(f"preparing the data of {environment.name}"):
             environment.prepare(sources.get(environment.name), note)
     mark("model and data", f"{rules.model}, {', '.join(environment.name for environment in rules.scored)}")
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
-    """Return the problem of an environment whose data is missing or not the official one. Reads only."""
+    """Return the problem of the first environment whose data is missing or has a wrong hash."""
     for environment in load_environments(root, rules.scored):
         try:
             environment.examples("validation")

@@ -1,16 +1,16 @@
-"""machine.toml: what the owner of a machine says about it. Not in git, not in the rules hash, recorded with each run.
+"""machine.toml, the settings of one machine. The file is not in git and not in the rules hash; each run records it.
 
-share_network = true              # prime-rl: no network namespace of its own for a run
-[environment]                     # variables for the engine's processes
+share_network = true              # prime-rl: runs use the network of the machine, not a namespace
+[environment]                     # variables of the engine's processes
 CC = "/usr/bin/gcc-12"
 NCCL_P2P_DISABLE = "1"
 
 [limits]
 startup_seconds = 600             # a start may take longer than the rules allow
-no_step_seconds = 600             # prime-rl: for how long no step and no rollout may come
+no_step_seconds = 600             # prime-rl: a run without a step and a rollout for this long hangs
 
 [wandb]
-project = "nightshift"            # run.py and night log each experiment there while it runs
+project = "nightshift"            # run.py and night log each experiment to this project while it runs
 """
 
 import re
@@ -24,7 +24,7 @@ from nightshift.files import parse_toml, read_file
 
 MACHINE_NAME = "machine.toml"
 _MAX_BYTES = 1 << 16
-# Compilers, cards and their libraries. What injects code into Python, logs prompts, or chooses the GPUs stays out.
+# Variables of compilers, GPUs and their libraries, but none that injects code, logs prompts or chooses the GPUs.
 _NAMES = re.compile(
     r"CC|CXX|LD_LIBRARY_PATH|OMP_NUM_THREADS|TMPDIR|(?:NCCL|GLOO|UCX|TRITON|TORCH|TORCHINDUCTOR|PYTORCH)_\w+"
     r"|CUDA_(?!VISIBLE_DEVICES$|DEVICE_ORDER$)\w+"
@@ -35,20 +35,20 @@ Seconds = Annotated[float, msgspec.Meta(ge=1, le=86_400)]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds; None leaves the limit as it is."""
+    """Seconds; None is the default limit."""
 
     startup_seconds: Seconds | None = None
     no_step_seconds: Seconds | None = None
 
 
 class Wandb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The project of Weights & Biases in which experiments are logged while they run; None: in none."""
+    """The project of Weights & Biases for experiments while they run; None: no logging."""
 
     project: Project | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tables of machine.toml."""
+    """The contents of machine.toml."""
 
     share_network: bool = False
     environment: dict[str, str] = {}
@@ -57,21 +57,21 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """Everything that the file sets for runs, in one line for records and doctor; "" without a file."""
+        """The settings that affect runs, in one line for records and doctor; "" without a file."""
         limits = {name: value for name, value in msgspec.structs.asdict(self.limits).items() if value is not None}
         network = {"share_network": "true"} if self.share_network else {}
         return ", ".join(f"{name} = {value}" for name, value in {**network, **self.environment, **limits}.items())
 
 
 def read_machine(root: Path) -> Machine:
-    """Read machine.toml of the checkout at `root`, which need not exist. UsageError for anything else in the file."""
+    """Read machine.toml of the checkout at `root`, if it exists. UsageError for an invalid file."""
     path = root / MACHINE_NAME
     try:
         machine = msgspec.convert(parse_toml(read_file(path, _MAX_BYTES)), Machine)
     except FileNotFoundError:
         return Machine()
     except (OSError, ValueError) as error:
-        fix = "It has share_network, [environment], [limits] startup_seconds and no_step_seconds, [wandb] project."
+        fix = "Its keys: share_network, [environment], [limits] startup_seconds and no_step_seconds, [wandb] project."
         raise UsageError(f"{MACHINE_NAME}: {error}", fix) from None
     if others := [name for name in machine.environment if not _NAMES.fullmatch(name)]:
         fix = "Delete it. docs/gpus.md lists the variables of compilers, cards and their libraries that may be set."

@@ -1,6 +1,4 @@
-"""The examples that train, by train.toml: how much each of several environments gives, how often an example is drawn,
-and who plays the other seat of a game.
-"""
+"""The keys of train.toml for the training examples: ratios of environments, difficulty pools, opponent of a game."""
 
 from typing import Any
 
@@ -18,15 +16,15 @@ DEFAULT_POOLS = {  # prime-rl's
 
 
 def where(config: Config, path: str) -> str:
-    """Return a key's value with its line, for the beginning of a refusal."""
+    """Return a key with its value and line, for the beginning of an error."""
     line = line_numbers(config.source.decode()).get(tuple(path.split(".")))
     return f"train.toml:{line}: {path} = {value_text(config.get(path))}"
 
 
 def ratios(config: Config, rules: Rules) -> dict[str, float]:
-    """Return the ratio of every environment of the rules, by default 1. Empty for one environment.
+    """Return the ratio of every environment of the rules, by default 1; {} for a single environment.
 
-    ConfigError for an environment that is none of theirs, or that is alone.
+    ConfigError for a ratio of an environment that the rules do not have, or of a single environment.
     """
     names = rules.environment_names
     for path, name in _written(config, RATIO):
@@ -36,7 +34,8 @@ def ratios(config: Config, rules: Rules) -> dict[str, float]:
 
 
 def opponent(config: Config, rules: Rules) -> dict[str, Any]:
-    """Return who plays the other seat, by leaf. Empty if no environment is a game; then ConfigError for a key of it."""
+    """Return the opponent's settings by the last part of their keys. {} if no environment is a game; then ConfigError
+    if train.toml sets such a key."""
     if any(environment.is_game for environment in rules.environments):
         return {leaf: config.get(f"{OPPONENT}.{leaf}") for leaf in ("type", "temperature", "interval")}
     for path, _ in _written(config, OPPONENT):
@@ -45,27 +44,27 @@ def opponent(config: Config, rules: Rules) -> dict[str, Any]:
 
 
 def difficulty_pools(config: Config, rules: Rules) -> dict[str, dict[str, float]]:
-    """Return threshold and weight of each difficulty pool by its name. Empty if examples come in order.
+    """Return threshold and weight of each difficulty pool by its name; {} if examples are drawn in order.
 
-    ConfigError for several environments: their shares would follow from the pools, whatever their ratio.
+    ConfigError for several environments: the pools would override their ratio.
     """
     table = f"{CURRICULUM}.sampler"
     if config.get(f"{table}.type") != "difficulty_pool":
         return {}
     if len(rules.environments) > 1:
-        raise _unfit(config, f"{table}.type", rules, ", and pools go with one environment on this engine")
+        raise _unfit(config, f"{table}.type", rules, "; --engine trl supports pools for one environment only")
     names = [path for path in config.resolved if path.rpartition(".")[0] == f"{table}.pools"]
     pools = {path.rpartition(".")[2]: {leaf: config.get(f"{path}.{leaf}") for leaf in POOL} for path in names}
     return pools or DEFAULT_POOLS
 
 
 def without(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values for an engine that knows nothing of all this."""
+    """Return the values without the ratio and the opponent."""
     return {path: value for path, value in values.items() if not path.startswith((f"{RATIO}.", f"{OPPONENT}."))}
 
 
 def _written(config: Config, table: str) -> list[tuple[str, str]]:
-    """Return path and last name of the keys of a table that the file sets."""
+    """Return path and last name of each key of a table in train.toml."""
     return [(path, path.removeprefix(f"{table}.")) for path in config.values if path.startswith(f"{table}.")]
 
 

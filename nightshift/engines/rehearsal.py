@@ -1,4 +1,4 @@
-"""Runs that nobody scores: they fill the compile caches, or prove the whole chain with the tiny model."""
+"""Runs without a score, which fill the compile caches or test the whole chain with the tiny model."""
 
 import shutil
 import time
@@ -16,13 +16,13 @@ from nightshift.errors import EngineError
 from nightshift.executors.process import tail
 from nightshift.waiting import look, mark, waiting
 
-# The first start on a box has cold caches: vLLM, Triton and the trainer's first step compile everything, and Python
-# compiles all that was installed. Not measured on GPUs.
+# The first start on a machine compiles everything: vLLM, Triton, the trainer's first step, and Python's packages. Not
+# measured on GPUs.
 _COLD_START_SECONDS = 1200.0
 _NUM_LAST_LINES = 20
-_NUM_STEPS = 10  # that show that training works
+_NUM_STEPS = 10  # so many steps show that training works
 _PROBE = [{"role": "user", "content": "1 + 1 ="}]
-# For the shipped model of a megabyte, whose context is 512 tokens.
+# For the shipped model of 1 MB, whose context is 512 tokens.
 _SMOKE_CONFIG = b"""
 seq_len = 512
 [orchestrator]
@@ -34,18 +34,18 @@ max_completion_tokens = 64
 
 
 def warm_up_rules(rules: Rules) -> Rules:
-    """Give the slowest card, too, time for one step."""
+    """Return `rules` with enough time for a cold start and one step on the slowest GPU."""
     return replace(rules, name="warm-up", budget_seconds=300.0, startup_seconds=_COLD_START_SECONDS)
 
 
 def smoke(engine: Engine, seconds: float, runs_dir: Path, note: Note) -> None:
-    """Rehearse with the tiny model in a folder of `runs_dir`: `seconds` of training. It needs no network."""
+    """Run the whole chain with the tiny model and `seconds` of training, in a folder of `runs_dir`. Uses no network."""
     rules, config = smoke_rules(engine.root, engine.rules, seconds), load(engine.root / CONFIG_NAME)
     rehearse(engine.under(rules), smoke_config(config), runs_dir / rules.name, note)
 
 
 def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
-    """Return rules for the shipped model: `seconds` of training, prompts and context as in the model's own rules."""
+    """Return rules for the shipped model, with `seconds` of training and the environment of arithmetic."""
     tiny = rules_of(root, Chosen(environments=["arithmetic"]), "trl", 0)
     return replace(
         rules,
@@ -64,18 +64,18 @@ def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
 
 
 def smoke_config(config: Config) -> Config:
-    """Return sizes for the tiny model with the trainer of `config`: another trainer would rehearse other code."""
+    """Return a config with sizes for the tiny model, and the trainer settings of `config`, so that the same code runs
+    as in experiments."""
     trainer = ("trainer.model.", "trainer.optim.", "trainer.loss.", "trainer.matmul_precision")
     values = {path: value for path, value in config.values.items() if path.startswith(trainer)}
     return parse(set_values(_SMOKE_CONFIG, values))
 
 
 def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
-    """Run the whole chain once: start, train, load the final weights, have them answer, prove that they did. Like a
-    worker, this process enters a network namespace.
+    """Run the whole chain once: start, train, load the final weights, complete a prompt, prove the served weights.
 
-    Notes and returns the result in one line. EngineError when any part fails; then `run_dir` keeps its logs, and the
-    last lines of the log that shows the cause are noted.
+    This process enters a network namespace, like a worker. Notes and returns the result in one line. EngineError if a
+    part fails: then `run_dir` keeps its logs, and the last lines of the log with the cause are noted.
     """
     rules, began, stage = engine.rules, time.monotonic(), "starting"
     isolate(rules, engine.root)

@@ -1,4 +1,4 @@
-"""Find a run that stands still: no step, no CPU time and no GPU time. Every engine asks here about once a second."""
+"""Detect a run that hangs: no step, no CPU time and no GPU time."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,15 +10,16 @@ import psutil
 from nightshift.errors import EngineError
 
 STILL_SECONDS = 120.0
-_SHOW_SHARE = 1 / 12  # of the limit: the live line shows a run that stands still from then on
-# Programs that wait look at their queues now and then. Estimated, not measured on a GPU.
-_LEAST_SHARE = 0.05  # of one core, by one process: a run has a dozen that wait
+_SHOW_SHARE = 1 / 12  # of the limit: from then on the live line shows the standstill
+# The share of one core from which a process counts as working: waiting programs poll their queues. Estimated, not
+# measured on a GPU.
+_LEAST_SHARE = 0.05
 _LOOK_SECONDS = 1.0
-_MAX_GAP_SECONDS = 5.0  # between two looks: this process itself may have been stopped meanwhile
+_MAX_GAP_SECONDS = 5.0  # a longer gap between two calls means that this process itself was stopped
 
 
 class Standstill:
-    """Watches the processes of one run and its GPUs."""
+    """Watches the processes and the GPUs of one run."""
 
     def __init__(
         self,
@@ -28,20 +29,21 @@ class Standstill:
         seconds: float = STILL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pids`: of the processes whose trees work. `nvml`: of nvml_session; a GPU that cannot be read is busy."""
+        """`pids`: the processes of the run, without their descendants. `nvml`: from nvml_session; a GPU that cannot be
+        read counts as busy."""
         self._pids, self._gpu_ids, self._nvml, self._limit, self._clock = pids, gpu_ids, nvml, seconds, clock
         self._last, self._still_seconds, self._used = clock(), 0.0, 0.0
-        self._before: dict[psutil.Process, float] = {}  # CPU seconds when the run last worked
+        self._before: dict[psutil.Process, float] = {}  # CPU seconds of each process when the run last worked
         self._progress: object = None
 
     def look(self, progress: object) -> str:
-        """Return for how long the run stands still, in words; "" while it works.
+        """Return a note such as `standing still for 20 s`; "" while the run works. Call it about once a second.
 
         Args:
-            progress: what changes with each step of the run.
+            progress: any value that changes with each step of the run.
 
         Raises:
-            EngineError: it has stood still for the limit. An infrastructure failure.
+            EngineError: the run has reached the limit, which is an infrastructure failure.
         """
         now = self._clock()
         gap = now - self._last

@@ -1,7 +1,7 @@
-"""The base class of executors: where runs happen. `local` starts workers here, `slurm` as jobs of a cluster.
+"""The base class of executors, which start the workers of runs: `local` on this machine, `slurm` as jobs of a cluster.
 
-The bodies here are those of an executor without slots of its own and without jobs that outlive the controller.
-tests/contract/test_executors.py has what each one must do.
+The default methods are for an executor without local slots, whose runs end with their controller.
+tests/contract/test_executors.py tests every executor.
 """
 
 import time
@@ -20,12 +20,11 @@ PROGRAM = ("-m", "nightshift.experiment.worker")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of one worker on this machine. `gpus`: as --gpus names them, None for the engine's own choice; `cores`:
-    of the operating system, to which the worker is pinned; none if it is free."""
+    """The share of this machine that one worker uses."""
 
-    gpus: str | None = None
-    cores: tuple[int, ...] = ()
-    name: str = ""  # empty if it is the only slot
+    gpus: str | None = None  # as in --gpus; None: the engine chooses
+    cores: tuple[int, ...] = ()  # the logical processors to which the worker is pinned; () = all
+    name: str = ""  # empty for an only slot
 
 
 @dataclass(slots=True)
@@ -33,15 +32,18 @@ class Flight:
     """A run that was submitted and not collected."""
 
     job: Job
-    ends_at: float  # on the monotonic clock; a run that continues after this hangs
+    ends_at: float  # on the monotonic clock; a run that has not ended by then hangs
 
 
 F = TypeVar("F", bound=Flight)
 
 
 class Executor(ABC, Generic[F]):
-    """Where runs happen. `environ`: what workers inherit. `layout`: what the hardware of a run is followed by.
-    `avoided`: the names of slots or nodes that get no run."""
+    """Starts workers, and collects their results.
+
+    `environ`: the environment that workers inherit. `layout`: a suffix of the hardware in records. `avoided`: names of
+    slots or nodes that get no run.
+    """
 
     def __init__(self, root: Path, environ: Mapping[str, str], num_slots: int = 1, layout: str = "") -> None:
         self.root, self.environ, self.num_slots, self.layout = root, environ, num_slots, layout
@@ -50,12 +52,12 @@ class Executor(ABC, Generic[F]):
 
     @property
     def free_slots(self) -> Sequence[Slot]:
-        """The slots of this machine that the next runs take, in their order."""
+        """The free slots of this machine, in the order in which the next runs use them."""
         return ()
 
     @property
     def num_free(self) -> int:
-        """How many runs can be submitted now. None while the place of a lost run is avoided that has no name."""
+        """How many runs can be submitted now: 0 while the avoided names include "", the only slot."""
         return 0 if "" in self.avoided else max(self.num_slots - len(self.in_flight()), 0)
 
     def require_ready(self) -> None:
@@ -63,14 +65,13 @@ class Executor(ABC, Generic[F]):
         return
 
     def hardware(self, of_engine: str) -> str:
-        """Return the hardware of a run, as records name it, where the engine has `of_engine`; "" if a worker tells."""
+        """Return the hardware of a run for records: the engine's, with `layout`; "" if only the worker knows it."""
         return of_engine + self.layout
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-        """Write job.json into `folder`, call `enter`, which adds a line to the journal, and only then start the run.
+        """Write job.json into `folder`, call `enter`, which adds a line to the journal, and then start the run.
 
-        Raises:
-            EngineError: no run can be started. Then none is in flight.
+        EngineError if the run cannot be started; then it is not in flight.
         """
         job = self._placed(job)
         write_json(folder / JOB_NAME, job)
@@ -87,10 +88,10 @@ class Executor(ABC, Generic[F]):
 
     @abstractmethod
     def _start(self, folder: Path, job: Job) -> None:
-        """Start the run of job.json. It is in flight as soon as something of it may exist."""
+        """Start the run of job.json. Add it to `_flights` before any of its processes may exist."""
 
     def take_over(self, folder: Path, job: Job) -> bool:
-        """Wait for a run that an earlier controller submitted. False if such runs end with their controller."""
+        """Wait for a run that an earlier controller submitted. Returns False if runs end with their controller."""
         return False
 
     def in_flight(self) -> dict[Path, Job]:
@@ -98,11 +99,11 @@ class Executor(ABC, Generic[F]):
         return {folder: flight.job for folder, flight in self._flights.items()}
 
     def has_begun(self, folder: Path) -> bool:
-        """Return whether a run in flight is more than a job that waits."""
+        """Return False for a run in flight whose job still waits in a queue."""
         return folder in self._flights
 
     def is_over(self, folder: Path) -> bool:
-        """Return True if nothing more will come of the run: also if it runs past its own deadline."""
+        """Return whether the run has ended, or has exceeded its deadline."""
         flight = self._flights.get(folder)
         return flight is None or time.monotonic() > flight.ends_at or self._has_ended(folder)
 
@@ -115,25 +116,24 @@ class Executor(ABC, Generic[F]):
         time.sleep(timeout_seconds)
 
     def place(self, folder: Path) -> str:
-        """Return the name of the slot or node of a run, also after its end; "" if it is not known."""
+        """Return the name of the slot or node of a run, also after its end; "" if it is unknown."""
         return self._places.get(folder, "")
 
     @abstractmethod
     def cancel(self, folders: Collection[Path]) -> None:
-        """End these runs and all that they started; nothing where one was collected. Never fails."""
+        """End these runs and all their processes. Ignores collected runs, and never raises an error."""
 
     @abstractmethod
     def _ending(self, folder: Path) -> tuple[str, Failure]:
-        """Return how a run ended that left no result, and whose fault that is."""
+        """Return how a run without a result ended, and the kind of failure."""
 
     def result(self, folder: Path) -> Result:
-        """Return what came back of a run that is over, after whatever its worker left behind is gone.
+        """Return the result of a run that is over, and end all processes that its worker left running.
 
-        Raises:
-            EngineError: nothing came back, or not the result of this job.
+        EngineError if there is no result, or the result of another job.
         """
         if folder not in self._flights:
-            raise EngineError(f"no job was submitted for {folder}, which the record says is the run in flight")
+            raise EngineError(f"no job was submitted for {folder}, although its record is in flight")
         try:
             return read_result(folder, self._flights[folder].job)
         except FileNotFoundError:
@@ -144,8 +144,10 @@ class Executor(ABC, Generic[F]):
 
 
 def read_result(folder: Path, job: Job) -> Result:
-    """Read runs/NNNN/result.json, which a worker leaves last. FileNotFoundError if there is none; EngineError, which
-    names the file, if it cannot be read or is of another job."""
+    """Read runs/NNNN/result.json, the last file that a worker writes.
+
+    FileNotFoundError if it does not exist; EngineError if it cannot be read or belongs to another job.
+    """
     path = folder / RESULT_NAME
     try:
         result = parse_json(read_file(path), Result)
@@ -153,8 +155,8 @@ def read_result(folder: Path, job: Job) -> Result:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, TypeError) as error:
-        raise EngineError(f"{path} is no result of a worker: {error}") from None
-    found, wanted = (result.token, result.seed, result.job_sha256), (job.token, job.seed, job.sha256)
-    if found != wanted:
-        raise EngineError(f"{path} has another token, seed or sha256 of its job: {found}, not {wanted}")
+        raise EngineError(f"{path} is not the result of a worker: {error}") from None
+    identity, expected = (result.token, result.seed, result.job_sha256), (job.token, job.seed, job.sha256)
+    if identity != expected:
+        raise EngineError(f"{path} has another token, seed or sha256 than its job: {identity}, not {expected}")
     return result

@@ -1,7 +1,7 @@
-"""Workers on this machine, one process in each slot: a share of the GPUs, or of the cores.
+"""Workers on this machine, one process in each slot, which is a share of the GPUs or of the cores.
 
-The controller holds the pipe to a worker's stdin. When the controller dies, the pipe closes and the worker ends itself;
-the controller's watchdog ends it if it cannot.
+When the controller dies, the pipe to the worker's stdin closes and the worker ends itself; if it does not, the
+controller's watchdog ends it.
 """
 
 import os
@@ -23,7 +23,7 @@ from nightshift.executors.process import SYS, Child, ProcessGroup, control_group
 from nightshift.text import counted
 from nightshift.waiting import waiting
 
-# Of a worker that is asked to end, and first ends its engine's processes, which have a grace of their own.
+# How long a worker may take to end: more than the grace periods of its engine's processes, which it ends first.
 GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
 
 
@@ -37,17 +37,17 @@ class LocalExecutor(Executor[_Worker]):
     """The slots of this machine."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], slots: Sequence[Slot] = (Slot(),)) -> None:
-        num_cores, layout = len(slots[0].cores), ""
-        if len(slots) > 1:  # such runs compare with such runs only
-            layout = f", {len(slots)} side by side, {counted(num_cores, 'core')} each"
+        layout = ""
+        if len(slots) > 1:  # runs side by side are slower, so the hardware in records differs
+            layout = f", {len(slots)} side by side, {counted(len(slots[0].cores), 'core')} each"
         super().__init__(root, environ, len(slots), layout)
         self.slots = slots
 
     @property
     def free_slots(self) -> list[Slot]:
-        """The slots without a run, but for those that are avoided."""
-        taken = {*self.avoided, *(worker.job.slot for worker in self._flights.values())}
-        return [slot for slot in self.slots if slot.name not in taken]
+        """The slots without a run that are not avoided."""
+        used = {*self.avoided, *(worker.job.slot for worker in self._flights.values())}
+        return [slot for slot in self.slots if slot.name not in used]
 
     @property
     def num_free(self) -> int:
@@ -56,7 +56,7 @@ class LocalExecutor(Executor[_Worker]):
 
     def _placed(self, job: Job) -> Job:
         if not (free := self.free_slots):
-            raise EngineError(f"all {len(self.slots)} slots are taken")
+            raise EngineError(f"all {len(self.slots)} slots are in use")
         slot = free[0]
         return replace(super()._placed(job), gpus=slot.gpus or job.gpus, cores=slot.cores, slot=slot.name)
 
@@ -76,15 +76,14 @@ class LocalExecutor(Executor[_Worker]):
         return self._flights[folder].child.poll() is not None
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """End the workers of these runs, together, and all that they started."""
-        ours = [folder for folder in folders if folder in self._flights]
-        for folder in ours:  # all are asked before one is waited for
+        """End the workers of these runs, all at once, and all their processes."""
+        running = [folder for folder in folders if folder in self._flights]
+        for folder in running:
             self._flights[folder].child.terminate()
-        if not ours:
+        if not running:
             return
-        runs = "the run" if len(ours) == 1 else f"{len(ours)} runs"
-        with waiting(f"ending {runs} (Ctrl-\\ does not wait)"):
-            for folder in ours:
+        with waiting(f"ending {counted(len(running), 'run')} (Ctrl-\\ does not wait)"):
+            for folder in running:
                 self._flights[folder].group.stop()
                 del self._flights[folder]
 
@@ -98,25 +97,25 @@ class LocalExecutor(Executor[_Worker]):
 
 
 def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int], sys: Path = SYS) -> list[Slot]:
-    """Divide a machine into slots; 0: as many as there are GPUs for; 1: the whole machine. Raises UsageError.
+    """Divide a machine into `num_slots` slots; 0 makes as many slots as the GPUs allow, 1 is the whole machine.
 
-    With GPUs a slot gets neighbouring `cores`. Without GPUs no two slots share a physical core, unless there are more
-    slots than physical cores.
+    With GPUs, a slot gets neighbouring `cores`. Without GPUs, two slots share a physical core only if there are more
+    slots than physical cores. UsageError if there are too few GPUs or cores.
     """
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
         return [Slot()]
-    needs = (f"{num_slots * gpus_each} GPUs", gpus_each, len(gpu_ids)), ("a core each", 1, len(cores))
-    for what, num_each, num_here in needs:
-        if num_slots * num_each > num_here:
-            cause = f"--pairs {num_slots} needs {what}, there are {num_here}"
-            raise UsageError(cause, f"Write --pairs {max(num_here // num_each, 1)}.")
+    needs = (f"{num_slots * gpus_each} GPUs", gpus_each, len(gpu_ids)), (f"{num_slots} cores", 1, len(cores))
+    for need, num_each, num_available in needs:
+        if num_slots * num_each > num_available:
+            cause = f"--pairs {num_slots} needs {need}, this machine has {num_available}"
+            raise UsageError(cause, f"Write --pairs {max(num_available // num_each, 1)}.")
     if gpus_each:
         share = len(cores) // num_slots
         parts = [list(cores[share * i :]) for i in range(num_slots)]
     else:
         groups = physical_cores(cores, sys)
-        if num_slots > len(groups):  # then each thread is a group
+        if num_slots > len(groups):  # then each hardware thread is a group
             ranks = range(max(map(len, groups)))
             groups = [group[rank : rank + 1] for rank in ranks for group in groups if rank < len(group)]
         parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
@@ -126,16 +125,13 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
 
 
 def own_cores() -> list[int]:
-    """The logical processors that this process may use: all of them where the system does not tell."""
+    """Return the logical processors that this process may use: all of them if the system does not report it."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     return sorted(affinity(0)) if affinity else [*range(os.cpu_count() or 1)]
 
 
 def physical_cores(cores: Sequence[int], sys: Path = SYS) -> list[list[int]]:
-    """These logical processors, grouped by physical core; a group for each where the system does not say.
-
-    Two runs on one physical core slow each other down.
-    """
+    """Group logical processors by physical core; each is a group if the system does not report its siblings."""
     threads = dict[str, list[int]]()
     for core in cores:
         try:
@@ -147,38 +143,33 @@ def physical_cores(cores: Sequence[int], sys: Path = SYS) -> list[list[int]]:
 
 
 def num_slots_of(hardware: str) -> int:
-    found = re.search(r", (\d{1,4}) side by side, \d+ cores? each$", hardware)
-    return int(found[1]) if found else 1
+    """Return the number of slots in the hardware of a record."""
+    match = re.search(r", (\d{1,4}) side by side, \d+ cores? each$", hardware)
+    return int(match[1]) if match else 1
 
 
 # -- how many runs fit side by side on a machine without GPUs ----------------------------------------------
 
-# Memory of one run with a model of models/. Measured on arithmetic with the shipped train.toml: all processes of a run
-# use 1.3 GB, of which the trainer has 1.2; the trainer has 1.5 with batch_size 1024 and 2.0 with 4096.
+# Memory of one run with a model of models/. Measured on arithmetic with the shipped train.toml: 1.3 GB for all
+# processes, of which the trainer uses 1.2 GB (1.5 GB with batch_size 1024, 2.0 GB with 4096).
 RUN_GB = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Physical cores, or fewer where a container limits CPU time, and free memory in 1e9 bytes. `limit_gb`: of memory
-    in this container, None without one.
-
-    `nightshift doctor` prints `num_runs`, and `--pairs auto` uses it.
-    """
+    """Cores (physical, or fewer by a container's limit of CPU time) and free memory in 1e9 bytes."""
 
     num_cores: float
     free_gb: float
-    limit_gb: float | None = None
 
     @property
     def num_runs(self) -> int:
+        """How many runs `--pairs auto` starts side by side."""
         return max(1, min(int(self.num_cores), int(self.free_gb / RUN_GB)))
 
     @property
     def memory(self) -> str:
-        """`5.1 GB of memory free (this container may use 8.0 GB)`."""
-        limit = "" if self.limit_gb is None else f" (this container may use {self.limit_gb:.1f} GB)"
-        return f"{self.free_gb:.1f} GB of memory free{limit}"
+        return f"{self.free_gb:.1f} GB of memory free"
 
     def __str__(self) -> str:
         cores = f"{self.num_cores:g} core{'s' if self.num_cores != 1 else ''}"
@@ -186,20 +177,18 @@ class Capacity:
 
 
 def capacity(proc: Path = Path("/proc"), sys: Path = SYS) -> Capacity:
-    """Measure what this process may use now. `proc` and `sys`: where the kernel shows it.
+    """Measure the cores and the memory that this process may use now.
 
-    cpu.max and memory.max of its control group and of those around it may grant less than the machine has, or "max". Of
-    the memory in use, files that nobody reads any more (inactive_file) make room.
-    https://docs.kernel.org/admin-guide/cgroup-v2.html
+    The control group of this process and its parent groups may limit both (cpu.max, memory.max; "max" is no limit). The
+    kernel can free the page cache (inactive_file). https://docs.kernel.org/admin-guide/cgroup-v2.html
     """
-    num_cores, free, limit = float(len(physical_cores(own_cores(), sys))), psutil.virtual_memory().available, None
+    num_cores, free = float(len(physical_cores(own_cores(), sys))), psutil.virtual_memory().available
     for group in control_groups(proc, sys):
-        with suppress(OSError, ValueError, ZeroDivisionError):  # ValueError: "max", no limit
+        with suppress(OSError, ValueError, ZeroDivisionError):  # ValueError: "max"
             quota, period = (group / "cpu.max").read_text().split()
             num_cores = min(num_cores, int(quota) / int(period))
         with suppress(OSError, ValueError):
-            most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+            limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
             unused = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
-            free = min(free, max(most - used + int(unused[1] if unused else 0), 0))
-            limit = most if limit is None else min(limit, most)
-    return Capacity(num_cores, free / 1e9, None if limit is None else limit / 1e9)
+            free = min(free, max(limit - used + int(unused[1] if unused else 0), 0))
+    return Capacity(num_cores, free / 1e9)

@@ -1,9 +1,9 @@
-"""A network namespace for one run: a loopback of its own, which no process outside can reach, and no other network.
+"""A network namespace for one run: a private loopback that no outside process can reach, and no other network.
 
-Covered: the ports of the run's processes, on 127.0.0.1 and on all addresses, and abstract sockets. Not covered: sockets
-that are files, and a process of the same user or of root, which may enter the namespace.
+The namespace protects ports and abstract sockets. It does not protect sockets that are files, and processes of the same
+user or of root may enter the namespace.
 
-As a script this file enters a namespace and talks to itself there, to find out whether that works on this machine.
+As a script, this file enters a namespace and connects to itself there, to test whether that works on this machine.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ _NEWUSER, _NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
 _TRY_SECONDS = 20.0
 
-is_own = False  # whether this process is in a namespace that it made
+is_own = False  # whether this process has entered a new namespace
 
 
 def problem() -> str:
-    """Return why `enter` fails on this machine, from a child that tries it; "" if it works."""
+    """Try `enter` in a child process. Return why it fails on this machine, "" if it works."""
     devices = Path("/dev/nvidiactl"), Path("/dev/nvidia-uvm")
     if os.geteuid() and [path.exists() for path in devices] == [True, False]:  # setuid has no effect in a namespace
-        return f"{devices[1]} does not exist before the first CUDA program of this machine: run nvidia-smi and one"
+        return f"{devices[1]} does not exist until a CUDA program has run on this machine: start one"
     try:
         command = [sys.executable, "-I", __file__]
         child = subprocess.run(command, capture_output=True, text=True, timeout=_TRY_SECONDS, check=False)
@@ -36,13 +36,10 @@ def problem() -> str:
 
 
 def enter() -> None:
-    """Move this process, which must have one thread, and its later children into a new network namespace.
+    """Move this process, which must have only one thread, and its later children into a new network namespace.
 
-    Without root's rights the namespace needs a user namespace, in which the user and the group keep their numbers: the
-    rights to files, devices and signals stay as they are.
-
-    Raises:
-        OSError: the kernel or its settings refuse it.
+    Without root's rights, also enter a user namespace with the same user and group ids, so that access to files,
+    devices and signals does not change. OSError if the kernel refuses.
     """
     global is_own
     user, group = os.geteuid(), os.getegid()

@@ -1,8 +1,8 @@
-"""Starts, watches and stops the processes of a run; nothing is ever left behind.
+"""Start, watch and stop the processes of a run, and leave no process behind.
 
-Each child gets a session of its own, the group's marker in its environment, and a log file. While a group is open, a
-watchdog, which is this module as a program, ends them if this process dies. Orphans are found by marker, and by session
-where a process has no marker or environments cannot be read.
+Each child runs in a new session, with the group's marker in its environment and a log file. While a group is open, a
+watchdog process (this module as a program) ends the children if this process dies. Orphans are identified by their
+marker, or by their session if a process has no marker or its environment cannot be read.
 """
 
 import ctypes
@@ -31,30 +31,30 @@ from nightshift.waiting import waiting
 
 CHECKOUT = str(Path(__file__).absolute().parents[2])
 MARKER_NAME = "NIGHTSHIFT_RUN"
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that stop a command
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
-OUT_OF_MEMORY = "for lack of memory"  # in the cause of a process that the kernel killed for it
-SYS = Path("/sys")  # where the kernel shows processors and control groups
+OUT_OF_MEMORY = "for lack of memory"  # part of the exit cause of a process that the kernel's OOM killer ended
+SYS = Path("/sys")
 WATCHDOG = ("-m", "nightshift.executors.process")
-WATCH_SECONDS = 1.0  # how often the watchdog looks at the tree
-KILL_SECONDS = 10.0  # a process that holds a large CUDA context may need seconds to die of SIGKILL
-FIRST_PAUSE_SECONDS = 0.01  # between two looks at a tree that is ending; doubles up to:
+WATCH_SECONDS = 1.0  # interval at which the watchdog samples the tree
+KILL_SECONDS = 10.0  # a process with a large CUDA context may need seconds to die of SIGKILL
+FIRST_PAUSE_SECONDS = 0.01  # between two scans of a tree that is ending; doubles up to:
 LAST_PAUSE_SECONDS = 0.2
-NUM_QUIET_SWEEPS = 2  # one look at /proc can miss a process that forks while it is read
+NUM_QUIET_SWEEPS = 2  # one scan of /proc can miss a process that forks during the scan
 _PIPE_BYTES = 65536
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process that a group started: as Popen, with the name and the log that `start` gave it."""
+    """A process that a group started: a Popen with a name and a log file."""
 
     name: str
     log_path: Path
-    num_oom_kills: int  # in this control group when the process started
+    num_oom_kills: int  # in this control group, when the process started
 
     def exit_cause(self) -> str:
-        """How it ended: `exit code 1`, `killed by SIGKILL`, `killed by SIGKILL for lack of memory`, `still running`."""
+        """Return `exit code 1`, `killed by SIGKILL`, `killed by SIGKILL for lack of memory` or `still running`."""
         code = self.poll()
         if code is None:
             return "still running"
@@ -66,16 +66,16 @@ class Child(subprocess.Popen[bytes]):
 
 
 def control_groups(proc: Path = Path("/proc"), sys: Path = SYS) -> list[Path]:
-    """Return the folders of this process's control group (v2) and of those around it, the innermost first."""
+    """Return the folders of this process's control group (v2) and of its parent groups, the innermost first."""
     folder = sys / "fs/cgroup"
     with suppress(OSError):
         paths = (proc / "self/cgroup").read_text().splitlines()
         folder = folder.joinpath(*(path.removeprefix("0::/") for path in paths if path.startswith("0::/")))
-    return [folder, *folder.parents]  # a container may see a path of its host: then only the top has the files
+    return [folder, *folder.parents]  # in a container the path may be the host's: then only the top has the files
 
 
 def num_oom_kills(proc: Path = Path("/proc"), sys: Path = SYS) -> int:
-    """Return how many processes the kernel has killed for lack of memory, in this control group if it counts them."""
+    """Return the number of the kernel's OOM kills: in this control group if it counts them, else on this machine."""
     for path in (*(group / "memory.events" for group in control_groups(proc, sys)), proc / "vmstat"):
         with suppress(OSError):
             return sum(map(int, re.findall(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)))
@@ -83,20 +83,23 @@ def num_oom_kills(proc: Path = Path("/proc"), sys: Path = SYS) -> int:
 
 
 def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-    """The last lines with text in the last `num_bytes` of a log, cleaned; of a progress bar its last state."""
+    """Return the last non-empty lines in the last `num_bytes` of a log, cleaned; a progress bar shows its last state.
+
+    Returns [] if the log cannot be read.
+    """
     try:
         with open_regular(log_path) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
             text = log.read(num_bytes).decode(errors="replace")
     except OSError:
         return []
-    shown = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    lines = (clean(line, line_length) for line in shown)
+    last_states = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    lines = (clean(state, line_length) for state in last_states)
     return [line for line in lines if line][-num_lines:]
 
 
-# What an engine child may inherit; a new variable of the user's shell stays out until it is named here.
-# Of the loader's variables only the search path: on many machines libcuda.so is found through nothing else.
+# The variables that an engine child may inherit from the user's shell. LD_LIBRARY_PATH is the only variable of the
+# loader: many machines find libcuda.so through nothing else.
 ENVIRONMENT_NAMES = """
     PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TMP TEMP LD_LIBRARY_PATH
     LC_ALL LC_COLLATE LC_CTYPE LC_MESSAGES LC_MONETARY LC_NUMERIC LC_TIME XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME
@@ -111,38 +114,40 @@ ENVIRONMENT_NAMES = """
 
 
 def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """The named variables of `base`, then `extra`.
-
-    Keys, tokens, proxies and what injects code (PYTHONPATH, LD_PRELOAD, GIT_*) are left out.
-    """
+    """Return the allowed variables of `base`, overridden by `extra`: no keys, tokens, proxies, and no variable that
+    injects code (PYTHONPATH, LD_PRELOAD, GIT_*)."""
     names = frozenset(ENVIRONMENT_NAMES.split())
     return {**{name: value for name, value in base.items() if name in names}, **extra}
 
 
 def python_command(*words: str) -> list[str]:
-    """The command of a Python child of this checkout: `words` are `-m`, a module and its arguments, or a program."""
+    """Return the command of a Python child: `words` are `-m`, a module and its arguments, or a program."""
     return [sys.executable, "-P", *words]
 
 
 def python_path() -> str:
-    """PYTHONPATH of a Python child: the folders of this Python, then this checkout, whose files so hide no library."""
+    """Return PYTHONPATH for a Python child: the folders of this Python, then the checkout, so that no file of the
+    checkout hides a library."""
     return os.pathsep.join([*dict.fromkeys(filter(is_own, sys.path)), CHECKOUT])
 
 
 def python_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """`engine_environment` for a Python child: PYTHONPATH holds no foreign folder."""
+    """Return `engine_environment` with the PYTHONPATH of a Python child."""
     return engine_environment(base, {"PYTHONPATH": python_path(), **extra})
 
 
-_deferred: list[Interrupted] | None = None  # what signals would have raised in a block of `_signals_deferred`
+_deferred: list[Interrupted] | None = None  # the errors of signals that arrive inside `_signals_deferred`
 
 
 @contextmanager
-def interruptible(told: str = "", is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
-    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
+def interruptible(advice: str = "", is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
+    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore later signals.
 
-    `told`: a sentence that the error ends with. `is_noted`: gets a signal's number; True if the caller has handled that
-    signal. A signal that is ignored (nohup) stays ignored.
+    A signal that is ignored already (nohup) stays ignored.
+
+    Args:
+        advice: the last sentence of the error.
+        is_noted: called with the signal's number; returns True if the caller has handled the signal.
     """
     caught: list[int] = []
 
@@ -150,7 +155,7 @@ def interruptible(told: str = "", is_noted: Callable[[int], bool] = lambda numbe
         if caught or is_noted(number):
             return
         caught.append(number)
-        error = Interrupted(f"stopped by {signal.Signals(number).name}", told)
+        error = Interrupted(f"stopped by {signal.Signals(number).name}", advice)
         if _deferred is None:
             raise error
         _deferred.append(error)
@@ -166,7 +171,7 @@ def interruptible(told: str = "", is_noted: Callable[[int], bool] = lambda numbe
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Let no signal of `interruptible` raise inside; raise afterwards. Blocks are not nested."""
+    """Postpone the error of an `interruptible` signal to the end of the block. Blocks cannot be nested."""
     global _deferred
     errors = _deferred = []
     try:
@@ -178,67 +183,66 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """True if this very process (pid and create time) still runs. A zombie does not, unless other threads run on."""
+    """Return whether this process (pid and create time) runs. A zombie counts only if another of its threads runs."""
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     return False
 
 
 class ProcessTree:
-    """The processes below one harness, found by descent, by memory and by marker; by the sessions of the harness's
-    children in place of the marker where the system shows no environment (macOS shows few).
+    """The processes below one harness process.
 
-    Each alone loses some: descent loses orphans, memory what was never seen, the marker programs that clear their
-    environment, a session what makes its own (torchrun and verifiers do). psutil compares the create time before each
-    signal, so a recycled pid is never touched.
+    Members are the descendants of the harness, the processes seen earlier, and the processes with a marker. If the
+    system shows no environments (macOS), the sessions of the harness's children replace the markers. Each way alone
+    misses some: orphans are no descendants, some programs clear their environment, torchrun and verifiers make new
+    sessions. psutil compares the create time before each signal, so a recycled pid never gets one.
     """
 
-    harness: psutil.Process | None = None  # None: it is dead
+    harness: psutil.Process | None = None  # None: the harness is dead
 
     def __init__(self, *markers: str) -> None:
-        """`markers`: of its processes, each perhaps only the beginning."""
+        """`markers`: prefixes of the markers of its processes."""
         self.markers, self.sessions, self.seen = {*markers}, set[int | None](), set[psutil.Process]()
-        here = psutil.Process()  # whose own environment a change of its title may have overwritten
+        here = psutil.Process()  # a change of the title may have overwritten the environment of this process
         self._shows_markers = any(map(environment_of, (here, *here.parents())))
 
     def claims(self, process: psutil.Process) -> bool:
-        """Return whether a direct child of the harness belongs here: its descendants do with it."""
+        """Return whether a direct child of the harness, with all its descendants, belongs to this tree."""
         return False
 
     def reap(self, ended: Collection[psutil.Process]) -> None:
-        """Act on processes of the tree that have ended."""
+        """Called with the processes of the tree that have ended."""
 
     def sample(self) -> None:
-        """Remember the living processes of the tree, each one until it is gone."""
-        self.reap(self._look()[1])
+        """Remember the living processes of the tree."""
+        self.reap(self._scan()[1])
 
     def end(self, grace_seconds: float) -> list[str]:
-        """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
+        """Send SIGTERM to the whole tree and SIGKILL after `grace_seconds`, until two scans find no process.
 
-        Returns a description of each process that outlived KILL_SECONDS of SIGKILL, normally none.
+        Returns a description of each process that survived KILL_SECONDS of SIGKILL, normally none.
         """
         spared = {psutil.Process(), *psutil.Process().parents()}
-        asked: set[psutil.Process] = set()
-        found: set[psutil.Process] = set()
+        terminated, known = set[psutil.Process](), set[psutil.Process]()
         kill_at = time.monotonic() + grace_seconds
         pause, num_quiet = FIRST_PAUSE_SECONDS, 0
         while True:
             self.seen |= {process for process in psutil.process_iter() if self._is_marked(process)}
-            found |= self.seen
-            alive, ended = self._look()
+            known |= self.seen
+            alive, ended = self._scan()
             left = alive - spared
-            # A chain that forks faster than /proc can be read shows only by the zombies it leaves.
-            num_quiet = 0 if left or ended - found else num_quiet + 1
-            found |= ended
+            # Of a chain that forks faster than /proc can be read, only the zombies are visible.
+            num_quiet = 0 if left or ended - known else num_quiet + 1
+            known |= ended
             if time.monotonic() >= kill_at:
                 for process in left | ended:
                     _kill(process)
             else:
-                for process in left - asked:  # once: a second SIGTERM makes many programs drop their clean-up
-                    with suppress(psutil.Error):  # gone, or not ours to signal: then it is left, and reported
+                for process in left - terminated:  # once: a second SIGTERM makes many programs drop their clean-up
+                    with suppress(psutil.Error):  # gone, or no permission: then the process is left and reported
                         process.terminate()
-                        process.resume()  # of one that was stopped the signal waits
-                asked |= left
+                        process.resume()  # a stopped process does not receive SIGTERM
+                terminated |= left
             self.reap(ended)
             if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
                 return sorted(describe(process) for process in left)
@@ -250,18 +254,18 @@ class ProcessTree:
             return session_of(process) in self.sessions
         return environment_of(process).get(MARKER_NAME, "").startswith((*self.markers,))
 
-    def _look(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
-        """The living processes of the tree, and those that have ended since the last look (zombies, or gone)."""
+    def _scan(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
+        """Return the living processes of the tree, and the processes that have ended since the last scan."""
         known = self.seen | self._descendants()
         self.seen = {process for process in known if is_alive(process)}
         return self.seen, known - self.seen
 
     def _descendants(self) -> set[psutil.Process]:
         if self.harness is None or not is_alive(self.harness):
-            # Its orphans have gone to init: only what is remembered leads on.
+            # The orphans of the harness are children of init now, so only remembered processes lead to others.
             return {child for process in self.seen for child in _children_of(process)}
         below = dict[int, psutil.Process]()
-        for process in _children_of(self.harness):  # in one look at /proc; parents come before their children
+        for process in _children_of(self.harness):  # parents come before their children
             with suppress(psutil.NoSuchProcess):
                 parent = process.ppid()
                 is_claimed = parent == self.harness.pid and self.claims(process)
@@ -273,29 +277,29 @@ class ProcessTree:
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """What a process was started with; empty if it does not tell, and for root's and others' unless this is root."""
-    with suppress(psutil.Error):  # it ended meanwhile, or may not be read
+    """Return the environment with which a process was started; {} if it ended or belongs to another user."""
+    with suppress(psutil.Error):
         return process.environ() if os.getuid() in (0, process.uids().real) else {}
     return {}
 
 
 def session_of(process: psutil.Process) -> int | None:
-    """The session id of a process, None if it is gone."""
+    """Return the session id of a process, None if the process is gone."""
     with suppress(ProcessLookupError):
         return os.getsid(process.pid)
     return None
 
 
 def _children_of(process: psutil.Process) -> list[psutil.Process]:
-    """All that descend from it; none if it is gone."""
+    """Return all descendants of a process; [] if the process is gone."""
     with suppress(psutil.NoSuchProcess):
         return process.children(recursive=True)
     return []
 
 
 def _kill(process: psutil.Process) -> None:
-    """SIGKILL, to its whole process group first: only that stops a program which forks faster than we look. Also to a
-    zombie: until it is reaped, its pid and its group are nobody else's."""
+    """Send SIGKILL to a process, or a zombie, and first to its process group: only a group-wide signal stops a program
+    that forks faster than /proc can be scanned."""
     with suppress(psutil.Error, ProcessLookupError, PermissionError):
         group = os.getpgid(process.pid)
         if process.is_running() and group != os.getpgrp():
@@ -311,17 +315,17 @@ def describe(process: psutil.Process) -> str:
 
 
 class ProcessGroup(ProcessTree):
-    """The processes of one part of a run that are stopped together. Main thread only.
+    """The processes of one part of a run that are stopped together. Use it in the main thread only.
 
-    A child in another session than this process's belongs to a run: start nothing else with `start_new_session`.
+    Start nothing else with `start_new_session`: every child in another session belongs to a run.
     """
 
     def __init__(self, name: str, grace_seconds: float) -> None:
-        """`name`: a word without spaces, of the marker."""
+        """`name`: a word without spaces, which becomes part of the marker."""
         self.marker, self.grace_seconds = new_marker(name), grace_seconds
         super().__init__(self.marker)
         self.children: list[Child] = []
-        if prctl := getattr(ctypes.CDLL(None), "prctl", None):  # on Linux: orphans become children of this process
+        if prctl := getattr(ctypes.CDLL(None), "prctl", None):  # on Linux: adopt orphans as children
             prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.harness = psutil.Process()
         self._foreign = frozenset(self.harness.children())
@@ -337,7 +341,7 @@ class ProcessGroup(ProcessTree):
         stdin: int | IO[bytes] | None = None,
         stdout: int | IO[bytes] | None = None,
     ) -> Child:
-        """Start a child in its own session; stderr, and stdout unless given, go to `log_path`. Raises EngineError."""
+        """Start a child in a new session, with stderr, and stdout unless given, in `log_path`. Raises EngineError."""
         with _signals_deferred():
             _open_groups.add(self)
             try:
@@ -355,34 +359,34 @@ class ProcessGroup(ProcessTree):
                     )
             except OSError as error:
                 cause = f"{name} cannot be started: {error.strerror}: {error.filename!r}"
-                raise EngineError(cause, "Run prepare.py, which names what is missing.") from error
+                raise EngineError(cause, "Run: uv run prepare.py.") from error
             child.name, child.log_path, child.num_oom_kills = name, log_path, num_kills
             self.children.append(child)
             return child
 
     def check(self) -> list[Child]:
-        """The children that have ended by themselves. Call about once a second: it also remembers processes."""
+        """Return the children that have ended. Call it about once a second: it also samples the tree."""
         self.sample()
         return [child for child in self.children if child.poll() is not None]
 
     def kill_below(self, child: Child) -> None:
-        """SIGKILL to all that a child has started, so that it has nobody to wait for when it is asked to end."""
+        """Kill all descendants of a child, so that the child does not wait for them when it ends."""
         with suppress(psutil.NoSuchProcess):
             for process in _children_of(psutil.Process(child.pid)):
                 process.kill()
 
     def stop(self) -> list[str]:
-        """End every process of the group (see `end`); returns what could not be killed, normally nothing.
+        """End every process of the group and return the survivors, as `end`.
 
-        Safe to call twice. A signal that arrives meanwhile is delivered afterwards.
+        You may call it twice. A signal that arrives meanwhile is delivered afterwards.
         """
         with _signals_deferred():
-            _open_groups.add(self)  # if it has started nothing: what began meanwhile is its own all the same
+            _open_groups.add(self)  # a group that has started no child yet is closed, too
             left = self.end(self.grace_seconds)
             for child in self.children:
                 child.poll()
                 for pipe in filter(None, (child.stdin, child.stdout)):
-                    with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
+                    with suppress(BrokenPipeError):  # unsent input of a child that has just been killed
                         pipe.close()
             _open_groups.discard(self)
             if not _open_groups:
@@ -390,8 +394,8 @@ class ProcessGroup(ProcessTree):
             return left
 
     def claims(self, process: psutil.Process) -> bool:
-        """True for a direct child of this process with the group's marker. One without a marker, an orphan that cleared
-        its environment, belongs to any group unless another one started its session."""
+        """Return whether a direct child of this process has the group's marker. A child without a marker is an orphan
+        that cleared its environment; it belongs to the group unless another group started its session."""
         session, marker = session_of(process), environment_of(process).get(MARKER_NAME)
         is_watchdog = _watchdog is not None and process.pid == _watchdog.pid
         if session in (None, os.getsid(0)) or is_watchdog or process in self._foreign:
@@ -401,21 +405,21 @@ class ProcessGroup(ProcessTree):
         return session not in {child.pid for group in _open_groups - {self} for child in group.children}
 
     def reap(self, ended: Collection[psutil.Process]) -> None:
-        """Collect the zombies of orphans: a program may leave thousands. A child's exit code belongs to its Popen."""
+        """Reap the zombies of orphans; Popen reaps the children themselves."""
         for process in ended:
             if process.is_running() and process.pid not in {child.pid for child in self.children}:
-                with suppress(ChildProcessError):  # another process's child: that one reaps it
+                with suppress(ChildProcessError):  # the child of another process
                     os.waitpid(process.pid, os.WNOHANG)
 
 
-_open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
+_open_groups: set[ProcessGroup] = set()  # with a started child, and not stopped
 _watchdog: subprocess.Popen[bytes] | None = None
 
 
 class Pipes:
-    """Lines to the stdin of a child and from its stdout, each with a deadline on the clock of time.monotonic.
+    """Lines to the stdin of a child and from its stdout, with a deadline on the clock of time.monotonic.
 
-    TimeoutError after the deadline. BrokenPipeError once the child has closed a pipe.
+    Raises TimeoutError after the deadline and BrokenPipeError once the child has closed a pipe.
     """
 
     def __init__(self, group: ProcessGroup, child: Child) -> None:
@@ -426,7 +430,7 @@ class Pipes:
         self._buffer = b""
 
     def send(self, line: bytes, deadline: float) -> None:
-        """Write a line of any length. What the child writes meanwhile is read: neither waits for the other."""
+        """Write a line, and read what the child writes meanwhile, so that neither side blocks the other."""
         unsent = memoryview(line + b"\n")
         while unsent:
             if self._wait(deadline, [self._stdin]):
@@ -440,7 +444,7 @@ class Pipes:
         return line
 
     def _wait(self, deadline: float, to_write: list[int]) -> bool:
-        """Wait up to a second, and read what there is. Return whether the child can be written to."""
+        """Wait up to a second and read the available output. Return whether the child accepts input."""
         seconds = deadline - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
@@ -456,14 +460,14 @@ class Pipes:
 
 
 def _keep_watchdog() -> None:
-    """See to it that a living watchdog knows the markers of all open groups. Raises OSError."""
+    """Start a watchdog unless one runs, and send it the markers of all open groups. Raises OSError."""
     global _watchdog
-    if _watchdog is None or _watchdog.poll() is not None:  # the first, or somebody killed it
+    if _watchdog is None or _watchdog.poll() is not None:
         _dismiss_watchdog()
         _watchdog = subprocess.Popen(
             python_command(*WATCHDOG, str(os.getpid())),
-            stdin=subprocess.PIPE,  # not inheritable: this process alone holds the write end
-            # Not this process's own: `run.py | tee log` must end when run.py does.
+            stdin=subprocess.PIPE,  # not inheritable: only this process has the write end
+            # Not the output of this process: `run.py | tee log` must end when run.py ends.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=python_environment(os.environ, {}),
@@ -473,7 +477,7 @@ def _keep_watchdog() -> None:
         )
     assert _watchdog.stdin is not None
     for group in _open_groups:
-        with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
+        with suppress(BrokenPipeError):  # the watchdog was killed: the next start of a child starts another
             _watchdog.stdin.write(f"{group.marker} {group.grace_seconds}\n".encode())
 
 
@@ -481,31 +485,30 @@ def _dismiss_watchdog() -> None:
     global _watchdog
     if _watchdog is not None:
         _watchdog.kill()
-        _watchdog.communicate()  # reaps it and closes the pipe
+        _watchdog.communicate()  # reaps the watchdog and closes the pipe
         _watchdog = None
 
 
-# -- what an earlier controller left, because its watchdog was killed with it -----------------------------
+# -- processes of an earlier controller that was killed together with its watchdog ------------------------
 # A process that cleared its environment is not found.
 
 LEFTOVERS_GRACE_SECONDS = 5.0
 
-_checkout = ""  # the digest of the checkout whose controller this process is
+_checkout = ""  # if this process is a controller, the digest of its checkout
 
 
 def new_marker(name: str) -> str:
-    """Return a marker for what this process starts: behind the marker of this process itself, and the digest of the
-    checkout whose controller this process is."""
+    """Return a new marker for a child: this process's own marker, the digest of the checkout, a name and an id."""
     return "/".join(filter(None, (os.environ.get(MARKER_NAME), _checkout, f"{name}-{uuid.uuid4().hex}")))
 
 
 def digest_of(root: Path) -> str:
-    """What stands for a checkout where agents can read it: its path is none of their business."""
+    """Return an id of a checkout that does not reveal its path to agents."""
     return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 
 def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
-    """End what earlier controllers of the checkout at `root` left running, and say so. Call as the controller."""
+    """End and note the processes that earlier controllers of the checkout left running. Call as the controller."""
     global _checkout
     _checkout, tree = digest_of(root), ProcessTree()
     for process in {*psutil.process_iter()} - {psutil.Process(), *psutil.Process().parents()}:
@@ -516,17 +519,17 @@ def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
     if not tree.seen:
         return
     names = ", ".join(sorted(map(describe, tree.seen)))
-    with waiting(f"ending what an earlier start left running: {names}", LEFTOVERS_GRACE_SECONDS):
+    with waiting(f"ending processes that an earlier start left running: {names}", LEFTOVERS_GRACE_SECONDS):
         left = tree.end(LEFTOVERS_GRACE_SECONDS)
-    ended = f"processes of an earlier start in this checkout still ran and were ended: {names}"
-    note(f"{ended}; not to be ended: {', '.join(left)}" if left else ended)
+    ended = f"ended processes that an earlier start in this checkout left running: {names}"
+    note(f"{ended}; could not end: {', '.join(left)}" if left else ended)
 
 
 # -- the watchdog ------------------------------------------------------------------------------------------
 
 
 class _Watched(ProcessTree):
-    """The tree of a harness that may die, or is dead already."""
+    """The tree of a harness that may be dead."""
 
     def __init__(self, harness_pid: int) -> None:
         super().__init__()
@@ -539,9 +542,11 @@ class _Watched(ProcessTree):
 
 
 def watch(harness_pid: int) -> None:
-    """Run as the watchdog of this parent, which holds the pipe to stdin and writes `MARKER GRACE_SECONDS` for each
-    group that it opens. When the pipe closes, end what is left."""
-    for number in STOP_SIGNALS:  # who stops the harness must not take its watchdog away: it ends with the harness
+    """Run as the watchdog of the parent process, and end its tree when the pipe to stdin closes.
+
+    The parent writes a line `MARKER GRACE_SECONDS` to the pipe for each group that it opens.
+    """
+    for number in STOP_SIGNALS:  # a signal that stops the harness may reach the watchdog, too
         signal.signal(number, signal.SIG_IGN)
     tree, grace_seconds, received = _Watched(harness_pid), 0.0, b""
     while True:
@@ -554,7 +559,7 @@ def watch(harness_pid: int) -> None:
                 marker, grace = line.decode().split(" ")
                 tree.markers.add(marker)
                 grace_seconds = max(grace_seconds, float(grace))
-        elif os.getppid() != harness_pid:  # dead, although a forked copy of it still holds the pipe open
+        elif os.getppid() != harness_pid:  # the harness is dead, although a forked copy keeps the pipe open
             break
         tree.sample()
     tree.end(grace_seconds)

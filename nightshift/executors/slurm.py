@@ -1,9 +1,9 @@
-"""Workers as jobs of a SLURM cluster, by sbatch, squeue and scancel; never sacct, which many clusters lack.
+"""Workers as jobs of a SLURM cluster, by sbatch, squeue and scancel (not sacct, which many clusters lack).
 
-job.json has the name of its job before sbatch is called, so a later controller finds the job, also after a kill during
-sbatch. What SLURM does not answer is unknown, not lost: a job that SLURM does not know, and that no node has begun, is
-submitted again under the same name. So a job may start twice, and SLURM may do that by itself: the second start finds
-`worker.started` and ends.
+The name of a job is in job.json before sbatch is called, so a later controller finds the job even after a kill during
+sbatch. While SLURM does not answer, no job counts as lost. A job that SLURM does not know and that no node has started
+is submitted again under the same name. A job may therefore start twice: the second start finds `worker.started` and
+ends.
 """
 
 import hashlib
@@ -45,47 +45,46 @@ from nightshift.waiting import waiting
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
 _FIXED = ("--parsable", "--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1", "--export=NONE")
 _NAMED = ("--requeue", "--job-name", "--output", "--error", "--chdir", "--wait", "--array", "--wrap", "--test-only")
-_SHORT = ("-W", "-a")  # --wait, --array
+_SHORT = ("-J", "-o", "-e", "-D", "-W", "-a", "-N", "-n", "-c", "-t")  # of the options that are always set
 _EXCLUDE = re.compile(r"(?:^|\0)(?:--exclude[=\0]|-x[=\0 ]?)([^\0]+)")  # in the words of slurm.toml, joined by NUL
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of slurm.toml. `pairs`: how many runs at once; `gpus`: of each; `gres`: where another name than
-    `gpu:N` is needed; `sbatch`: more options of sbatch; `setup`: shell lines before the worker starts;
-    `queue_minutes`: how long a job may wait; `controller_minutes`: the limit of --controller-job, 0 for the
-    partition's own."""
+    """The keys of slurm.toml."""
 
-    pairs: Positive
-    gpus: Annotated[int, Meta(ge=0, le=16)]
+    pairs: Positive  # runs at once
+    gpus: Annotated[int, Meta(ge=0, le=16)]  # of a run
     cpus_per_run: Positive
     mem_gb: Positive
     time_minutes: Positive
     partition: str = ""
     account: str = ""
     constraint: str = ""
-    gres: str = ""
-    sbatch: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    queue_minutes: Positive = 600
-    controller_minutes: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    gres: str = ""  # by default gpu:N
+    sbatch: tuple[str, ...] = ()  # more options
+    setup: tuple[str, ...] = ()  # shell lines that run before the worker starts
+    queue_minutes: Positive = 600  # how long a job may wait
+    controller_minutes: Annotated[int, Meta(ge=0, le=100_000)] = 0  # of --controller-job; 0: the partition's limit
 
     def __post_init__(self) -> None:
         """Raise ValueError for an option of sbatch that Nightshift sets itself."""
-        own = {word.partition("=")[0] for word in (*_FIXED, *_NAMED, *self.options)}
-        for option in self.sbatch:  # sbatch also accepts the beginning of a name
-            is_own = option.startswith("--") and any(name.startswith(option.partition("=")[0]) for name in own)
-            if is_own or option.startswith(_SHORT):
+        set_here = {word.partition("=")[0] for word in (*_FIXED, *_NAMED, *self.options)}
+        optional = {"-p": self.partition, "-A": self.account, "-C": self.constraint}
+        short = (*_SHORT, *(name for name, value in optional.items() if value))
+        for option in self.sbatch:  # sbatch also accepts an abbreviated name
+            is_long = option.startswith("--") and any(name.startswith(option.partition("=")[0]) for name in set_here)
+            if is_long or option.startswith(short):
                 raise ValueError(f"Nightshift itself sets the option {option} of sbatch")
 
     @property
     def layout(self) -> str:
-        """What the hardware of a run is followed by: its CPUs, and whatever `setup` changes."""
+        """The suffix of the hardware in records: the CPUs, and a digest of `setup`."""
         digest = hashlib.sha256("\n".join(self.setup).encode()).hexdigest()[:8]
         return f"{JOB_OF}{self.cpus_per_run} CPUs" + (f", setup {digest}" if self.setup else "")
 
     @property
     def options(self) -> list[str]:
-        """For sbatch. Memory and cores are always said: a job without --mem may take a whole node."""
+        """Options of sbatch. --mem is always set: a job without it may get a whole node."""
         values = {
             "cpus-per-task": self.cpus_per_run,
             "mem": f"{self.mem_gb}G",
@@ -107,28 +106,28 @@ def read(path: Path) -> SlurmConfig:
 
 
 _LOOK_SECONDS = 0.2
-POLL_SECONDS = 2.0  # between two questions to slurmctld, for all jobs at once
-ANSWER_SECONDS = 30.0  # a slurmctld that is away answers after nine, with an error
+POLL_SECONDS = 2.0  # between two queries of slurmctld, for all jobs at once
+ANSWER_SECONDS = 30.0  # SLURM's commands give up after nine if slurmctld does not answer
 _FIRST_ANSWER_SECONDS = 10.0  # while a person waits
-# Until a file that another node wrote is seen here. A job that completed wrote one: acdirmax of NFS is 60 s (nfs(5)).
+# How long a file that another node wrote may take to appear here. A completed job wrote one: NFS caches a folder for up
+# to 60 s (acdirmax, nfs(5)).
 COMPLETED_SECONDS = 75.0
 OTHERWISE_SECONDS = 10.0
-CANCEL_SECONDS = 90.0  # SLURM's own KillWait is 30
+CANCEL_SECONDS = 90.0  # SLURM's KillWait is 30 by default
 _REFUSED = "refused by sbatch"
 _SUBMIT_LIMIT = "MaxSubmit"  # AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit: the user has too many jobs
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
-# What another node has of its own.
-_OWN_OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR", "TMP", "TEMP")
+_SET_BY_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR", "TMP", "TEMP")
 
 
 class NoAnswer(EngineError):
-    """A command of SLURM was ended by its limit of time. What it asked for may happen yet."""
+    """A command of SLURM timed out. SLURM may still carry it out."""
 
 
 class _Seen(NamedTuple):
-    """A job as slurmctld last reported it; empty before."""
+    """The last report of slurmctld on a job; empty before the first."""
 
     state: str = ""
     node: str = ""
@@ -144,34 +143,32 @@ _NEVER = _Seen()
 
 @dataclass(slots=True)
 class _Work(Flight):
-    """`gone_at`: since when nothing of the job is left in SLURM. `patience`: the seconds after which a job that SLURM
-    does not know is submitted again: none once sbatch has returned."""
-
     seen: _Seen = _NEVER
-    gone_at: float | None = None
-    patience: float = ANSWER_SECONDS
+    gone_at: float | None = None  # when SLURM no longer had the job in its queue
+    patience: float = ANSWER_SECONDS  # after so many seconds an unknown job is submitted again; 0 after sbatch returned
+    is_unanswered: bool = False  # sbatch timed out: SLURM may still accept the job
 
 
 class SlurmExecutor(Executor[_Work]):
-    """Jobs of one person on one cluster, whose checkout lies on a folder that all nodes share."""
+    """Jobs of one user on one cluster. All nodes must share the folder of the checkout."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], config: SlurmConfig) -> None:
         super().__init__(root, environ, config.pairs, config.layout)
         self.config = config
-        self._unwanted = set[str]()  # names of jobs that are to be cancelled yet
+        self._unwanted = set[str]()  # names of jobs that must still be cancelled
         self._asked_at = -POLL_SECONDS
 
     def require_ready(self) -> None:
-        """Ask sbatch once whether it would accept a run. Raise EngineError with its words if it never would."""
+        """Raise EngineError with the error of sbatch if SLURM would never accept a run."""
         try:
             self.sbatch("answer", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
         except EngineError as error:
-            # At this moment: nodes that are drained, and other jobs of the user's.
+            # Temporary: drained nodes, and other jobs of the user.
             if "node configuration is not available" not in error.cause and _SUBMIT_LIMIT not in error.cause:
                 raise
 
     def hardware(self, of_engine: str) -> str:
-        """Return "": the worker tells, because this machine has none of it."""
+        """Return "": only the worker knows the hardware of its node."""
         return ""
 
     def _placed(self, job: Job) -> Job:
@@ -183,16 +180,18 @@ class SlurmExecutor(Executor[_Work]):
             raise refusal
 
     def take_over(self, folder: Path, job: Job) -> bool:
-        """Wait for the result of a job that was submitted, by this controller or an earlier one."""
+        """Wait for the result of a job that this controller or an earlier one submitted."""
         seconds = job.deadline_seconds + LATE_SECONDS + 60.0 * self.config.queue_minutes
         self._flights[folder] = _Work(job, time.monotonic() + seconds)
         return True
 
     def _send(self, folder: Path) -> EngineError | None:
-        """Submit the job of job.json; if sbatch refuses that, on any node. Return sbatch's refusal. If SLURM does not
-        answer, `_poll` submits it as soon as SLURM does."""
+        """Submit the job of job.json, without the avoided nodes unless sbatch refuses that.
+
+        Returns the error of sbatch if sbatch refuses the job. If SLURM does not answer, `_poll` submits the job later.
+        """
         work = self._flights[folder]
-        work.gone_at, work.patience = None, 0.0
+        work.gone_at, work.patience, work.is_unanswered = None, 0.0, False
         worker = shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))
         nodes = _EXCLUDE.findall("\0".join(self.config.sbatch)) + sorted(filter(None, self.avoided))
         options = [f"--exclude={','.join(nodes)}"] if nodes else []
@@ -202,7 +201,7 @@ class SlurmExecutor(Executor[_Work]):
         except EngineError as error:
             refusal = error
         if isinstance(refusal, NoAnswer) or _SUBMIT_LIMIT in refusal.cause:  # `_poll` looks for the job, then sends it
-            work.patience = ANSWER_SECONDS
+            work.patience, work.is_unanswered = ANSWER_SECONDS, isinstance(refusal, NoAnswer)
             return None
         try:
             if jobs_seen([work.job.name]):
@@ -215,18 +214,23 @@ class SlurmExecutor(Executor[_Work]):
         return self._send(folder)
 
     def sbatch(self, name: str, output: Path, lines: Sequence[str], *more: str, **how: Any) -> None:
-        """Submit a job: the one call of sbatch. `lines`: of its script; those of `setup` come before the last one.
-        `more`: further options; `how`: for `_ask`. If an option is given twice, the last one applies."""
+        """Submit a job.
+
+        Args:
+            lines: the script; the lines of `setup` are inserted before the last line.
+            more: further options. If an option is given twice, sbatch uses the last.
+            how: arguments of `_ask`.
+        """
         words = [*self.config.sbatch, *_FIXED, *self.config.options, f"--job-name={name}", f"--output={output}"]
-        # Last: `module load` among the lines of setup sets PYTHONPATH.
+        # After the lines of setup: `module load` sets PYTHONPATH.
         last = f"export PYTHONPATH={shlex.quote(process.python_path())}", lines[-1]
         script = "\n".join(["#!/bin/bash", *lines[:-1], *self.config.setup, *last, ""])
         _ask(["sbatch", *words, f"--chdir={self.root}", *more], script.encode(), **how)
 
     def exports(self) -> list[str]:
-        """Return the lines of a script that set what an engine may inherit."""
+        """Return the lines of a script that export the variables an engine may inherit."""
         variables = process.engine_environment(self.environ, {}).items()
-        return [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
+        return [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _SET_BY_NODE]
 
     def _has_ended(self, folder: Path) -> bool:
         self._poll()
@@ -240,19 +244,18 @@ class SlurmExecutor(Executor[_Work]):
         return time.monotonic() - work.gone_at > patience and not self._is_waiting(folder)
 
     def _is_waiting(self, folder: Path) -> bool:
-        """Return True for a job that no node has begun. SLURM may never have got the job, or forgot it."""
+        """Return whether no node has started the job, which may wait or be unknown to SLURM."""
         return self._flights[folder].seen.state in ("", "PENDING") and not (folder / STARTED_NAME).exists()
 
     def _poll(self) -> None:
-        """Ask for the state of all jobs, now and then. A job that is not in the answer was forgotten by slurmctld, or
-        never reached it: it is submitted again."""
+        """Ask slurmctld for all jobs, at most every POLL_SECONDS, and submit again what slurmctld does not know."""
         if time.monotonic() - self._asked_at < POLL_SECONDS:
             return
         try:
             cancel_jobs(self._unwanted)
             jobs = jobs_seen([work.job.name for work in self._flights.values()])
         except EngineError:
-            return  # slurmctld is away: nothing is known, so nothing is lost
+            return  # slurmctld does not answer: no job counts as lost
         finally:
             self._asked_at = time.monotonic()
         for folder, work in self._flights.items():
@@ -268,36 +271,44 @@ class SlurmExecutor(Executor[_Work]):
                 work.seen, work.gone_at = _Seen(_REFUSED, reason=refusal.cause), self._asked_at
 
     def has_begun(self, folder: Path) -> bool:
-        """Return False for a job that was last seen to wait, or was not seen yet."""
+        """Return False for a job that waits in the queue, or that SLURM has not reported yet."""
         self._poll()
         return not self._is_waiting(folder)
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """Cancel jobs. Returns when those without a result are gone from the cluster, at the latest after
-        CANCEL_SECONDS, or when slurmctld does not answer: then they are cancelled when it does."""
-        names = {folder: self._flights.pop(folder).job.name for folder in folders if folder in self._flights}
-        self._unwanted |= {*names.values()}
-        unfinished = [name for folder, name in names.items() if not (folder / RESULT_NAME).exists()]
-        if names and not unfinished:  # their workers are at their end; `_poll` sees to it
+        """Cancel jobs, and wait up to CANCEL_SECONDS until those without a result are gone.
+
+        If slurmctld does not answer, `_poll` cancels the jobs later.
+        """
+        works = {folder: self._flights.pop(folder) for folder in folders if folder in self._flights}
+        self._unwanted |= {work.job.name for work in works.values()}
+        unfinished = [work.job.name for folder, work in works.items() if not (folder / RESULT_NAME).exists()]
+        if works and not unfinished:  # their workers are about to end; `_poll` cancels the jobs
             return
         ends_at = time.monotonic() + CANCEL_SECONDS
         with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
             cancel_jobs(self._unwanted)
             while any(job.is_left for job in jobs_seen(unfinished).values()) and time.monotonic() < ends_at:
                 time.sleep(_LOOK_SECONDS)
+            if any(work.is_unanswered and not work.seen.state for work in works.values()):
+                time.sleep(ANSWER_SECONDS)
+                cancel_jobs({*unfinished})
 
     def _ending(self, folder: Path) -> tuple[str, Failure]:
-        """Return what SLURM says of a job. A preempted one is interrupted: nothing is wrong with it or its node."""
+        """Return the last report of SLURM on a job. A preempted job counts as interrupted, not as a failure."""
         name, (state, node, reason) = self._flights[folder].job.name, self._flights[folder].seen
-        how = f"last seen {state}, reason {reason}, node {node or 'none'}" if state else "SLURM does not know it"
+        how = f"last state {state}, reason {reason}, node {node or 'none'}" if state else "SLURM does not know the job"
         memory = f", killed {process.OUT_OF_MEMORY}: mem_gb = {self.config.mem_gb}" if state == "OUT_OF_MEMORY" else ""
         failure = Failure.INTERRUPTED if state == "PREEMPTED" else Failure.INFRASTRUCTURE
         return f"job {name} ended without a result: {how}{memory}", failure
 
 
 def jobs_seen(names: Collection[str]) -> dict[str, _Seen]:
-    """Return what slurmctld knows of these jobs, by name. Of two with one name a job that is left counts, then one that
-    completed; one that sbatch refused never began."""
+    """Return the reports of slurmctld on these jobs, by name. EngineError if slurmctld does not answer.
+
+    If two jobs have one name, a job that is left counts first, then a completed job. A job that failed without a node
+    was refused.
+    """
     jobs = dict[str, _Seen]()
     command = ["squeue", "--noheader", "--states=all", f"--name={','.join(names)}", "--format=%j|%T|%N|%r"]
     for line in _ask(command).splitlines() if names else ():
@@ -309,14 +320,14 @@ def jobs_seen(names: Collection[str]) -> dict[str, _Seen]:
 
 
 def cancel_jobs(names: set[str]) -> None:
-    """Cancel jobs by their names, and remove these. EngineError where slurmctld does not answer."""
+    """Cancel jobs, and remove their names from `names`. EngineError if slurmctld does not answer."""
     while names:
         _ask(["scancel", f"--name={next(iter(names))}"])
         names.pop()
 
 
 def job_left(folder: Path) -> Job | None:
-    """Return the job in SLURM of the run in `folder`; None without one, or if job.json is damaged."""
+    """Return the SLURM job of the run in `folder`; None if there is none, or job.json is damaged."""
     job = None
     with suppress(UsageError):
         job = read_json(folder / JOB_NAME, Job, "")
@@ -326,7 +337,7 @@ def job_left(folder: Path) -> Job | None:
 def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) -> dict[Path, Job]:
     """Return the jobs that an earlier controller submitted and did not collect, by the folders of their runs.
 
-    They are of experiments from `first` on, and of certificates if `of_certificates`.
+    Includes experiments from number `first` on, and certificates if `of_certificates`.
     """
     numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
     folders = [*map(ledger.run_dir, numbers)]
@@ -342,15 +353,15 @@ def end_jobs(ledger: Ledger, note: Callable[[str], None], *, of_certificates: bo
         cancel_jobs({job.name for job in jobs.values()})
         for folder in jobs:
             if folder.parent != ledger.runs_dir:
-                (folder / JOB_NAME).unlink()  # `certify --resume` waits for a job that is named there
+                (folder / JOB_NAME).unlink()  # otherwise `certify --resume` would wait for the job
         note(f"cancelled jobs in SLURM that an earlier controller left: {listed([path.name for path in jobs])}")
 
 
 def _ask(
     command: list[str], stdin: bytes = b"", seconds: float = ANSWER_SECONDS, variables: Mapping[str, str] | None = None
 ) -> str:
-    """What a command of SLURM says. EngineError with its last error where it fails, or does not answer in `seconds`."""
-    options = ("SLURM_", "SBATCH_", "SQUEUE_")  # variables by which the commands take options
+    """Return the output of a command of SLURM. EngineError with its last error if the command fails or times out."""
+    options = ("SLURM_", "SBATCH_", "SQUEUE_")  # variables that set options of the commands
     environment = {n: v for n, v in os.environ.items() if n == "SLURM_CONF" or not n.startswith(options)}
     try:
         done = subprocess.run(
@@ -360,15 +371,15 @@ def _ask(
             check=False,
             timeout=seconds,
             env=environment | {process.MARKER_NAME: process.new_marker("slurm"), **(variables or {})},
-            process_group=0,  # a Ctrl-C is the controller's to answer
+            process_group=0,  # Ctrl-C must reach the controller only
         )
     except FileNotFoundError:
-        raise EngineError(f"{command[0]} is not here", "Run this where SLURM's commands are: a login node.") from None
+        raise EngineError(f"{command[0]} is not installed here", "Run this on a login node of the cluster.") from None
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{command[0]} did not answer in {seconds:g} s") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        errors = [line for line in lines if f"{command[0]}: " in line]  # a hint may follow
+        errors = [line for line in lines if f"{command[0]}: " in line]  # hints may follow
         limits = [line for line in errors[:-1] if _SUBMIT_LIMIT in line]
         raise EngineError("; ".join([*limits, errors[-1]]) if errors else f"{command[0]}: {lines[-1]}")
     return done.stdout.decode(errors="replace")
@@ -380,8 +391,10 @@ _PROGRAM = ("-c", "from nightshift.cli.command import main; main()")
 
 
 def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, bytes]:
-    """Run a command of `nightshift` in one job. Return a line on its node, and what the command printed. EngineError if
-    it printed nothing."""
+    """Run a command of `nightshift` as a job. Return a line about its node, and the output of the command.
+
+    EngineError if the command printed nothing.
+    """
     runs_dir = executor.root / "runs"
     runs_dir.mkdir(exist_ok=True)
     folder, began, job = Path(tempfile.mkdtemp(prefix=".nightshift-", dir=runs_dir)), time.monotonic(), _NEVER
@@ -393,13 +406,13 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
             while job.is_left:
                 time.sleep(POLL_SECONDS)
                 with suppress(EngineError):
-                    found = jobs_seen([name]).get(name)
-                    if found is None and (job.state or time.monotonic() - began > ANSWER_SECONDS):
-                        break  # SLURM forgot it
-                    job = found or job
+                    report = jobs_seen([name]).get(name)
+                    if report is None and (job.state or time.monotonic() - began > ANSWER_SECONDS):
+                        break  # SLURM does not know the job any more
+                    job = report or job
         if not (answer.is_file() and (text := read_file(answer))):
             why = "".join(f": {line}" for line in process.tail(log, 1))
-            raise EngineError(f"the job printed nothing: {job.state}, node {job.node}{why}", "Look at its node.")
+            raise EngineError(f"the job printed nothing: {job.state}, node {job.node}{why}", "Check that node.")
         return f"node:     {job.node}, answered after {time.monotonic() - began:.1f} s", text
     finally:
         with suppress(EngineError):
@@ -408,18 +421,18 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
 
 
 def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str]) -> str:
-    """Run a command of `nightshift` as a job without GPUs, whose output `wait --night` follows. Return its name.
+    """Run a command of `nightshift` as a job without GPUs, whose output `wait --night` follows. Return the job's name.
 
-    The job's environment has your variables and the command, which may contain a secret; its script has none of them.
+    The command and the user's variables may contain secrets, so they are in the job's environment, not in its script.
 
     Raises:
-        UsageError: this checkout has such a job already.
-        EngineError: SLURM refuses it, or does not answer.
+        UsageError: a controller of this checkout runs as a job already.
+        EngineError: SLURM refuses the job, or does not answer.
     """
     name = f"nightshift-controller-{process.digest_of(root)}"
     if (job := jobs_seen([name]).get(name)) and job.is_left:
-        cause = f"job {name} runs the controller already: {job.state} {job.node}".rstrip()
-        raise UsageError(cause, f"Or end it: scancel --name={name}.")
+        cause = f"job {name} runs the controller of this checkout already: {job.state} {job.node}".rstrip()
+        raise UsageError(cause, f"Wait for it, or end it: scancel --name={name}.")
     (root / "runs").mkdir(exist_ok=True)
     config = msgspec.structs.replace(config, gpus=0, gres="", time_minutes=config.controller_minutes)
     command = f'eval "exec {shlex.join(process.python_command(*_PROGRAM))} $NIGHTSHIFT_WORDS"'

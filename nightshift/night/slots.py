@@ -75,8 +75,7 @@ class Slots:
         if self._desk.bench.in_flight:
             return False
         if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
-            cause = "; ".join([f"the baseline crashed: {failed[-1].why}", *self._desk.bench.warnings()])
-            self._desk.over = Stop(cause, is_planned=False)
+            self._desk.over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
             return False
         self._launch(Request(), load(self._desk.bench.root / CONFIG_NAME), campaign)
         return True

@@ -72,8 +72,6 @@ def night(
         end_earlier(Clone(Repo(root)), reporter.note)
         controller, proposer = open_night(root, request, reporter, branch)
         controller.bench.engine.prepare_at_start(reporter.note)
-        for warning in controller.bench.warnings():
-            reporter.note(f"warning: {warning}")
         unavailable = ask_before(proposer, controller)
         controller.begin(branch)
         state = replace(begin(request, controller), sandbox=proposer.sandbox)

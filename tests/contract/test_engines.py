@@ -181,7 +181,7 @@ def test_difficulty_pools_are_used_those_of_train_toml_or_prime_rls(trl_engine: 
     assert effective.unused == ()
     assert effective.settings["difficulty_pools"] == {"mine": {"threshold": 1.0, "weight": 2.0}}
     both = rules_of(ROOT, Chosen(environments=["arithmetic", "countdown"]), "trl", 0)
-    with pytest.raises(ConfigError, match="arithmetic and countdown, and pools go with one environment"):
+    with pytest.raises(ConfigError, match="arithmetic and countdown; --engine trl supports pools for one environment"):
         TrlEngine(both, ROOT, {}).validate(parse(BATCH + own))
 
 

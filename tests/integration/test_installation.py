@@ -122,7 +122,7 @@ def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place:
     wrapper.chmod(0o755)
     with pytest.raises(EngineError, match=r"submodule update .*: killed by SIGKILL; its last lines: ") as caught:
         place.install()
-    assert "what is done stays done" in str(caught.value)
+    assert "run the command again: it resumes" in str(caught.value)
     assert not place.root.exists()
     assert len(place.problems()) == 1
     assert "is not installed" in place.problems()[0]
@@ -141,7 +141,7 @@ def test_a_persons_own_checkout_is_completed_in_place_but_not_at_another_commit(
     assert place.uv_calls() == []
     git(place.root, "checkout", "--quiet", "--detach", place.installation.pins.commit)
     (place.root / "notes.txt").write_text("mine\n")
-    with pytest.raises(EngineError, match=r"a submodule is missing\. Run: git -C .* submodule update --init"):
+    with pytest.raises(EngineError, match=r"the submodule is missing\. Run: git -C .* submodule update --init"):
         place.install()
     allowed = ["-c", "protocol.file.allow=always", "-c", f"url.{upstream[0].as_uri()}/.insteadOf=git@github.com:"]
     git(place.root, *allowed, "submodule", "update", "--init", "--", *SUBMODULES)
@@ -184,7 +184,7 @@ def test_a_sync_that_fails_is_quoted_and_resumed(place: Place) -> None:
         assert words in str(caught.value)
         log_path = Path(str(caught.value).rpartition(" ")[2])
         assert "Downloaded package-0" in log_path.read_text()
-        assert any("uv sync did not end well" in problem for problem in place.problems())
+        assert any("uv sync failed or was interrupted" in problem for problem in place.problems())
     place.notes.clear()
     place.install()
     assert [note[:9] for note in place.notes] == ["$ uv sync"]  # the clone is not made again
@@ -194,7 +194,9 @@ def test_a_sync_that_fails_is_quoted_and_resumed(place: Place) -> None:
 
 @pytest.mark.slow
 def test_without_gpus_only_an_environment_of_ones_own_is_used(place: Place) -> None:
-    with pytest.raises(EngineError, match=r"bin/python is missing\. Build prime-rl's environment there yourself"):
+    with pytest.raises(
+        EngineError, match=r"bin/python is missing\. With --gpus none, install prime-rl's packages there yourself"
+    ):
         place.install(has_gpus=False)
     assert place.uv_calls() == []
 
@@ -257,9 +259,9 @@ def package(installation: Installation, name: str, version: str) -> None:
             "bin/python is missing",
         ),
         (lambda it: (it.bin_dir / "env-server").unlink(), "env-server is missing"),
-        (lambda it: shutil.rmtree(it.site_packages / "torch-0.dist-info"), "torch None, pinned is 2.11.0+cu128"),
-        (lambda it: package(it, "vllm", "1"), "vllm 1, pinned"),
-        (lambda it: it.state_dir.mkdir() or it.unfinished_sync.touch(), "uv sync did not end well"),
+        (lambda it: shutil.rmtree(it.site_packages / "torch-0.dist-info"), "torch None instead of 2.11.0+cu128"),
+        (lambda it: package(it, "vllm", "1"), "vllm 1 instead of"),
+        (lambda it: it.state_dir.mkdir() or it.unfinished_sync.touch(), "uv sync failed or was interrupted"),
     ],
 )
 def test_damaged_packages_are_named(installation, damage, words):
@@ -269,7 +271,7 @@ def test_damaged_packages_are_named(installation, damage, words):
     problem = str(checks.packages_problem(installation, has_gpus=True))
     assert words in problem
     assert problem.endswith("Run: uv run prepare.py --engine prime-rl.")
-    is_build_of_ones_own = "pinned" in words  # without CUDA, it may have other packages
+    is_build_of_ones_own = "instead of" in words  # without CUDA, it may have other packages
     assert (checks.packages_problem(installation, has_gpus=False) is None) is is_build_of_ones_own
 
 
@@ -323,7 +325,7 @@ def test_the_pinned_model_is_where_the_hub_s_client_puts_it(tmp_path: Path, monk
     rules = GSM8K_PRIME_RL
     folder = model_folder(rules, ROOT)
     fix = "Run: uv run prepare.py --engine prime-rl."
-    assert str(model_problem(rules, ROOT)) == f"{rules.model} is missing, or not complete, in {folder}. {fix}"
+    assert str(model_problem(rules, ROOT)) == f"{rules.model} is missing or incomplete in {folder}. {fix}"
     folder.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (folder / name).write_text("{}")
@@ -331,7 +333,7 @@ def test_the_pinned_model_is_where_the_hub_s_client_puts_it(tmp_path: Path, monk
     found = try_to_load_from_cache(rules.model, "model.safetensors", tmp_path, rules.model_revision)
     assert Path(str(found)).samefile(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()  # the user empties the cache
-    assert "is missing, or not complete" in str(model_problem(rules, ROOT))
+    assert "is missing or incomplete" in str(model_problem(rules, ROOT))
     assert model_problem(ARITHMETIC_TRL, ROOT) is None  # in this repository
 
 
@@ -340,4 +342,4 @@ def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_g
     monkeypatch.setattr(engine_module, "examine", lambda *_: [])
     mine, other = (PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2))
     assert mine.check() == mine.check() == []
-    assert "GPU 0 is taken by another experiment of yours" in other.check()[0]
+    assert "another experiment of yours uses GPU 0" in other.check()[0]

@@ -124,7 +124,7 @@ def test_a_run_and_wait_tick_and_ctrl_c_ends_only_what_it_is_for(root: Path) -> 
     wait.shows("stopped by SIGINT. What runs continues.")
     assert (wait.finish(), terminal.process.poll()) == (ExitCode.INTERRUPTED, None)
     terminal.press(CTRL_C)
-    terminal.shows("ending the run (Ctrl-\\ does not wait)")
+    terminal.shows("ending 1 run (Ctrl-\\ does not wait)")
     (root / "stand-in.json").unlink()
     assert terminal.finish() == ExitCode.INTERRUPTED
     left = "train.toml still holds what was tried; git checkout train.toml puts the incumbent's back"

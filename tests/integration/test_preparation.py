@@ -131,7 +131,7 @@ def test_a_failed_rehearsal_leaves_its_logs(prepared, fault, smoke, said):
 def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> None:
     lock = FileLock(cache_dir(prepared.environ) / "locks" / "prepare.lock")
     Path(lock.lock_file).parent.mkdir(parents=True)
-    with lock, pytest.raises(UsageError, match=r"another prepare\.py of yours is at work"):
+    with lock, pytest.raises(UsageError, match=r"another prepare\.py of yours is running"):
         prepared.prepare()
 
 
@@ -143,7 +143,7 @@ def test_without_gpus_model_and_data_are_fetched_all_the_same(prepared: Prepared
     with pytest.raises(EngineError, match="needs 2 NVIDIA GPUs"):
         engine.prepare(PrepareFlags(), prepared.notes.append)
     assert fetched == ["prepare_model", "prepare_data"]
-    assert prepared.notes == ["model and data are here"]
+    assert prepared.notes == ["model and data are complete"]
     with pytest.raises(EngineError, match="needs 2 NVIDIA GPUs"):
         engine.prepare(PrepareFlags(smoke=60.0), prepared.notes.append)
     assert len(fetched) == 2
@@ -153,7 +153,7 @@ def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) 
     busy = replace(GPU, free_gb=10.0)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
         prepared.prepare(gpus=(busy, busy))
-    assert prepared.notes == ["model and data are here"]
+    assert prepared.notes == ["model and data are complete"]
 
 
 def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:

@@ -262,8 +262,12 @@ def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        ("trainer_hang", Failure.CONFIG, r"no step was finished in \d+ s, of [1-9]\d* rollouts. They fill a batch"),
-        slow("no_rollout", Failure.INFRASTRUCTURE, r"not one rollout was finished in \d+ s. See env-server.log"),
+        (
+            "trainer_hang",
+            Failure.CONFIG,
+            r"no step was finished in \d+ s, but [1-9]\d* rollouts. The rollouts fill a batch",
+        ),
+        slow("no_rollout", Failure.INFRASTRUCTURE, r"no rollout was finished in \d+ s. Read env-server.log"),
     ],
 )
 def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train, fault, failure, cause):
@@ -370,7 +374,9 @@ def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, 
     with pytest.raises(EngineError) as caught:
         start(fault)
     assert cause in str(caught.value)
-    assert "says: " in str(caught.value) or "not reached" not in str(caught.value)  # what every start warns of
+    assert "last in its log: " in str(caught.value) or "not reached" not in str(
+        caught.value
+    )  # what every start warns of
     assert caught.value.failure is failure
     assert living_children() == []
 

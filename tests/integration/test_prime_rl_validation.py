@@ -147,7 +147,7 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
 
 
 def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'type = "previous": the server of prime-rl holds one policy, that of now'):
+    with pytest.raises(ConfigError, match=r'type = "previous": the server of prime-rl has only the current policy'):
         launch_of(parse(SHIPPED + OPPONENT + b'type = "previous"\ninterval = 5'), tmp_path, rules=GAME)
     with pytest.raises(ConfigError, match=r"interval = 5 has no effect with .*type = \"self\""):
         parse(SHIPPED + OPPONENT + b"interval = 5")

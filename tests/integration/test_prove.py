@@ -118,7 +118,9 @@ def test_one_gpu_is_proved_with_trl_row_by_row(tmp_path: Path) -> None:
     machine.fails("driver and memory", "GPU 0 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB in use", 2)
     machine.cards(CARD)
     misbehave("exit_at_start")
-    machine.fails("server up", "the trainer is gone: exit code 1; last in its log: stand-in: no model here", 2)
+    machine.fails(
+        "server up", "the connection to the trainer broke: exit code 1; last in its log: stand-in: no model here", 2
+    )
     misbehave("error")
     machine.fails("ten training steps", "loss is nan at step 1", 2)
     misbehave("no_weights")

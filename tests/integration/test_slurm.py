@@ -160,7 +160,7 @@ def test_a_night_runs_as_a_job_of_its_own_once_and_keeps_a_secret(root: Path, cl
     assert limit == "9:00"
     assert "s3cret" not in cluster.ask("scontrol", "write", "batch_script", number, "-")
     code, _, stderr = nightshift(root, *asked, "--controller-job")
-    assert (code, f"job {name} runs the controller already" in stderr) == (2, True)
+    assert (code, f"job {name} runs the controller of this checkout already" in stderr) == (2, True)
     (root / "STOP").touch()
     cluster.calm_nodes()
     log = root / "runs" / "detached.log"
@@ -307,9 +307,10 @@ SIZES = "pairs = 4\ngpus = 2\ncpus_per_run = 16\nmem_gb = 128\ntime_minutes = 60
 def test_options_that_nightshift_does_not_set_are_passed_on(tmp_path: Path) -> None:
     path = tmp_path / "slurm.toml"
     path.write_text(
-        SIZES + 'sbatch = ["--qos=high", "--container-image=x", "--mem-per-gpu=1G", "--exclude=n9", "-x n8"]'
+        SIZES + 'sbatch = ["--qos=high", "--container-image=x", "--mem-per-gpu=1G", "--exclude=n9", "-x n8", "-pgpu"]'
     )
-    assert read(path).sbatch == ("--qos=high", "--container-image=x", "--mem-per-gpu=1G", "--exclude=n9", "-x n8")
+    options = ("--qos=high", "--container-image=x", "--mem-per-gpu=1G", "--exclude=n9", "-x n8", "-pgpu")
+    assert read(path).sbatch == options
     assert read(path).layout == replace(read(path), mem_gb=1).layout
 
 
@@ -324,6 +325,8 @@ def test_options_that_nightshift_does_not_set_are_passed_on(tmp_path: Path) -> N
         (SIZES + 'sbatch = ["--exp=ALL"]', "sets the option --exp=ALL of"),
         (SIZES + 'sbatch = ["--wait"]', "sets the option --wait of"),
         (SIZES + 'sbatch = ["-a", "1-9"]', "sets the option -a of"),
+        (SIZES + 'sbatch = ["-t5"]', "sets the option -t5 of"),
+        (SIZES + 'partition = "gpu"\nsbatch = ["-p", "cpu"]', "sets the option -p of"),
     ],
 )
 def test_a_slurm_toml_that_says_something_else_is_one_line(tmp_path: Path, text: str, told: str) -> None:

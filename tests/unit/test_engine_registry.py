@@ -29,11 +29,11 @@ from tests.unit.test_gpus import Card, StandInNvml
 
 
 def test_flags_are_the_engine_s_to_refuse() -> None:
-    with pytest.raises(UsageError, match=r"'0,1' is no GPU id.*--gpus 0 for --engine trl"):
+    with pytest.raises(UsageError, match=r"'0,1' does not name 1 GPU\..*--gpus 0 for --engine trl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "0,1")
     with pytest.raises(UsageError, match="--gpus none is for --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "none")
-    with pytest.raises(UsageError, match=r"'1' is no pair of GPU ids.*--gpus 0,1 .or 0,0. for --engine prime-rl"):
+    with pytest.raises(UsageError, match=r"'1' does not name 1 \+ 1 GPUs.*--gpus 0,1 .or 0,0. for --engine prime-rl"):
         open_engine(GSM8K_PRIME_RL, ROOT, {}, "1")
     with pytest.raises(UsageError, match=r"--prime-rl there is for --engine prime-rl, these rules \(arithmetic-trl\)"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, prime_rl=Path("there"))

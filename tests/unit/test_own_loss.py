@@ -239,7 +239,7 @@ def test_trl_refuses_it_in_one_line() -> None:
     text = refused(lambda: engine.validate(parse(own())))
     assert text.startswith("train.toml:")
     assert "\n" not in text
-    assert 'trainer.loss.type = "clipped": TRL has a loss of its own' in text
+    assert 'trainer.loss.type = "clipped": --engine trl always uses TRL\'s loss' in text
     assert rules_of(ROOT, chosen_in(ROOT, OFFER.replace(b"gsm8k", b"arithmetic")), "trl", 0).losses == ()
 
 

@@ -40,7 +40,7 @@ def test_a_good_one_is_taken_and_a_dry_run_names_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        ({"use_sliding_window": True, "sliding_window": 16}, "has use_sliding_window = true, which the embedded"),
+        ({"use_sliding_window": True, "sliding_window": 16}, "has use_sliding_window = true, which the sampler"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "has use_sliding_window = true, which"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "has rope_type = 'dynamic', which"),
         ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "has rope_type = 'longrope', which"),
@@ -63,18 +63,18 @@ REMOTE = {"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "is no model's folder: "),
+        (lambda folder: (folder / "config.json").unlink(), "is not the folder of a model: "),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
-        (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template. Put one beside it"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "no weights, and only safetensors are read"),
-        (lambda folder: write(folder / "config.json", **REMOTE), "brings code of its own (auto_map), which is not run"),
-        (lambda folder: write(folder / "tokenizer_config.json", **REMOTE), "brings code of its own (auto_map), which"),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template. Add the file"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no weights; safetensors are required"),
+        (lambda folder: write(folder / "config.json", **REMOTE), "needs its own code (auto_map), which"),
+        (lambda folder: write(folder / "tokenizer_config.json", **REMOTE), "needs its own code (auto_map), which"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
             "pytorch_model.bin, a pickle",
         ),
-        (lambda folder: (folder / "config.json").write_text('"x"'), "is no model's folder"),
-        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is no model's folder"),
+        (lambda folder: (folder / "config.json").write_text('"x"'), "is not the folder of a model"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is not the folder of a model"),
     ],
 )
 def test_what_is_missing_code_a_pickle_and_a_config_that_is_none_are_one_line(folder, spoil, cause):

@@ -304,9 +304,9 @@ def test_slots_divide_a_machine() -> None:
         Slot("0,1", (0, 1, 2, 3), "slot 1"),
         Slot("2,3", (4, 5, 6, 7), "slot 2"),
     ]
-    with pytest.raises(UsageError, match=r"--pairs 3 needs 6 GPUs, there are 4\. Write --pairs 2\."):
+    with pytest.raises(UsageError, match=r"--pairs 3 needs 6 GPUs, this machine has 4\. Write --pairs 2\."):
         divide(3, [0, 1, 2, 3], 2, range(9))
-    with pytest.raises(UsageError, match=r"--pairs 3 needs a core each, there are 2\. Write --pairs 2\."):
+    with pytest.raises(UsageError, match=r"--pairs 3 needs 3 cores, this machine has 2\. Write --pairs 2\."):
         divide(3, [], 0, [0, 1])
     assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]  # as many as there are for
     assert divide(0, [], 0, [0, 1]) == [Slot()]

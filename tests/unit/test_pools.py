@@ -89,7 +89,7 @@ def test_a_result_counts_where_its_token_and_its_seed_are_those_of_the_job(tmp_p
     with pytest.raises(FileNotFoundError):
         read_result(folder, JOB)
     leave_result(folder, replace(JOB, settings={"lr": 9}))  # somebody edited job.json before the worker read it
-    with pytest.raises(EngineError, match=r"0001/result\.json has another token, seed or sha256 of its job: "):
+    with pytest.raises(EngineError, match=r"0001/result\.json has another token, seed or sha256 than its job: "):
         read_result(folder, JOB)
     for what, value in (("token", "another"), ("seed", 2)):
         leave_result(folder, replace(JOB, **{what: value}))
@@ -103,7 +103,7 @@ def test_a_result_counts_where_its_token_and_its_seed_are_those_of_the_job(tmp_p
 def test_what_is_no_result_is_named(tmp_path: Path, data: bytes) -> None:
     folder = folder_of(tmp_path)
     (folder / "result.json").write_bytes(data)
-    with pytest.raises(EngineError, match=r"0001/result\.json is no result of a worker"):
+    with pytest.raises(EngineError, match=r"0001/result\.json is not the result of a worker"):
         read_result(folder, JOB)
 
 
@@ -177,6 +177,22 @@ def test_a_job_that_slurm_may_take_later_is_looked_for_and_sent_again(
     executor._flights[folder].patience = 0.0
     assert not executor.is_over(folder)
     assert [*controller.jobs] == [executor.in_flight()[folder].name]
+
+
+def test_a_job_that_slurm_accepts_after_sbatch_timed_out_is_cancelled(tmp_path, executor, controller, monkeypatch):
+    late = list[list[str]]()
+
+    def ask(command: list[str], stdin: bytes = b"") -> str:
+        if command[0] == "sbatch":
+            late.append(command)
+            raise slurm.NoAnswer("sbatch did not answer in 30 s")
+        return controller.ask(command, stdin)
+
+    monkeypatch.setattr(slurm, "_ask", ask)
+    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: controller.ask(late.pop()))
+    executor.submit(folder := folder_of(tmp_path), JOB, enter)
+    executor.cancel([folder])
+    assert (late, controller.jobs) == ([], {})
 
 
 def test_a_limit_on_submitted_jobs_is_no_reason_to_refuse_a_night(

@@ -281,5 +281,5 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
             first = free_ports()
             assert taken not in range(first, first + 5)
         monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken, taken + 1))
-        with pytest.raises(EngineError, match=rf"no free port among {taken}-{taken + 1}\. See what listens"):
+        with pytest.raises(EngineError, match=rf"no free ports in {taken}-{taken + 1}\. List listening"):
             free_ports()

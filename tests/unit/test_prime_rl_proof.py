@@ -212,7 +212,6 @@ def test_a_trainer_that_was_faster_leaves_the_start_of_an_adapter_only_which_has
         ("logprobs_nan", "no log-probabilities in the server's answer"),
         ("logprobs_short", "no log-probabilities in the server's answer"),
         ("logprobs_another_token", "no log-probabilities in the server's answer"),
-        ("logprobs_above_0", "Expected `float` <= 0.01"),
     ],
 )
 def test_a_server_that_tells_nothing_of_use_ends_no_run(witness, stand_in, tmp_path, fault, cause):
@@ -297,7 +296,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause"), [("reader_fails", "exit code 1: ValueError: "), ("reader_hangs", "no answer within 0.5 s")]
+    ("fault", "cause"), [("reader_fails", "exit code 1: ValueError: "), ("reader_hangs", "did not end within 0.5 s")]
 )
 def test_a_child_that_fails_leaves_it_open_and_leaves_nothing(run, monkeypatch, fault, cause):
     if fault == "reader_hangs":
@@ -317,7 +316,7 @@ def swap_weights(folder: Path) -> None:
     [
         (swap_weights, "was changed after its evaluation: sha256"),
         (lambda folder: (folder / "served.json").unlink(), "No such file"),
-        (lambda folder: (folder / "served.json").write_text("{}"), "it has another sha256"),
+        (lambda folder: (folder / "served.json").write_text("{}"), "its sha256 differs"),
     ],
 )
 def test_what_is_not_what_the_worker_left_is_refused(run, spoil, cause):

@@ -119,10 +119,10 @@ def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
     data = path.read_bytes()
     for cut in range(len(data)):
         path.write_bytes(data[:cut])
-        with pytest.raises(EngineError, match=r"weights are not whole: model\.safetensors"):
+        with pytest.raises(EngineError, match=r"weights are incomplete: model\.safetensors"):
             check_weights(path.parent)
     path.write_bytes(data + b"\0")
-    with pytest.raises(EngineError, match="not whole"):
+    with pytest.raises(EngineError, match="incomplete"):
         check_weights(path.parent)
 
 
@@ -159,7 +159,7 @@ def test_shards_and_adapters_that_are_not_whole_are_refused(tmp_path: Path, dama
     make, spoil = DAMAGE[damage]
     folder = make(tmp_path / "step_1")
     spoil(folder)
-    with pytest.raises(EngineError, match="not whole"):
+    with pytest.raises(EngineError, match="incomplete"):
         check_weights(folder)
 
 
@@ -167,9 +167,9 @@ def test_a_folder_with_markers_only_is_refused(tmp_path: Path) -> None:
     """What an NCCL broadcast leaves behind."""
     (tmp_path / "step_1").mkdir()
     publish(tmp_path / "step_1")
-    with pytest.raises(EngineError, match=r"model\.safetensors should be there, here is NCCL_READY, STABLE"):
+    with pytest.raises(EngineError, match=r"expected model\.safetensors, the folder has NCCL_READY, STABLE"):
         check_weights(tmp_path / "step_1")
-    with pytest.raises(EngineError, match="not whole"):
+    with pytest.raises(EngineError, match="incomplete"):
         check_weights(tmp_path / "gone")
 
 

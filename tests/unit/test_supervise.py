@@ -465,7 +465,9 @@ def test_unsent_input_of_a_dead_child_is_no_error_and_its_pipes_are_closed(group
 
 
 def test_program_that_cannot_be_started_is_an_engine_error(group, tmp_path):
-    with pytest.raises(EngineError, match=r"^server cannot be started: No such file.*'/no/vllm'\. Run prepare\.py"):
+    with pytest.raises(
+        EngineError, match=r"^server cannot be started: No such file.*'/no/vllm'\. Run: uv run prepare\.py"
+    ):
         group.start("server", ["/no/vllm"], log_path=tmp_path / "log", env={}, cwd=tmp_path)
     assert group.stop() == []
     assert not watchdogs_of(os.getpid())

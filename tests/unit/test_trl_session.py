@@ -80,7 +80,9 @@ def test_a_trainer_that_talks_before_it_listens_is_no_deadlock(start: Start) -> 
 def test_a_trainer_that_is_gone_or_deaf_is_one_error(start, end, monkeypatch):
     monkeypatch.setattr(trl_session, "GRACE_SECONDS", 0.1)
     session = start(READY + f"sys.stdin.buffer.read(100000)\n{end}\n")
-    with pytest.raises(EngineError, match=r"the trainer is gone: (killed by SIGKILL|exit code 3|still running)"):
+    with pytest.raises(
+        EngineError, match=r"the connection to the trainer broke: (killed by SIGKILL|exit code 3|still running)"
+    ):
         complete(session)
 
 
@@ -148,6 +150,6 @@ def test_a_trainer_that_computes_for_long_does_not_stand_still(start: Start, mon
 )
 def test_anything_else_is_one_line_about_the_trainer(start: Start, line: bytes) -> None:
     session = start(f"{READY}sys.stdout.buffer.write({line!r} + b'\\n'); sys.stdout.flush()\nsys.stdin.read()\n")
-    with pytest.raises(EngineError, match="the trainer said b'") as caught:
+    with pytest.raises(EngineError, match="the trainer sent b'") as caught:
         complete(session)
     assert len(str(caught.value)) < 1000

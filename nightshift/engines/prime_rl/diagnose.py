@@ -1,8 +1,8 @@
-"""Why a prime-rl process died, as one line: what happened, on which side, and what to try next.
+"""The cause of the death of a prime-rl process, in one line with a fix, from the end of its log.
 
-Exit codes say little (everything is 1, and 0 for a server whose engine died) and prime-rl writes no structured
-cause, so this is the one place that reads log text; no number is taken from it. The patterns are quoted from the
-sources named beside them (prime-rl 559b44772, vLLM 0.26.0, torch 2.11).
+Exit codes do not show the cause (1 for everything, 0 for a server whose engine died), and prime-rl writes no structured
+cause. This is the only module that reads log text, and it reads no numbers. The patterns quote the sources in the
+comments (prime-rl 559b44772, vLLM 0.26.0, torch 2.11).
 """
 
 import re
@@ -14,8 +14,8 @@ from nightshift.errors import EngineError, Failure
 from nightshift.text import clean
 
 _OUT_OF_MEMORY = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-# Whole lines of pyzmq, of torch's TCPStore, of Python's and uvicorn's sockets, behind the process's name: an exception
-# of another kind that quotes such words (a pool may be called EADDRINUSE, a completion may say anything) is none.
+# Whole lines of pyzmq, torch's TCPStore, Python's sockets and uvicorn, after the process's name. Other exceptions may
+# quote such words: a pool may be called EADDRINUSE, and a completion may contain anything.
 _BIND = (
     r"^[\w-]+: (?:zmq\.error\.ZMQError: Address already in use(?: \(addr='tcp://[\w.*:]+'\))?$"
     r"|torch\.distributed\.DistNetworkError: The server socket has failed to listen\b.*\baddress already in use"
@@ -24,13 +24,13 @@ _BIND = (
 )
 _EMPTY = r"consecutive empty train batches"
 _HOLDS = r"[Pp]rocess(?: \d+)? has [\d.]+ GiB"
-# A pattern of `process: line`, the cause ({match} is the line), the fix, and whose fault it is. The first pattern
-# that matches decides, so the specific ones stand first.
+# A pattern of `process: line`, the cause ({match} is the line), the fix, and the kind of failure. The first matching
+# pattern decides, so specific patterns come first.
 _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
-    # vLLM v1/worker/gpu_worker.py and v1/core/kv_cache_utils.py: the share asked for is not free, or too small.
+    # vLLM v1/worker/gpu_worker.py and v1/core/kv_cache_utils.py
     (
         r"Free memory on device .* is less than desired GPU memory utilization",
-        "the GPU has less free memory than the share asked for: {match}",
+        "the GPU has less free memory than gpu_memory_utilization: {match}",
         "Lower inference.vllm.gpu_memory_utilization, or free the GPU (nvidia-smi).",
         Failure.UNKNOWN,
     ),
@@ -40,49 +40,46 @@ _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
         "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs.",
         Failure.CONFIG,
     ),
-    # torch's c10/cuda/CUDACachingAllocator.cpp names every process on the GPU; in a container its own by a number, too.
-    # Below 1 GiB (a desktop's) it writes MiB.
+    # torch's c10/cuda/CUDACachingAllocator.cpp lists every process on the GPU, those below 1 GiB in MiB.
     (
         rf"(?:{_OUT_OF_MEMORY})(?:.*{_HOLDS}){{_FOREIGN}}",
-        "out of GPU memory beside another process: {match}",
+        "out of GPU memory, which another process also uses: {match}",
         "Free the GPU (nvidia-smi), then run it again.",
         Failure.INFRASTRUCTURE,
     ),
-    # torch.OutOfMemoryError and its older spelling; NCCL and cuBLAS report the same in other words.
     (
-        rf"^inference: .*(?:{_OUT_OF_MEMORY})",
+        _OUT_OF_MEMORY,
         "out of GPU memory",
-        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
+        "In the trainer, lower seq_len, or switch trainer.model.ac on; in inference, lower gpu_memory_utilization or "
+        "max_num_seqs.",
         Failure.CONFIG,
     ),
-    (_OUT_OF_MEMORY, "out of GPU memory", "Lower seq_len, or switch trainer.model.ac on.", Failure.CONFIG),
     # P/orchestrator/orchestrator.py:640-652
     (
         _EMPTY,
-        "ten batches in a row had no advantage: all rewards of every group were equal",
-        "Raise orchestrator.group_size or the temperature, or undo what made the policy collapse.",
+        "ten batches in a row had no gradient: all rewards of every group were equal",
+        "Raise orchestrator.group_size or the temperature, or undo the change that made the policy collapse.",
         Failure.CONFIG,
     ),
     # P/orchestrator/train_sink.py:322-338
     (
         r"consecutive zero-output batch equivalents",
-        "ten batches' worth of rollouts gave nothing to train on",
-        "Loosen the curriculum's gates, or raise orchestrator.max_off_policy_steps.",
+        "the rollouts of ten batches were all filtered: nothing to train on",
+        "Relax the gates of the curriculum, or raise orchestrator.max_off_policy_steps.",
         Failure.CONFIG,
     ),
     (
         _BIND,
-        "a port was taken by another process between its choice and its use: {match}",
-        "Run it again: ports are chosen anew.",
+        "another process has taken a port of this run: {match}",
+        "Run it again: it chooses new ports.",
         Failure.INFRASTRUCTURE,
     ),
     (
         r"No space left on device|Disk quota exceeded",
         "the disk is full",
-        "Free space where runs/ lies, then run it again.",
+        "Free space in runs/ (in a container also /dev/shm: docker run --shm-size=8g), then run it again.",
         Failure.INFRASTRUCTURE,
     ),
-    # torch.distributed and the driver
     (
         r"NCCL error|torch\.distributed\.DistBackendError",
         "NCCL failed: {match}",
@@ -93,7 +90,7 @@ _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
         r"Found no NVIDIA driver|Failed to infer device type|no CUDA-capable device|No CUDA GPUs are available|"
         r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC",
         "the GPU or its driver failed: {match}",
-        "See nvidia-smi (a container: docker run --gpus all) and the kernel log, then: uv run nightshift doctor.",
+        "Run: uv run nightshift doctor; then check nvidia-smi (in a container: docker run --gpus all) and dmesg.",
         Failure.INFRASTRUCTURE,
     ),
     # Python's faulthandler
@@ -103,15 +100,14 @@ _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
         "Run it again; if it repeats, look at the end of the log.",
         Failure.INFRASTRUCTURE,
     ),
-    # torchrun's summary of a worker that somebody else killed
+    # torchrun's summary
     (
         r"Signal 9 \(SIGKILL\) received",
         "its worker was killed (SIGKILL), perhaps by the kernel for lack of main memory",
-        "See the kernel log (dmesg), then run it again.",
+        "Check the kernel log (dmesg), then run it again.",
         Failure.INFRASTRUCTURE,
     ),
-    # What cards, drivers and systems print that a wheel was not built for: no config causes these. The second is of
-    # vLLM's platforms/cuda.py.
+    # GPUs, drivers and systems that a package does not support; the second text is from vLLM's platforms/cuda.py.
     (
         r"no kernel image is available for execution|No valid attention backend",
         "a package has no kernel for this GPU: {match}",
@@ -124,32 +120,7 @@ _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
         "Update the NVIDIA driver (docs/gpus.md), then run it again.",
         Failure.INFRASTRUCTURE,
     ),
-    (
-        r"version `GLIBC_[\d.]+' not found",
-        "the system's glibc is too old for a package: {match}",
-        "Use a newer Linux, or a container of one (docs/gpus.md).",
-        Failure.INFRASTRUCTURE,
-    ),
-    (
-        r"UVA is not available",
-        "the driver has no unified addressing (UVA)",
-        "WSL2: run wsl --update in Windows; a virtual machine: pass the whole GPU through.",
-        Failure.INFRASTRUCTURE,
-    ),
-    (
-        r"Python\.h: No such file",
-        "Triton cannot compile: Python's headers are missing",
-        "Run: sudo apt install python3-dev; or repair the installation: uv run prepare.py.",
-        Failure.INFRASTRUCTURE,
-    ),
-    # P/trainer/model.py:1321-1324
-    (
-        r"Flash attention \d is only supported if|No module named 'flash_attn",
-        "the attention kernel is not installed: {match}",
-        "Repair the installation: uv run prepare.py.",
-        Failure.INFRASTRUCTURE,
-    ),
-    # pydantic's own text, also of vLLM's configs; pydantic-config's box around a refused config (PC/cli.py:225-425)
+    # pydantic's text, also of vLLM's configs, and pydantic-config's (PC/cli.py:225-425)
     (
         r"validation errors? for \w+Config|Failed to validate config",
         "the config is refused: {match}",
@@ -157,42 +128,45 @@ _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
         Failure.CONFIG,
     ),
 )
-_KILLED = "See the kernel log (dmesg): perhaps the main memory was full. Then run it again."
+_KILLED = "Check the kernel log (dmesg): perhaps the main memory was full. Then run it again."
 
 
-# They stand below the cause and only point back to it: torchrun, vLLM's executor, its engine, its API server.
+# Lines below the cause that only refer to it: of torchrun, vLLM's executor, its engine and its API server.
 _WRAPPER = re.compile(r"ChildFailedError|EngineDeadError|(?i:see (?:root cause|stack trace))|died unexpectedly")
-# What torchrun, vLLM, prime-rl's and vLLM's loggers put before a line.
+# The prefixes of torchrun, and of the loggers of prime-rl and vLLM.
 _FROM = r"(?:\[\w+\]:\s*|\(\w[^()]* pid=\d+\)\s*|[\d:]{8}\s+)*"
 _PREFIX = re.compile(rf"^{_FROM}(?:(?:ERROR|CRITICAL)\s(?:[\d-]+ [\d:]+ \[[^\]]*\])?\s*)?")
-# Every healthy start has some: of loguru, of Python, of torch; prime-rl's while it waits for the server, for one.
+# Warnings of loguru, Python and torch, which every healthy start logs.
 _WARNING = re.compile(r"^WARNING\b|\b\w*Warning:|(?:^|[\[\]:\s])W\d{4} [\d:.]+ ")
-_NEWS = re.compile(r"^(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
-# Tells nothing of a death: news, a frame of a stack, the code of a warning, vLLM's word for an engine that is gone.
+_NEWS = re.compile(r"^(?:DEBUG|INFO|SUCCESS)\b")  # may quote the config, with names that an agent chose
+# Lines that do not explain a death: news, frames of a stack, the code of a warning, vLLM's report of a dead engine.
 _SILENT = re.compile(rf'{_NEWS.pattern}|^File "|^warnings\.warn\(|EngineDeadError')
-_NEAR = 100  # lines above: an exception further up did not end it
+_NEAR = 100  # lines; an earlier exception is not the cause
 _PYDANTIC = re.compile(r"pydantic_core\._pydantic_core\.ValidationError: | Value error,|\s*\[type=\w+[],].*")
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
-# A line that does not belong to the message of the exception above it: of a logger, a traceback, another exception.
+# A line that does not continue the message of an exception.
 _OTHER = re.compile(rf"{_NEWS.pattern}|^Traceback|^E\d{{4}} |{_EXCEPTION.pattern}|{_WRAPPER.pattern}")
-# P/utils/utils.py:55 and 75: how each of prime-rl's programs logs the exception that ends it. The exit comes later.
+# P/utils/utils.py:55 and 75: prime-rl's programs log their last exception like this, and exit later.
 _FATAL = re.compile(rf"^{_FROM}ERROR Fatal error in \w+")
 
 
 def diagnose(name: str, ending: str, log_lines: Sequence[str], *, is_shared: bool = False) -> EngineError:
-    """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
+    """Return an error with the cause of the death of process `name` and a fix.
 
-    `is_shared`: inference and trainer are on one GPU, so two processes there are our own.
+    If no pattern matches, the cause is the ending and the last exception; without an exception, the failure counts as
+    one of the infrastructure.
 
-    If no pattern matches: how the process ended, and the last exception above those that only point to it.
-    Its failure is then unknown if the log has an exception, else of the infrastructure.
+    Args:
+        ending: how the process ended, such as `exit code 1`.
+        log_lines: the end of the log, the oldest line first.
+        is_shared: inference and trainer share a GPU, so two processes there belong to the run.
     """
     lines = [line for line in (_PREFIX.sub("", line) for line in log_lines) if not _WARNING.search(line)]
     foreign = "{3,}" if is_shared else "{2,}"
     for pattern, cause, fix, failure in _PATTERNS:
-        wanted = re.compile(pattern.replace("{_FOREIGN}", foreign))
+        regex = re.compile(pattern.replace("{_FOREIGN}", foreign))
         for at, line in enumerate(lines):
-            if not _NEWS.match(line) and wanted.search(f"{name}: {line}"):
+            if not _NEWS.match(line) and regex.search(f"{name}: {line}"):
                 text = f"{name}: {cause.format(match=_message(lines[at:]))}"
                 kind = NoGradient if pattern == _EMPTY else EngineError
                 return kind(text, fix, failure=failure)
@@ -208,29 +182,30 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], *, is_shared: boo
 
 
 def is_fatal(log_lines: Sequence[str]) -> bool:
-    """Return True if a program of prime-rl logged the exception that ends it. Exceptions that prime-rl survives, as of
-    one rollout, are logged in other words."""
+    """Return whether a program of prime-rl logged the exception that ends the program."""
     return any(map(_FATAL.match, log_lines))
 
 
 def no_step(seconds: float, num_rollouts: int, batch_size: int | None) -> EngineError:
-    """Why a budget ended without a step: too few rollouts are the config's doing, none at all are not."""
+    """Return the error of a budget that ended without a step: a failure of the config, except without rollouts."""
     if not num_rollouts:
-        fix = "See env-server.log and inference.log in the run's folder, then run it again."
-        return EngineError(f"not one rollout was finished in {seconds:.0f} s", fix)
+        fix = "Read env-server.log and inference.log in the run's folder, then run it again."
+        return EngineError(f"no rollout was finished in {seconds:.0f} s", fix)
     fix = "Lower orchestrator.batch_size or max_completion_tokens."
     if batch_size is not None and num_rollouts >= batch_size:
-        fix = f"They fill a batch of {batch_size}: groups with equal rewards do not train (orchestrator.log), "
-        fix += "or a step takes longer (trainer.log)."
-    cause = f"no step was finished in {seconds:.0f} s, of {num_rollouts} rollouts"
+        fix = (
+            f"The rollouts fill a batch of {batch_size}: either all groups have equal rewards (orchestrator.log), or a "
+        )
+        fix += "step takes longer than the budget (trainer.log)."
+    cause = f"no step was finished in {seconds:.0f} s, but {num_rollouts} rollouts"
     return EngineError(cause, fix, failure=Failure.CONFIG)
 
 
 def _message(lines: Sequence[str]) -> str:
-    """Return the first line with the next two, as far as they belong to its message."""
+    """Return the first line, with up to two more lines of its message."""
     return _clean(" ".join([*lines[:1], *takewhile(lambda line: not _OTHER.search(line), lines[1:3])]))
 
 
 def _clean(text: str) -> str:
-    """Return a message without what pydantic adds to it: its own module, the kind of the error, all of the input."""
+    """Return a message without pydantic's module, type of error and input."""
     return clean(_PYDANTIC.sub("", text), 300)

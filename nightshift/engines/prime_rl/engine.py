@@ -1,7 +1,6 @@
-"""The engine for two GPUs or more: prime-rl, with vLLM on the first and the GRPO trainer on the others, or both on one.
+"""The engine for GPUs: prime-rl, with vLLM and the GRPO trainer on different GPUs, or both on one.
 
-This module checks, resolves and starts; session.py is one run. prime-rl lives in an environment of its own: neither
-torch nor prime_rl is imported here.
+session.py is one run. prime-rl has its own Python environment, so nothing here imports torch or prime_rl.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from nightshift.engines.base import Check, Effective, Engine, Note, Plan, Prepar
 from nightshift.engines.downloads import model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.install import ENGINE, ENV_VAR, Installation, examine, guesses, install
+from nightshift.engines.prime_rl.install import ENGINE, ENV_VAR, Installation, examine, install
 from nightshift.engines.prime_rl.launch import Launch, free_ports
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
@@ -38,9 +37,6 @@ class PrimeRlEngine(Engine):
     """prime-rl on GPUs of this machine, under the given rules."""
 
     name = ENGINE
-    # A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
-    # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-    min_driver = 525
 
     def __init__(
         self,
@@ -50,10 +46,7 @@ class PrimeRlEngine(Engine):
         reader: Sequence[str] = READER,
         **named: Any,
     ) -> None:
-        """`arguments`, `named`: of Engine; `--gpus none` runs without GPUs, which compares with nothing.
-
-        `installation`: by default that of pyproject.toml's pins, where the environment says.
-        """
+        """`arguments`, `named`: of Engine. `installation`: by default the pinned version (Installation.find)."""
         super().__init__(*arguments, **named)
         self.installation = installation or Installation.find(self.root, self._environ)
         self._timing, self._reader = timing or Timing(self.startup_seconds), reader
@@ -63,18 +56,18 @@ class PrimeRlEngine(Engine):
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Install prime-rl, fetch model and data, and fill the compile caches by an unscored run.
+        """Install prime-rl, fetch model and data, and fill the compile caches with a run that is not scored.
 
-        With `smoke` the chain runs once with the tiny model instead, which needs no network once prime-rl is installed.
-        On a machine without GPUs it fetches model and data, then raises EngineError.
+        With `smoke`, run the whole chain with the tiny model instead of fetching model and data. Without GPUs, fetch
+        model and data, then raise EngineError.
         """
-        if not self._hold("prepare"):
-            raise UsageError("another prepare.py of yours is at work", "Wait for it.")
+        if not self._acquire("prepare"):
+            raise UsageError("another prepare.py of yours is running", "Wait for it.")
         installation, rules = self.installation, self.rules
         if flags.smoke is None:
             prepare_model(self.root, rules, note)
             prepare_data(self.root, rules, flags.sources, note)
-            note("model and data are here")
+            note("model and data are complete")
         gpus = self.free_gpus()
         mark("install")
         install(installation, self._environ, note, has_gpus=bool(gpus))
@@ -83,23 +76,22 @@ class PrimeRlEngine(Engine):
         if flags.smoke is not None:
             smoke(self, flags.smoke, runs_dir, note)
         elif gpus:
-            note("filling the compile caches by an unscored run: up to 20 minutes to start, 5 to train")
+            note("filling the compile caches with a run that is not scored: up to 20 minutes to start, 5 to train")
             mark("compile caches")
             cold, config = warm_up_rules(rules), load(self.root / CONFIG_NAME)
             mark("compile caches", rehearse(self.under(cold), config, runs_dir / cold.name, note))
         if flags.prime_rl is not None:
-            note(f"for run.py: export {ENV_VAR}={installation.root}")
+            note(f"before you use run.py: export {ENV_VAR}={installation.root}")
 
     def prepare_at_start(self, note: Note) -> None:
-        """Delete the weights and rollouts that killed workers left, and note that runs share the machine's network."""
+        """Delete weights and rollouts of killed workers, and note if runs share the network of the machine."""
         remains.sweep(self.root / "runs")
         for check in self._network():
             note(f"{check.name}: {check.problem}")
 
     def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
-        """Check each part of the installation, and guess what else may make a run fail on this machine."""
-        parts = examine(self.installation, self.rules, self.root, gpus)
-        return [*self._network(), *guesses(self.rules, self.root), *parts]
+        """Check the network and each part of the installation."""
+        return [*self._network(), *examine(self.installation, self.rules, self.root, gpus)]
 
     def _network(self) -> list[Check]:
         """Return a warning if other processes of this machine can reach the server of a run."""
@@ -109,15 +101,15 @@ class PrimeRlEngine(Engine):
         return [Check(ENGINE, "network", cause, is_warning=True)]
 
     def check(self) -> list[str]:
-        """Return the problems of GPUs, installation, model and data. Takes the GPUs for this process."""
+        """As the base class. Also lock the GPUs for this process; a GPU that is locked already is a problem."""
         return super().check() or [
-            f"GPU {gpu.index} is taken by another experiment of yours. Wait for it, or choose others: --gpus"
+            f"another experiment of yours uses GPU {gpu.index}. Wait for it, or choose other GPUs: --gpus"
             for gpu in self.gpus()
-            if not self._hold(gpu.uuid)
+            if not self._acquire(gpu.uuid)
         ]
 
     def versions(self) -> dict[str, str]:
-        """Return prime-rl's commit, the packages of its own environment, the driver, and whose network it uses."""
+        """Return prime-rl's commit, the versions of its packages and the driver, and the network of runs."""
         versions = self.installation.versions()
         versions["network"] = "namespace of its own" if network.is_own else "shared"
         for gpu in self.gpus_here()[:1]:
@@ -125,14 +117,14 @@ class PrimeRlEngine(Engine):
         return versions
 
     def validate(self, config: Config) -> Effective:
-        """Return prime-rl's config tree without what depends on the run; prime-rl's own classes check it in `open`."""
+        """Return prime-rl's config without values that depend on the run. prime-rl's classes validate it in `open`."""
         loaded = load_environments(self.root, self.rules.scored)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
         settings = effective(config, self.rules, prompt_tokens)
         return Effective(settings, scaled=scaled_rates(config, self.rules.learning_rate_scale))
 
     def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
-        """Return every process's command line, and the complete config with its ports."""
+        """Return the command line of each process, and the complete config."""
         launch = self.launch(settings, seed, run_dir)
         return {command.name: command.argv for command in launch.commands}, launch.tree
 
@@ -140,7 +132,7 @@ class PrimeRlEngine(Engine):
         """Validate the config, start all processes, and wait until the first weights are published."""
         deadline = self._timing.clock() + deadline_seconds
         if self.rules.model_revision and (problem := model_problem(self.rules, self.root)):
-            raise problem  # a node may have another cache than the controller
+            raise problem  # the cache of a node may differ from the controller's
         try:
             self.installation.copy_environments(self.root, self.rules)
         except OSError as error:
@@ -155,8 +147,8 @@ class PrimeRlEngine(Engine):
         return session
 
     def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> ServedProof:
-        """Compare the served log-probabilities with those of the weights' file (served.py)."""
-        note("comparing what was served with the file of its weights, on the CPU: under a minute if it is free")
+        """Compare the server's log-probabilities with those of the file of weights (served.py)."""
+        note("comparing the served weights with their file, on the CPU: under a minute on an idle machine")
         return ServedProof(run_dir, weights, self._base, self._reader, self._environ)
 
     @property
@@ -170,7 +162,7 @@ class PrimeRlEngine(Engine):
         )
 
     def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
-        """Return all that `open` would start, with ports that are free now."""
+        """Return the processes that `open` would start, with ports that are free now."""
         return Launch(
             settings={**settings, "model": {"name": str(self._base)}},  # prime-rl has no key for a revision
             seed=seed,
@@ -183,9 +175,9 @@ class PrimeRlEngine(Engine):
             seats={e.name: (e.taskset and e.taskset.seat) or "agent" for e in self.rules.environments},
         )
 
-    def _hold(self, name: str) -> bool:
-        """Hold a lock of this user until this process ends; False while another process holds the lock."""
-        if name not in self._locks:  # a second lock of this process would exclude the first
+    def _acquire(self, name: str) -> bool:
+        """Acquire a lock of this user until this process ends. Returns False if another process has the lock."""
+        if name not in self._locks:  # two FileLocks of this process would exclude each other
             lock = FileLock(cache_dir(self._environ) / "locks" / f"{name}.lock", timeout=0)
             try:
                 Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
@@ -199,9 +191,6 @@ class PrimeRlEngine(Engine):
 
 
 def _submitted(run_dir: Path) -> str:
-    """Return the text of the train.toml that the experiment of the run submitted, "" without one.
-
-    It is one folder up at most: the checkout's train.toml is of another moment.
-    """
+    """Return the text of the experiment's train.toml in the folder of the run or its parent; "" if there is none."""
     paths = (run_dir / CONFIG_NAME, run_dir.parent / CONFIG_NAME)
     return next((read_file(path).decode() for path in paths if path.is_file()), "")

@@ -1,7 +1,7 @@
-"""prime-rl's installation: clone it, sync its packages, check that it is what pyproject.toml pins.
+"""The installation of prime-rl: clone it, sync its packages, and check it against the pins in pyproject.toml.
 
-An installation is prime-rl's own checkout with its own environment in `.venv`. All that Nightshift adds is in one
-folder of the checkout, `.nightshift`: compile caches and copies of environments.
+An installation is a checkout of prime-rl with its environment in `.venv`. Nightshift adds one folder, `.nightshift`,
+with compile caches and copies of environments.
 """
 
 from __future__ import annotations
@@ -22,34 +22,27 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.git import Repo
-from nightshift.campaign.records import MODELS_GB
 from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
 from nightshift.engines.downloads import data_problem, model_folder, model_problem
 from nightshift.engines.prime_rl.config import context_tokens
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup, tail
-from nightshift.files import cache_dir, disk_error, free_disk_gb, parse_json, read_file
+from nightshift.files import cache_dir, disk_error, parse_json, read_file
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
 ENV_VAR = "NIGHTSHIFT_PRIME_RL"
 PREPARE = "Run: uv run prepare.py --engine prime-rl."
-# The fifth submodule, prime-kernels, is for other models.
+# Without prime-kernels, which only other models need.
 SUBMODULES = ("deps/verifiers", "deps/renderers", "deps/prime-envs", "deps/pydantic-config")
 PROGRAMS = ("python", "inference", "env-server", "orchestrator", "torchrun")
-# One run: three broadcasts at once of 1.3 GB (494 M parameters in bf16, the tied head of 136 M once more), the kept
-# model, traces, logs.
-RUN_DISK_GB = 6.0
-BROADCAST_GB = 1.3
-_SHM, _SHM_GB = Path("/dev/shm"), 0.5  # runs on a CPU left segments of 168 MB there; a container has 64 MB by default
 _GRACE_SECONDS = 5.0  # git and uv clean up after themselves on SIGTERM
 _POLL_SECONDS = 0.5
 _NUM_QUOTED_LINES = 4
-_FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT")  # of other projects
+_FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT")  # variables of other projects
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness
 from nightshift_taskset.training import training_set
 
@@ -77,15 +70,14 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """prime-rl's checkout at `root` (absolute), which may not exist."""
+    """A checkout of prime-rl at `root` (absolute), which may not exist."""
 
     root: Path
     pins: Pins
 
     @classmethod
     def find(cls, checkout: Path, environ: Mapping[str, str]) -> Installation:
-        """Return what a checkout of Nightshift pins, in the folder that NIGHTSHIFT_PRIME_RL names, else in the user's
-        cache."""
+        """Return the installation for a checkout of Nightshift: in NIGHTSHIFT_PRIME_RL, or in the user's cache."""
         pins = Pins.read(checkout / "pyproject.toml")
         default = cache_dir(environ) / "prime-rl" / pins.commit
         return cls(Path(environ.get(ENV_VAR) or default).expanduser().absolute(), pins)
@@ -96,7 +88,7 @@ class Installation:
 
     @property
     def bin_dir(self) -> Path:
-        """prime-rl's programs, which start each other by bare name: this folder comes first on their PATH."""
+        """The folder of prime-rl's programs. It must be first on PATH: the programs start each other by name."""
         return self.venv / "bin"
 
     @property
@@ -105,23 +97,23 @@ class Installation:
 
     @property
     def state_dir(self) -> Path:
-        """Everything that Nightshift adds to the checkout."""
+        """The folder of all files that Nightshift adds to the checkout."""
         return self.root / ".nightshift"
 
     @property
     def unfinished_sync(self) -> Path:
-        """Exists while packages are being installed, and after an installation that was interrupted."""
+        """A file that exists during the installation of packages, and after an interrupted installation."""
         return self.state_dir / "sync.unfinished"
 
     def environments_dir(self, root: Path, rules: Rules) -> Path:
-        """The copy of the rules' environments in the Nightshift checkout at `root`, named by their bytes.
+        """Return the folder for a copy of the rules' environments, named by their hash.
 
-        The copy goes on PYTHONPATH, so checkouts with different environments share an installation.
+        Runs get the copy on PYTHONPATH, so checkouts with different environments can share an installation.
         """
         return self.state_dir / "environments" / environments_hash(environment_files(root, rules))
 
     def copy_environments(self, root: Path, rules: Rules) -> None:
-        """Copy the environments unless the copy is whole; never link to files that may change."""
+        """Copy the environments unless a complete copy exists."""
         target, files = self.environments_dir(root, rules), environment_files(root, rules)
         if environments_hash(files_of([*target.glob("*")])) == target.name:
             return
@@ -133,7 +125,7 @@ class Installation:
         temporary.replace(target)
 
     def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
-        """Return the variables that make a process use this installation; `path` is the caller's PATH."""
+        """Return the variables with which a process uses this installation. `path`: the user's PATH."""
         caches = self.state_dir / "caches"
         return {
             "PATH": f"{self.bin_dir}{os.pathsep}{path}",
@@ -145,40 +137,41 @@ class Installation:
         }
 
     def version(self, package: str) -> str | None:
-        """Return the installed version of a package by the package's own metadata; None if it is not installed."""
+        """Return the installed version of a package from its metadata; None if it is not installed."""
         packages = metadata.distributions(name=package, path=[str(self.site_packages)])
         return next((package.version for package in packages), None)
 
     def versions(self) -> dict[str, str]:
-        """Return the commit of the checkout and the versions of its packages, without those that are missing."""
-        found = {name: self.version(name) for name in ("torch", "vllm", "transformers")}
+        """Return the commit of the checkout and the versions of its packages, without missing ones."""
+        versions = {name: self.version(name) for name in ("torch", "vllm", "transformers")}
         with suppress(EngineError):
-            found["prime-rl"] = Repo(self.root).head().commit
-        return {name: version for name, version in found.items() if version is not None}
+            versions["prime-rl"] = Repo(self.root).head().commit
+        return {name: version for name, version in versions.items() if version is not None}
 
 
 def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
-    """Return the packages that runs need on PYTHONPATH, without compiled files: the bytes of each file by its name.
+    """Return the bytes of the files of all packages that runs need on PYTHONPATH, by name, without compiled files.
 
-    prime-rl gets the training set of a taskset of others by a package that is written here.
+    For a user's taskset, a generated package gives prime-rl the training set.
     """
-    folders = {folder for one in rules.environments for folder in (TASKSET_FOLDERS if one.taskset else one.folders)}
-    packages = [path.parent for folder in folders for path in (root / folder).glob("*/__init__.py")]
-    packages += [root / loss.folder for loss in rules.losses]
-    written = {}
-    for one in rules.environments:
-        if one.taskset is not None:
-            packages.append(one.taskset.place(root))
-            packages += [path.parent for beside in one.taskset.beside(root) for path in beside.glob("*/__init__.py")]
-            named = {name: getattr(one, name) for name in ("args", "num_validation", "num_train")}
-            spec = asdict(one.taskset) | named
+    packages = [root / loss.folder for loss in rules.losses]
+    folders, siblings, generated = set[Path](), list[Path](), dict[str, bytes]()
+    for environment in rules.environments:
+        taskset = environment.taskset
+        folders |= {root / folder for folder in (TASKSET_FOLDERS if taskset else environment.folders)}
+        if taskset is not None:
+            packages.append(taskset.place(root))
+            siblings += taskset.beside(root)
+            spec = asdict(taskset)
+            spec |= {name: getattr(environment, name) for name in ("args", "num_validation", "num_train")}
             text = f"{_TRAINING}TrainingSet, TrainingEnv = training_set({spec!r})\n"
-            written[f"{one.package}/__init__.py"] = text.encode()
-    return files_of(packages) | written
+            generated[f"{environment.package}/__init__.py"] = text.encode()
+    packages += [path.parent for folder in (*folders, *siblings) for path in folder.glob("*/__init__.py")]
+    return files_of(packages) | generated
 
 
 def environments_hash(files: Mapping[str, bytes]) -> str:
-    """Return 16 hex digits over the names and bytes of files."""
+    """Return a hash of names and bytes of files, 16 hex digits."""
     digest = hashlib.sha256()
     for name, data in sorted(files.items()):
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
@@ -196,33 +189,33 @@ def files_of(packages: Sequence[Path]) -> dict[str, bytes]:
 
 
 def install(installation: Installation, environ: Mapping[str, str], note: Note, *, has_gpus: bool) -> None:
-    """Clone, sync and check what is missing; each command is shown. Repeating it resumes.
+    """Clone prime-rl and sync its packages, unless that is done, and check them. A second call resumes.
 
     Args:
-        environ: the user's own environment: it contains proxies, mirrors and certificates.
-        has_gpus: False for an environment of the user's own, without CUDA, whose packages are left alone.
+        environ: the user's environment, with proxies, mirrors and certificates.
+        has_gpus: False for the user's own environment without CUDA, whose packages are not changed.
 
     Raises:
-        EngineError: a command that failed, or a part that is not what is pinned.
+        EngineError: a command failed, or a part differs from the pins.
     """
     root, pins = installation.root, installation.pins
-    clone = root.with_name(f"{root.name}.clone")  # is renamed when it is complete
-    log_path = root.with_name(f"{root.name}.install.log")  # exists until the installation is complete
+    clone = root.with_name(f"{root.name}.clone")  # renamed when it is complete
+    log_path = root.with_name(f"{root.name}.install.log")  # deleted when the installation is complete
     run = partial(_run, environ, log_path, note)
     try:
         if not root.exists() or not any(root.iterdir()):
             shutil.rmtree(clone, ignore_errors=True)
             clone.parent.mkdir(parents=True, exist_ok=True)
-            # .gitmodules has SSH addresses. With all history: verifiers reads its own version from git's tags.
+            # .gitmodules has SSH addresses. No shallow clone: verifiers reads its version from git's tags.
             https = f"url.{pins.repository.rsplit('/', 2)[0]}/.insteadOf=git@github.com:"
             git = ("git", "-c", "core.hooksPath=/dev/null", "-c", https)
             run(*git, "clone", "--progress", "--no-checkout", pins.repository, clone)
             run(*git, "-C", clone, "checkout", "--detach", pins.commit)
             run(*git, "-C", clone, "submodule", "update", "--init", "--recursive", "--", *SUBMODULES)
-            # Fills the indexes' times, without which every later check reads all files: 0.8 s instead of 0.01 s.
+            # Refreshes git's index, so that later checks need 0.01 s instead of 0.8 s.
             run("git", "-C", clone, "status", "--short")
             clone.replace(root)
-        if problem := checkout_problem(installation):  # a checkout of the user's is not changed
+        if problem := checkout_problem(installation):
             raise problem
         if not installation.state_dir.exists():
             installation.state_dir.mkdir()
@@ -230,8 +223,8 @@ def install(installation: Installation, environ: Mapping[str, str], note: Note, 
         problem = packages_problem(installation, has_gpus=has_gpus)
         if problem and has_gpus:
             installation.unfinished_sync.touch()
-            # uv's own Python has the headers with which Triton compiles; a system's often lacks them (vllm issue
-            # 27890). --inexact leaves what somebody installed beside prime-rl's packages.
+            # uv's Python has the headers that Triton needs; a system's Python often lacks them (vllm issue 27890).
+            # --inexact keeps additional packages of the user.
             python = ("--managed-python", "--python", pins.python)
             options = ("--locked", "--inexact", "--no-dev", *python, "--extra", "flash-attn")
             run("uv", "sync", "--directory", root, *options)
@@ -240,19 +233,19 @@ def install(installation: Installation, environ: Mapping[str, str], note: Note, 
     except OSError as error:
         raise disk_error(error, root) from None
     if problem:
-        fix = problem.fix if has_gpus else "Build prime-rl's environment there yourself, without CUDA (--gpus none)."
+        fix = problem.fix if has_gpus else "With --gpus none, install prime-rl's packages there yourself, without CUDA."
         raise EngineError(problem.cause, fix)
     log_path.unlink(missing_ok=True)
 
 
 def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Path) -> None:
-    """Show a command and run it to its end. EngineError with the last lines of its log if it fails."""
+    """Note a command and run it. EngineError with the last lines of its log if it fails."""
     command = shlex.join(map(str, argv))
     note(f"$ {command}")
     env = {name: value for name, value in environ.items() if name not in _FOREIGN}
     env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
     if shutil.which(argv[0], path=env.get("PATH")) is None:
-        raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then repeat.")
+        raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then run the command again.")
     group = ProcessGroup("install", _GRACE_SECONDS)
     try:
         child = group.start(command, argv, log_path=log_path, env=env, cwd=log_path.parent)
@@ -265,13 +258,13 @@ def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Pa
     if child.poll() != 0:
         lines = " | ".join(tail(child.log_path, _NUM_QUOTED_LINES)) or "nothing"
         cause = f"{command}: {child.exit_cause()}; its last lines: {lines}"
-        raise EngineError(cause, f"Fix that, then repeat: what is done stays done. All of it: {log_path}")
+        raise EngineError(cause, f"Fix that, then run the command again: it resumes. The log: {log_path}")
 
 
 def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
-    """Check each part that running `rules` on `gpus` for the checkout at `root` needs. Takes under 0.3 s.
+    """Check each part of the installation that a run of the checkout at `root` needs. This takes under 0.3 s.
 
-    Without a checkout its parts are not checked. No GPUs: its packages may differ from the pins, without CUDA.
+    Without GPUs, versions of packages may differ from the pins.
     """
     parts = {"checkout": checkout_problem(installation)}
     if parts["checkout"] is None:
@@ -286,7 +279,7 @@ def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence
 
 
 def checkout_problem(installation: Installation) -> EngineError | None:
-    """Return the problem of a checkout at another commit, without a submodule, or with changed files."""
+    """Return a problem if the checkout is missing, at another commit, without a submodule, or has changed files."""
     root, commit = installation.root, installation.pins.commit
     if not (root / ".git").exists():
         return EngineError(f"prime-rl is not installed in {root}", PREPARE)
@@ -299,32 +292,33 @@ def checkout_problem(installation: Installation) -> EngineError | None:
         cause = f"{root} is at commit {str(head)[:9]}, this version runs prime-rl at {commit[:9]}"
         fix = f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl."
     elif missing:
-        cause = f"{root / missing[0]} is empty: a submodule is missing"
+        cause = f"{root / missing[0]} is empty: the submodule is missing"
         fix = f"Run: git -C {root} submodule update --init --recursive."
     elif changes:
         cause = f"{root}: {changes[0]} differs from the pinned commit"
-        fix = f"Look: git -C {root} status; then restore it, or leave out --prime-rl."
+        fix = f"Run: git -C {root} status; then restore the files, or leave out --prime-rl."
     else:
         return None
     return EngineError(cause, fix)
 
 
 def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineError | None:
-    """Return the problem of a program or a package that is missing or not the pinned one."""
+    """Return the problem of a program or a package that is missing or differs from the pins."""
     if installation.unfinished_sync.exists():
-        return EngineError("prime-rl's packages are not all installed: uv sync did not end well", PREPARE)
+        return EngineError("the packages of prime-rl are incomplete: uv sync failed or was interrupted", PREPARE)
     for program in PROGRAMS:
         if not os.access(installation.bin_dir / program, os.X_OK):
             return EngineError(f"{installation.bin_dir / program} is missing", PREPARE)
     for name in ("torch", "vllm", "flash_attn") if has_gpus else ():
         pinned, version = getattr(installation.pins, name), installation.version(name)
         if version is None or pinned not in (version, version.partition("+")[0]):
-            return EngineError(f"prime-rl's environment has {name} {version}, pinned is {pinned}", PREPARE)
+            return EngineError(f"prime-rl's environment has {name} {version} instead of {pinned}", PREPARE)
     return None
 
 
 def requirements_problem(installation: Installation, rules: Rules) -> EngineError | None:
-    """Return the problem of an environment whose required packages are missing; ours require one version."""
+    """Return the problem of an environment whose required packages are missing, or, without a user's taskset, have
+    another version."""
     missing = set()
     for environment in rules.environments:
         for requirement in environment.versions:
@@ -335,11 +329,11 @@ def requirements_problem(installation: Installation, rules: Rules) -> EngineErro
     if not missing:
         return None
     fix = f"Run: uv pip install --python {installation.bin_dir / 'python'} {' '.join(sorted(missing))}"
-    return EngineError("prime-rl's environment lacks what an environment of rules.toml requires", fix)
+    return EngineError("packages that an environment of rules.toml requires are missing", fix)
 
 
 def shape_problem(rules: Rules, root: Path) -> EngineError | None:
-    """Return the problem of a model that the server could not divide over its GPUs, or whose context is too short."""
+    """Return the problem of a model that tensor_parallel cannot divide, or whose context is too short."""
     model = dict[str, Any]()
     with suppress(OSError, ValueError):
         model = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])
@@ -347,31 +341,12 @@ def shape_problem(rules: Rules, root: Path) -> EngineError | None:
     if isinstance(heads, int) and heads % rules.tensor_parallel:
         cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads"
         return EngineError(f"{cause} of {rules.model}", "Write a divisor, or 1.")
-    # Scaled positions reach further, by rules of vLLM's own.
+    # vLLM extends the context of scaled rotary embeddings.
     is_scaled = any("factor" in (model.get(key) or ()) for key in ("rope_scaling", "rope_parameters"))
     prompt_tokens = max(environment.prompt_tokens for environment in load_environments(root, rules.scored))
     needed = context_tokens(rules, prompt_tokens)
     if isinstance(positions, int) and positions < needed and not is_scaled:
         cause = f"{RULES_NAME}: prompt and answers may need {needed} tokens, {rules.model} has a context of {positions}"
-        fix = "Write less room in [environment.NAME] (prompt_tokens, conversation_tokens), or another model."
+        fix = "Lower prompt_tokens or conversation_tokens in [environment.NAME], or choose another model."
         return EngineError(cause, fix)
     return None
-
-
-def guesses(rules: Rules, root: Path) -> list[Check]:
-    """Return what may make a run of the checkout at `root` slow or fail here. These warnings refuse no run."""
-    warnings = dict[str, EngineError]()
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        warnings["compiler"] = EngineError("no cc, gcc or clang, which Triton needs", "Run: sudo apt install gcc.")
-    if (free := free_disk_gb(_SHM)) < _SHM_GB:
-        cause = f"{free:.2f} GB are free in {_SHM}, a run wants {_SHM_GB:g}"
-        fix = f"Run: sudo mount -o remount,size=8G {_SHM}; a container: docker run --shm-size=8g."
-        warnings["shared memory"] = EngineError(cause, fix)
-    # A self-play run keeps more weights.
-    run_gb = RUN_DISK_GB + BROADCAST_GB * CURVE_STEPS * any(environment.is_game for environment in rules.environments)
-    if (free := free_disk_gb(root)) < run_gb + MODELS_GB:  # MODELS_GB bounds the models of kept experiments
-        needs = f"a run needs about {run_gb:g}, a night with its kept models {run_gb + MODELS_GB:g}"
-        warnings["disk"] = EngineError(
-            f"{free:.1f} GB of disk are free; {needs}", "Run: du -sh runs/*; then delete old ones."
-        )
-    return [Check(ENGINE, name, warning, is_warning=True) for name, warning in warnings.items()]

@@ -1,8 +1,7 @@
-"""How one prime-rl run is started: its files, command lines, environment variables, ports and GPUs.
+"""The processes of one prime-rl run: files, command lines, environment variables, ports and GPUs.
 
-Command lines and variables are those of prime-rl's own launcher (src/prime_rl/entrypoints/rl.py at the
-pinned commit, P/), which is not used: it waits half a minute before it stops anything, and always stops
-the server first. Nothing is started here.
+Command lines and variables are those of prime-rl's launcher (src/prime_rl/entrypoints/rl.py at the pinned commit, P/).
+The launcher itself is not used: it waits half a minute before it stops a process, and always stops the server first.
 """
 
 import random
@@ -20,30 +19,27 @@ from nightshift.errors import EngineError
 from nightshift.executors.gpus import GpuIds
 from nightshift.files import write_json
 
-# The first of a run's. Below the ephemeral ports of Linux (32768-60999): no outgoing connection can take one.
+# Below the ephemeral ports of Linux (32768-60999), which outgoing connections use.
 _PORT_RANGE = range(20_000, 32_000)
 _PORT_TRIES = 200
 
 
 def free_ports(num_environments: int = 1) -> int:
-    """Return the first of a run's loopback ports that nobody uses now: five in a row, and one for every environment
-    after the first.
+    """Return the first of 4 + `num_environments` consecutive ports that are free now.
 
-    A race is left: between this call and the moment, up to half a minute later, at which a process binds its port,
-    another program could bind the same one out of 12,000; that process then ends with "address already in use", an
-    infrastructure failure.
+    Another program may still bind a port before the run does. The run's process then ends with "address already in
+    use", an infrastructure failure.
     """
     for _ in range(_PORT_TRIES):
         first = random.SystemRandom().choice(_PORT_RANGE)
         try:
             for port in range(first, first + 4 + num_environments):
                 with socket.socket() as opened:
-                    # All addresses: torchrun's store listens on every one. No SO_REUSEADDR: it would let two share.
-                    opened.bind(("", port))
+                    opened.bind(("", port))  # torchrun's store listens on all addresses
         except OSError:
             continue
         return first
-    raise EngineError(f"no free port among {_PORT_RANGE.start}-{_PORT_RANGE.stop}", "See what listens: ss -ltn")
+    raise EngineError(f"no free ports in {_PORT_RANGE.start}-{_PORT_RANGE.stop}", "List listening programs: ss -ltn")
 
 
 VALIDATOR = Path(__file__).with_name("validate.py")
@@ -60,14 +56,14 @@ _INFERENCE = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
     "VLLM_ENGINE_READY_TIMEOUT_S": "4200",
     "UCX_TLS": "all",
-    # vLLM would compile FlashInfer's sampler when it starts, and end where there is no nvcc (vllm issue 49497). It
-    # serves top-k and top-p, which are off here in training and in evaluation.
+    # FlashInfer's sampler is for top-k and top-p, which are off. vLLM would compile it, and fail without nvcc (vllm
+    # issue 49497).
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # Read on WSL2 only, where a start ends with "UVA is not available" without it (vllm issue 47387).
+    # On WSL2, a start fails without this variable: "UVA is not available" (vllm issue 47387).
     "VLLM_WSL2_ENABLE_PIN_MEMORY": "1",
 }
 _TRAINER = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-# Nothing is asked of a hub and nothing is reported to anybody. vLLM would ask the network for its own address.
+# No requests to a hub and no telemetry; without VLLM_HOST_IP, vLLM opens a socket to the internet to find its address.
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -81,7 +77,7 @@ _QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One process: `env` is what is added to the harness's own environment; its log is NAME.log in the run's folder."""
+    """One process, whose log is NAME.log in the run's folder. `env` extends the environment of the worker."""
 
     name: str
     argv: tuple[str, ...]
@@ -90,27 +86,21 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Everything that one run of `settings` (from `effective`) needs before its first process starts.
+    """Everything that one run needs before its first process starts. Starts nothing itself."""
 
-    `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
-    installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: of inference, then of the trainer, or
-    the same for both; () hides every GPU from both. `variables`: of machine.toml, in place of what prime-rl's launcher
-    sets. `seats`: whose rollouts the curves show, by the name of the environment.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # of `effective`
     seed: int
-    run_dir: Path
-    port: int  # the inference server's, the first of `free_ports`
-    gpu_ids: GpuIds
-    bin_dir: Path
-    environment: Mapping[str, str]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    seats: Mapping[str, str] = field(default_factory=dict)
+    run_dir: Path  # absolute
+    port: int  # of the inference server, the first of `free_ports`
+    gpu_ids: GpuIds  # of inference, then of the trainer; () hides all GPUs
+    bin_dir: Path  # absolute, of prime-rl's environment
+    environment: Mapping[str, str]  # of the installation: PATH, PYTHONPATH, caches
+    variables: Mapping[str, str] = field(default_factory=dict)  # of machine.toml; they override prime-rl's
+    seats: Mapping[str, str] = field(default_factory=dict)  # by environment, the seat whose rollouts the curves show
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        """The settings with what belongs to this run: folder, ports, seeds."""
+        """The settings with the folder, ports and seeds of this run."""
         tree = with_seed(self.settings, self.seed)
         tree["output_dir"] = str(self.run_dir)
         tree["run"] = {"name": PRIME_DIR}
@@ -123,39 +113,39 @@ class Launch:
 
     @property
     def is_adapter(self) -> bool:
-        """The policy is an adapter beside the model."""
+        """Whether the policy is a LoRA adapter."""
         return bool(self.tree["orchestrator"]["model"].get("lora"))
 
     @property
     def served_model(self) -> str:
-        """The policy's name in requests."""
+        """The name of the policy in requests."""
         model = self.tree["orchestrator"]["model"]["lora"] if self.is_adapter else self.tree["model"]
         return str(model["name"])
 
     @property
     def is_shared(self) -> bool:
-        """Server and trainer are on one GPU."""
+        """Whether server and trainer share a GPU."""
         return len(self.gpu_ids) > len({*self.gpu_ids})
 
     @property
     def num_trainers(self) -> int:
-        """How many processes train, each on a GPU."""
+        """The number of processes that train, each on one GPU."""
         return int(self.tree["deployment"]["num_train_gpus"])
 
     @property
     def num_engines(self) -> int:
-        """The number of data-parallel engines: each has a copy of the policy."""
+        """The number of data-parallel engines, each with a copy of the policy."""
         parallel: int = self.tree["inference"]["vllm"].get("tensor_parallel_size", 1)
         return int(self.tree["deployment"]["num_infer_gpus"]) // parallel
 
     @property
     def is_game(self) -> bool:
-        """One of its environments has a seat for an opponent."""
+        """Whether an environment has an opponent."""
         return any("opponent" in source["env"] for source in self.tree["orchestrator"]["train"]["source"])
 
     @property
     def prime_dir(self) -> Path:
-        """prime-rl's run folder."""
+        """The folder of prime-rl's files."""
         return self.run_dir / PRIME_DIR
 
     @property
@@ -168,33 +158,32 @@ class Launch:
 
     @property
     def configs_dir(self) -> Path:
-        """The configs of prime-rl's programs."""
+        """The folder for the configs of prime-rl's programs."""
         return self.run_dir / "configs"
 
     @property
     def verdict(self) -> Path:
-        """The validator's JSON: {"ok": true, ...} or {"ok": false, "errors": [...]}."""
+        """The output of the validator."""
         return self.run_dir / "validator.json"
 
     def write(self) -> None:
-        """Create the folders and the file that the validator reads."""
+        """Create the folders and the input of the validator."""
         self.configs_dir.mkdir(exist_ok=True)
         self.prime_dir.mkdir(exist_ok=True)
         write_json(self.run_dir / "rl.json", self.tree)
 
     @property
     def env_servers(self) -> list[str]:
-        """Names of their processes: one an environment. prime-rl counts their ports up from the base."""
+        """The names of the env-server processes, one per environment."""
         return [command.name for command in self.commands if command.name.startswith("env-server")]
 
     @cached_property
     def commands(self) -> tuple[Command, ...]:
         """Validator, inference, an env-server for each environment, orchestrator, trainer.
 
-        The validator ends before any other process starts: it writes `verdict`, and the config of each of them.
+        The validator must end before the others start: it writes their configs.
         """
-        # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
-        run_id = uuid.uuid5(uuid.NAMESPACE_URL, self.run_dir.as_uri()).hex
+        run_id = uuid.uuid5(uuid.NAMESPACE_URL, self.run_dir.as_uri()).hex  # not random: a dry run shows the same
         common = {**self.environment, **_COMMON, **_QUIET, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
         configs_dir = self.configs_dir
         names = [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
@@ -223,7 +212,7 @@ class Launch:
         sides = self.gpu_ids[:num_infer_gpus], self.gpu_ids[num_infer_gpus:]
         inference_gpus, trainer_gpus = (",".join(map(str, ids)) for ids in sides)
         inference, orchestrator = ([name, "@", configs_dir / f"{name}.json"] for name in ("inference", "orchestrator"))
-        # -P: nothing from beside the validator is importable, which is Nightshift.
+        # -P: without the validator's folder on the path, which is part of Nightshift.
         validator = ["python", "-P", VALIDATOR, self.run_dir / "rl.json", configs_dir, self.verdict]
         env_servers = {
             "env-server" if len(names) == 1 else f"env-server-{name}": configs_dir / "envs" / "train" / f"{name}.json"

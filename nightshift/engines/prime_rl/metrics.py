@@ -1,14 +1,13 @@
-"""What prime-rl's trainer and orchestrator append to their metrics files, read while they write, as Steps.
+"""Read the metrics files of prime-rl's trainer and orchestrator as Steps while they grow, and keep sample rollouts.
 
-Keys and their meaning: prime_rl/trainer/rl/train.py and prime_rl/orchestrator/{metrics,orchestrator}.py at the
-pinned commit. The trainer writes five rows a step (perf, optim, tensor statistics, time, disk), the orchestrator
-one; a row of the trainer may come before the orchestrator's of the same step. No key that is read here is in rows of
-both.
+The keys are in prime_rl/trainer/rl/train.py and prime_rl/orchestrator/{metrics,orchestrator}.py at the pinned commit.
+The trainer writes five rows a step (perf, optim, tensor statistics, time, disk), the orchestrator one, in any order. No
+key that is read here is in rows of both. prime-rl leaves out values that are not finite.
 """
 
 import json
+import math
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,20 +18,20 @@ from typing import Any
 from nightshift.campaign.metrics import Step
 from nightshift.files import nesting_limit, open_regular, parse_json, write_atomically
 
-NUM_ROLLOUTS = 12  # that a run keeps for people to read
-MAX_TEXT = 4000  # characters of a problem or completion that are kept
-_MAX_READ = 64 << 20  # bytes of a file that are looked at: some six hundred rollouts of 2,048 tokens
-# As verifiers: limits of the framework; else the last answer's finish reason decides.
+NUM_ROLLOUTS = 12  # kept of a run
+MAX_TEXT = 4000  # characters kept of a problem or completion
+_MAX_READ = 64 << 20  # bytes of a file: some six hundred rollouts of 2,048 tokens
+# verifiers' stop conditions of a truncated rollout; otherwise the finish reason of the last answer decides.
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 
 
 def rollout_files(rollouts_dir: Path) -> Iterator[Path]:
-    """Of all steps, in no order; they grow while any rollout is finished."""
+    """Yield the files of all steps in no order. They grow with each finished rollout."""
     return rollouts_dir.glob("step_*/train/all/traces.jsonl")
 
 
 def num_rollouts(rollouts_dir: Path) -> int:
-    """Finished so far, also those that failed."""
+    """Return the number of finished and failed rollouts."""
     total = 0
     for path in rollout_files(rollouts_dir):
         with open_regular(path) as file:
@@ -41,11 +40,10 @@ def num_rollouts(rollouts_dir: Path) -> int:
 
 
 def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
-    """Write up to NUM_ROLLOUTS rollouts, of the last steps first, to `path`: a line each, if there are any.
+    """Write up to NUM_ROLLOUTS rollouts of the last steps to `path`, if there are any.
 
-    A line is {step, problem, completion, reward, truncated}. Rollouts are evenly spaced over a step, so that they are
-    not all of one problem. Text is cut to MAX_TEXT characters and contains no control characters but newline and tab;
-    `reward` is None where scoring failed. Lines that are torn or no episode are left out.
+    A line is {step, problem, completion, reward, truncated}; `reward` is None if scoring failed. Rollouts are evenly
+    spaced over a step to cover several problems. Incomplete lines are left out.
     """
     rollouts: list[dict[str, Any]] = []
     files = rollout_files(rollouts_dir)
@@ -53,9 +51,9 @@ def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()
-        wanted = min(NUM_ROLLOUTS - len(rollouts), len(lines))
-        found = (_rollout(lines[index * len(lines) // wanted]) for index in range(wanted))
-        rollouts += ({"step": step, **rollout} for rollout in found if rollout is not None)
+        num = min(NUM_ROLLOUTS - len(rollouts), len(lines))
+        samples = (_rollout(lines[index * len(lines) // num]) for index in range(num))
+        rollouts += ({"step": step, **sample} for sample in samples if sample is not None)
         if len(rollouts) == NUM_ROLLOUTS:
             break
     if rollouts:
@@ -65,7 +63,7 @@ def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
 def _rollout(line: bytes) -> dict[str, Any] | None:
     try:
         with nesting_limit():
-            trace = json.loads(line)["traces"][0]  # msgspec refuses lone surrogates, which policies write
+            trace = json.loads(line)["traces"][0]  # msgspec refuses the lone surrogates that policies write
         messages = [node["message"] for node in trace["nodes"]]
         problem = next(m for m in messages if m["role"] == "user")
         completion: dict[str, Any] = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
@@ -85,55 +83,55 @@ def _rollout(line: bytes) -> dict[str, Any] | None:
 
 
 def _text(content: Any) -> str:
-    if isinstance(content, list):  # parts, of which only text is shown
+    if isinstance(content, list):  # parts of a message
         content = " ".join(str(part.get("text", "")) for part in content)
     text = str(content or "")[:MAX_TEXT].encode("utf-8", "replace").decode()  # no lone surrogates
     return "".join(c if c in "\n\t" or c.isprintable() else " " for c in text)
 
 
-# Raw key -> field of Step, or a name of our own, with _. reward_std has no raw key: prime-rl writes mean, extremes and
-# percentiles only. A value that is no finite number has no key either.
+# Raw key -> field of Step, or a name with _ that only this module uses. reward_std has no raw key.
 _FIELDS = {
     "optim/lr": "lr",  # of the next step
     "optim/grad_norm": "grad_norm",
     "loss/mean": "loss",
     "entropy/all/mean": "entropy",
-    "mismatch_kl/all/mean": "kl",  # of the trainer's probabilities from the server's, per token
+    "mismatch_kl/all/mean": "kl",  # between trainer and server, per token
     "is_masked/mean": "masked_share",
-    "time/forward_backward": "train_seconds",  # optimizer step included
+    "time/forward_backward": "train_seconds",  # with the optimizer step
     "time/broadcast_weights": "broadcast_seconds",
     "time/wait_for_batch": "wait_for_rollouts_seconds",
-    # The orchestrator's. `all` holds every rollout of the step; `effective` only what the zero-advantage filter left.
+    # Of the orchestrator. `all` is over every rollout of the step, before the zero-advantage filter.
     "train/agg/all/agent/reward/mean": "reward_mean",
     "train/agg/all/agent/reward/min": "_reward_min",
     "train/agg/all/agent/solved_all": "all_right_share",
     "train/agg/all/agent/solved_none": "all_wrong_share",
     "train/agg/all/agent/num_output_tokens/mean": "completion_tokens_mean",
     "train/agg/all/agent/is_truncated/mean": "truncated_share",
-    "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
+    "train/agg/all/has_error/mean": "error_share",  # of episodes, also of those without a rollout
     "train/agg/all/agent/num_branches/mean": "branches_mean",
     "off_policy/mean": "off_policy_mean",
     "time/wait_for_policy": "wait_for_policy_seconds",
     "progress/rollouts": "_num_rollouts",
 }
-_REWARD = re.compile("train/(.+)/all/(.+)/reward/mean")  # of one source's seat; agg is all sources
-_SERVER_ERRORS = re.compile("train/agg/all/.+/error/ProviderError")  # of one seat; rollouts are counted of all seats
+_REWARD = re.compile("train/(.+)/all/(.+)/reward/mean")  # of a source and a seat; agg is all sources
+_SERVER_ERRORS = re.compile("train/agg/all/.+/error/ProviderError")  # of a seat
 
 
 class MetricsTail:
-    """Reads appended rows only, so that it can be polled every second of a run.
+    """The complete steps of a run so far. `poll` reads only rows that were appended since the last call.
 
-    A step is complete, and counted, when the trainer's rows for it exist: its policy is published then.
+    A step is complete when the trainer has written its rows: it has published the policy then.
     """
 
     def __init__(
         self, *paths: Path, is_group_relative: bool = False, seats: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet.
+        """`paths`: the files of the trainer and the orchestrator, which may not exist yet.
 
-        `is_group_relative`: an advantage is the reward less the mean of its group, and nothing else. `seats`: whose
-        rollouts are counted, by the name of the source; without one `agent`. Where the seats of sources differ, a
-        figure is the mean over the sources.
+        Args:
+            is_group_relative: an advantage is the reward minus the mean of its group.
+            seats: by source, the seat whose rollouts count, by default `agent`. If the seats of sources differ, a value
+                is the mean over the sources.
         """
         names = {*seats.values()} or {"agent"}
         self._seats, self._sources = seats, {"agg": names.pop()} if len(names) == 1 else seats
@@ -142,19 +140,19 @@ class MetricsTail:
         self._rows: dict[int, dict[str, Any]] = {}
 
     def poll(self) -> bool:
-        """Take in what was appended since the last call; True if there was any whole row."""
+        """Read new rows. Returns whether there were any."""
         rows = [row for path in self._offsets for row in self._new_rows(path)]
         for row in rows:
-            self._take(row)
+            self._add(row)
         return bool(rows)
 
     @property
     def num_steps(self) -> int:
-        """Complete steps so far."""
+        """The number of complete steps."""
         return len(self._complete())
 
     def steps(self, began: float, last_step: int | None = None) -> list[Step]:
-        """Complete steps in order, up to `last_step`. `began`: when training began, in seconds of time.time()."""
+        """Return the complete steps up to `last_step`. `began`: the start of the training, by time.time()."""
         steps, before = list[Step](), began
         for number in self._complete(last_step):
             ended = self._rows[number]["time"]
@@ -163,11 +161,11 @@ class MetricsTail:
         return steps
 
     def is_whole(self, number: int) -> bool:
-        """True once trainer and orchestrator have written all of a step."""
+        """Return whether trainer and orchestrator have written all rows of a step."""
         return self._rows.get(number, {}).keys() >= {"time", "_num_rollouts"}
 
     def reward_mean(self, last_step: int | None = None) -> float | None:
-        """Mean reward over all rollouts of the complete steps; None before the first."""
+        """Return the mean reward over all rollouts of the complete steps; None without one."""
         total, count = 0.0, 0.0
         for number in self._complete(last_step):
             reward, num_rollouts = map(self._rows[number].get, ("reward_mean", "_num_rollouts"))
@@ -177,72 +175,62 @@ class MetricsTail:
         return total / count if count else None
 
     def not_finite_step(self) -> int | None:
-        """The first complete step whose loss was NaN or infinite: prime-rl always has one and leaves it out then."""
+        """Return the first complete step without a loss, which was NaN or infinite; None if there is none."""
         return next((n for n in self._complete() if self._rows[n].get("loss") is None), None)
 
     def _complete(self, last_step: int | None = None) -> list[int]:
-        """Numbers of the complete steps. The row with the times is the last that is read from the trainer."""
+        """Return the numbers of the complete steps. The row with the times is the last that the trainer writes."""
         return sorted(n for n, row in self._rows.items() if "time" in row and (last_step is None or n <= last_step))
 
-    def _new_rows(self, path: Path) -> Iterator[dict[str, Any]]:
+    def _new_rows(self, path: Path) -> Iterator[dict[str, float]]:
         try:
             with open_regular(path) as file:
                 file.seek(self._offsets[path])
                 data = file.read()
         except FileNotFoundError:
             return
-        whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written, or was cut by a kill
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         self._offsets[path] += len(whole)
         for line in whole.splitlines():
             with suppress(ValueError):
-                yield parse_json(line, dict[str, Any])
+                yield parse_json(line, dict[str, float])
 
-    def _take(self, row: dict[str, Any]) -> None:
-        step = _number(row.get("step"))
-        if step is None or step != int(step):
+    def _add(self, row: dict[str, float]) -> None:
+        if not (step := row.get("step", math.nan)).is_integer():
             return
         values: dict[str, Any] = {}
         for key, name in _FIELDS.items():
             paths = {key.replace("agg/all/agent", f"{source}/all/{seat}") for source, seat in self._sources.items()}
-            if paths := {path for path in paths if path in row}:
-                numbers = [number for path in paths if (number := _number(row[path])) is not None]
-                is_whole = len(numbers) == len(paths)
-                values[name] = None if not is_whole else min(numbers) if name == "_reward_min" else fmean(numbers)
-        if errors := [_number(row[key]) or 0.0 for key in row if _SERVER_ERRORS.fullmatch(key)]:
+            if numbers := [row[path] for path in paths if path in row]:
+                values[name] = min(numbers) if name == "_reward_min" else fmean(numbers)
+        if errors := [row[key] for key in row if _SERVER_ERRORS.fullmatch(key)]:
             values["_server_errors"] = sum(errors)
         if "train_seconds" in values:
-            values["time"] = _number(row.get("time"))
-        of_seats = {(match[1], match[2]): _number(row[key]) for key in row if (match := _REWARD.fullmatch(key))}
-        of_sources = {name: value for (name, seat), value in of_seats.items() if seat == self._seats.get(name, "agent")}
-        rewards = {name: value for name, value in of_sources.items() if name != "agg" and value is not None}
+            values["time"] = row.get("time")
+        matches = [(match, row[key]) for key in row if (match := _REWARD.fullmatch(key)) and match[1] != "agg"]
+        rewards = {match[1]: reward for match, reward in matches if match[2] == self._seats.get(match[1], "agent")}
         if len(rewards) > 1:
             values["rewards"] = rewards
         self._rows.setdefault(int(step), {}).update(values)
 
     def _step(self, number: int, began: float, seconds: float | None) -> Step:
-        """Return a step. `seconds`: from the end of the step before it, or from the beginning of the training."""
+        """Return a step. `seconds`: since the end of the previous step, or the beginning of the training."""
         values = dict(self._rows[number])
-        # As the trl engine counts: completion tokens of all rollouts, a second of the whole step. The orchestrator's
-        # time/step is next to 0 where two batches are full at once, and perf/throughput counts padding, too.
+        # As in the trl engine: completion tokens of all rollouts per second of the whole step. The orchestrator's
+        # time/step is near 0 if two batches are full at once, and perf/throughput includes padding.
         tokens, num_rollouts = values.get("completion_tokens_mean"), values.pop("_num_rollouts", None)
         if tokens is not None and num_rollouts and seconds is not None and seconds > 0:
             values["tokens_per_second"] = tokens * num_rollouts / seconds
         if (errors := values.pop("_server_errors", None)) is not None and num_rollouts:
             values["server_error_share"] = errors / num_rollouts
         wait = values.get("wait_for_rollouts_seconds")
-        if wait is not None and seconds is not None:  # the trainer of the first step waits since before the training
+        if wait is not None and seconds is not None:  # the first wait begins before the training
             values["wait_for_rollouts_seconds"] = min(wait, max(seconds, 0.0))
         if values["time"] is not None:
             values["time"] -= began
         least = values.pop("_reward_min", None)
         right, wrong = values.get("all_right_share"), values.get("all_wrong_share")
-        # prime-rl calls a group all wrong if its rewards sum to 0. It does not count groups that are equal in between.
+        # prime-rl calls a group all wrong if its rewards sum to 0, and does not count other groups of equal rewards.
         if self._is_group_relative and least is not None and least >= 0 and right is not None and wrong is not None:
             values["equal_share"] = right + wrong
         return Step(step=number, **values)
-
-
-def _number(value: Any) -> float | None:
-    """A finite number; an integer may be beyond any float."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= sys.float_info.max else None

@@ -1,15 +1,14 @@
-"""The log-probabilities of tokens under two sets of weights, by transformers: a process of its own.
+"""A process that computes the log-probabilities of tokens under two sets of weights, by transformers.
 
     python -m nightshift.engines.prime_rl.reader BASE FOLDER SERVED ANSWER
 
-Both are Hugging Face folders; FOLDER's weights may be an adapter of BASE.
+BASE and FOLDER are Hugging Face folders; FOLDER may contain an adapter of BASE. SERVED is served.json of a run, with
+the token ids. ANSWER gets JSON, {"start": [[...]], "file": [[...]]}: the log-probability of each token but the first
+under BASE and under FOLDER.
 
-SERVED: a run's served.json, of which the token ids are read. ANSWER gets JSON, {"start": [[...]], "file": [[...]]}: for
-each token but the first its log-probability under BASE and under FOLDER. On the CPU, in float32: bfloat16 would add a
-rounding of its own to the server's, and needs four times the CPU where that has no instructions for it (measured with
-0.5B parameters: 146 s and 1.8 GB of memory at most, instead of 37 s and 3.7 GB).
-
-Of FOLDER nothing is read but its weights: no hash covers its config. Only safetensors, and no code but transformers'.
+The computation is on the CPU in float32. bfloat16 would add a rounding error, and takes four times as long on CPUs
+without instructions for it (measured with 0.5B parameters: 146 s and 1.8 GB of memory instead of 37 s and 3.7 GB). Only
+the weights of FOLDER are read, because no hash covers its config.
 """
 
 import json
@@ -19,7 +18,7 @@ from typing import Any
 
 
 def main(base: Path, folder: Path, served: Path, answer: Path) -> None:
-    """Read, compute, write."""
+    """Write the log-probabilities of the tokens in `served` to `answer`."""
     prompts = json.loads(served.read_bytes())["final"]["tokens"]
     model = _load(base)
     start = _logprobs(model, prompts)
@@ -38,18 +37,18 @@ def _load(base: Path) -> Any:
 
 
 def _replace(model: Any, folder: Path) -> None:
-    """Take all weights from the folder. A tied one may stand there once or twice."""
+    """Load all weights of the folder into the model. A tied weight may be stored once or twice."""
     from safetensors.torch import load_file
 
     tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
     names = {name for name, _ in model.named_parameters()}
-    if odd := sorted(names ^ tensors.keys() - (model.state_dict().keys() - names)):
-        raise ValueError(f"{folder} holds other weights than the base model: {odd[0]}")
+    if different := sorted(names ^ tensors.keys() - (model.state_dict().keys() - names)):
+        raise ValueError(f"{folder} has other weights than the base model: {different[0]}")
     model.load_state_dict(tensors, strict=False)
 
 
 def _merge(model: Any, folder: Path) -> None:
-    """Add the adapter to the weights: alpha / r * B A, as prime-rl's trainer and vLLM apply it."""
+    """Add the adapter to the weights: alpha / r * B A, as in prime-rl's trainer and vLLM."""
     from safetensors.torch import load_file
 
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -65,13 +64,13 @@ def _logprobs(model: Any, prompts: list[list[int]]) -> list[list[float]]:
     import torch
     from torch.nn.functional import cross_entropy
 
-    found = []
+    logprobs = []
     with torch.inference_mode():
         for prompt in prompts:
             tokens = torch.tensor(prompt)
             logits = model(tokens[None, :-1], use_cache=False).logits[0]
-            found.append([round(-loss, 6) for loss in cross_entropy(logits, tokens[1:], reduction="none").tolist()])
-    return found
+            logprobs.append([round(-loss, 6) for loss in cross_entropy(logits, tokens[1:], reduction="none").tolist()])
+    return logprobs
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Deletes what is heavy in the folders of runs: weights that prime-rl published, and rollouts. 1 to 3 GB a run on GPUs.
+"""Deletes the large files of prime-rl in the folders of runs: published weights and rollouts, 1 to 3 GB a run on GPUs.
 
-A session deletes its own at its end. What a killed worker left is deleted after its run, or at the next start with
-this engine in the checkout.
+A session deletes its files at its end. Files of a killed worker are deleted after its run, or at the next start.
 """
 
 import shutil
@@ -12,7 +11,7 @@ from nightshift.campaign.records import CERTIFY_NAME, JOB_NAME, RESULT_NAME, Job
 from nightshift.errors import UsageError
 from nightshift.files import read_json
 
-PRIME_DIR = "prime-rl"  # prime-rl's own folder in the run's
+PRIME_DIR = "prime-rl"  # prime-rl's folder in the folder of a run
 EARLIER_DIR = "earlier"  # weights of earlier steps of a self-play run
 _HEAVY = ("broadcasts", EARLIER_DIR, "rollouts")
 
@@ -20,11 +19,11 @@ _HEAVY = ("broadcasts", EARLIER_DIR, "rollouts")
 def remove_heavy(prime_dir: Path) -> None:
     """Delete weights and rollouts in prime-rl's folder of a run."""
     for name in _HEAVY:
-        shutil.rmtree(prime_dir / name, ignore_errors=True)  # refuses a link
+        shutil.rmtree(prime_dir / name, ignore_errors=True)  # does not follow a link
 
 
 def sweep(runs_dir: Path) -> None:
-    """Clean the folders of all runs that are over. No run on this machine is in flight; a job in SLURM may be."""
+    """Clean the folders of all runs that are over. Call when no run on this machine is in flight; SLURM jobs may be."""
     for path in (*runs_dir.glob(f"*/{JOB_NAME}"), *runs_dir.glob(f"{CERTIFY_NAME}/*/*/{JOB_NAME}")):
         clean(runs_dir, path.parent, may_run=True)
 
@@ -32,12 +31,12 @@ def sweep(runs_dir: Path) -> None:
 def clean(runs_dir: Path, folder: Path, *, may_run: bool = False) -> None:
     """Delete weights and rollouts of a run. Call as the controller.
 
-    `may_run`: leave a job in SLURM alone until its result exists.
+    `may_run`: skip a SLURM job without a result.
     """
     with suppress(UsageError):  # a damaged job.json does not show whether the run is over
         job = read_json(folder / JOB_NAME, Job, "")
         if job is None or (may_run and job.name and not (folder / RESULT_NAME).exists()):
             return
-        for prime_dir in (folder / PRIME_DIR, *folder.glob(f"*/{PRIME_DIR}")):  # a start of the incumbent has one
-            if prime_dir.resolve() == runs_dir.resolve() / prime_dir.relative_to(runs_dir):  # no link on the way
+        for prime_dir in (folder / PRIME_DIR, *folder.glob(f"*/{PRIME_DIR}")):  # a re-run of the incumbent has several
+            if prime_dir.resolve() == runs_dir.resolve() / prime_dir.relative_to(runs_dir):  # no link in the path
                 remove_heavy(prime_dir)

@@ -1,11 +1,11 @@
-"""Served = file: that what was scored came from the weights whose sha256 is recorded.
+"""Served = file: the proof that the scored completions came from the weights whose sha256 is recorded.
 
-A hash shows what the server was asked to load, not what it computes with. So a run asks the server for the
-log-probabilities of eight fixed chats: of the start weights, after the final load and after the scoring (`Witness`). A
-score counts only if the last two agree. Of what is kept or certified, a child computes the same by transformers from
-the start weights and from the file (reader.py, `ServedProof`). The served numbers must
-be nearer to the file. The test is relative because the two programs round differently: nobody knows yet by how much on
-a GPU, and both files are rounded alike.
+A hash shows which weights the server was asked to load, not which weights it uses. So a run asks the server for the
+log-probabilities of eight fixed chats: with the start weights, after the final load and after the scoring (`Witness`).
+A score counts only if the last two agree. For kept and certified experiments, a child process computes the same
+log-probabilities by transformers, from the start weights and from the file (reader.py, `ServedProof`). Those of the
+server must be nearer to the file. The test is relative because the two programs round differently; the size of this
+error on a GPU has not been measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from subprocess import TimeoutExpired
-from typing import Annotated
 
 import msgspec
 
@@ -34,23 +33,21 @@ from nightshift.text import clean
 
 SERVED_NAME = "served.json"
 READER = ("-m", "nightshift.engines.prime_rl.reader")
-# For all chats after the final load, and after the scoring: 2 s measured. At the start, where vLLM may compile for it,
-# ADMIN_SECONDS.
+# Limit for all chats after the final load and after the scoring (measured: 2 s). At the start, where vLLM may compile,
+# the limit is ADMIN_SECONDS.
 ASK_SECONDS = 10.0
-# Mean |difference| a token of one server that is asked twice about the same weights. Not measured on a GPU.
+# Largest mean |difference| per token between two answers about the same weights. Not measured on a GPU.
 SAME = 0.01
-# Measured for 0.5B parameters: 42 to 55 s of CPU; on two cores that five to ten other processes want, 99 to 184 s.
-READ_SECONDS = 600.0
+READ_SECONDS = 600.0  # measured for 0.5B parameters: 42 to 55 s of CPU, up to 184 s on two busy cores
 GRACE_SECONDS = 1.0  # the child saves nothing
-# Standard errors over tokens for "nearer": four, not three, because the tokens of a chat share their context. Where
-# nothing was learned one keep in 30,000 is a false alarm, which costs a run; were four tokens worth one, one in 50.
+# Standard errors over tokens for "nearer": four, because the tokens of a chat are correlated. If nothing was learned,
+# one keep in 30,000 is a false alarm, which costs a run.
 SURE = 4.0
-# Mean |difference| a token of a server that has the right weights. Measured on a CPU, with random weights of 0.5B
-# parameters: transformers in bfloat16 and in float32 differ by 0.023. prime-rl's mismatch KL of about 1e-4 between a
-# trainer and a server that agree is that of normal noise of 0.014, whose mean size is 0.011. This is twice the larger.
+# Largest mean |difference| per token between a server and transformers with the same weights: twice 0.023, which
+# transformers in bfloat16 and float32 differ by on a CPU (random weights of 0.5B parameters).
 BOUND = 0.05
-MAX_BYTES, MAX_TOKENS = 1 << 20, 512
-# Answers as a policy writes them: training moves the log-probabilities of these most.
+MAX_BYTES = 1 << 20
+# Answers in the style of a policy, whose log-probabilities training changes most.
 CHATS = (
     ("What is 17 + 26?", "17 + 26 = 43\n#### 43"),
     ("What is 9 * 7 - 5?", "9 * 7 = 63\n63 - 5 = 58\n#### 58"),
@@ -61,50 +58,41 @@ CHATS = (
     ("Ann reads 20 pages a day. In how many days does she read 140?", "140 / 20 = 7 days.\n#### 7"),
     ("What is 5 + 8 + 13 + 21?", "5 + 8 = 13\n13 + 13 = 26\n26 + 21 = 47\n#### 47"),
 )
-_MESSAGES = [[{"role": "user", "content": ask}, {"role": "assistant", "content": said}] for ask, said in CHATS]
+_MESSAGES = [[{"role": "user", "content": ask}, {"role": "assistant", "content": answer}] for ask, answer in CHATS]
 
-Tokens = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]], msgspec.Meta(max_length=MAX_TOKENS)]
-# Of each token but the first. vLLM writes -9999 for an infinite one; rounding may bring one above 0.
-Logprobs = Annotated[list[Annotated[float, msgspec.Meta(ge=-1e4, le=0.01)]], msgspec.Meta(max_length=MAX_TOKENS)]
+Logprobs = list[list[float]]  # of each chat, of each token but the first
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What the server says of the chats, in order. `logprobs`: of its first data-parallel engine; `others`: of the
-    others."""
+    """The answers of a server to all chats, in order."""
 
-    tokens: list[Tokens]
-    logprobs: list[Logprobs]
-    others: list[list[Logprobs]] = []
-
-    def __post_init__(self) -> None:
-        for engine in (self.logprobs, *self.others):
-            lengths = [len(logprobs) + 1 for logprobs in engine]
-            if len(lengths) != len(CHATS) or [len(tokens) for tokens in self.tokens] != lengths or min(lengths) < 2:
-                raise ValueError(f"not {len(CHATS)} lists of tokens with a log-probability for each but the first")
+    tokens: list[list[int]]
+    logprobs: Logprobs  # of the first data-parallel engine
+    others: list[Logprobs] = []  # of the other engines
 
     @property
     def engines(self) -> list[list[float]]:
-        """The log-probabilities of all tokens in a row, for each engine."""
+        """The log-probabilities of all chats in a row, for each engine."""
         return [[*chain(*engine)] for engine in (self.logprobs, *self.others)]
 
 
 class Served(msgspec.Struct, frozen=True):
-    """`served.json`: under the start weights and under the final ones; `problem`: why one was not had."""
+    """The contents of `served.json`: answers with the start weights and with the final ones."""
 
     start: Answers | None = None
     final: Answers | None = None
-    problem: str = ""
+    problem: str = ""  # why answers are missing
 
 
 class Read(msgspec.Struct, frozen=True):
-    """What the child says: the log-probabilities under the start weights and under the file."""
+    """The output of the child: log-probabilities under the start weights and under the file."""
 
-    start: list[Logprobs]
-    file: list[Logprobs]
+    start: Logprobs
+    file: Logprobs
 
 
 class Witness:
-    """Asks the server of one run, and writes the answers into the run's folder."""
+    """Asks the server of one run, and writes the answers to the run's folder."""
 
     def __init__(self, server: Server, launch: Launch) -> None:
         self._server, self._launch = server, launch
@@ -113,16 +101,18 @@ class Witness:
         self._is_confirmed = False
 
     def at_start(self) -> None:
-        """Ask as soon as the server is healthy. Weights that a trainer may have changed do not count as the start."""
+        """Ask as soon as the server is healthy. Ignore the answers if the trainer may have updated the weights."""
         start, problem = self._ask("start", str(self._launch.tree["model"]["name"]), ADMIN_SECONDS)
         if not self._launch.is_adapter and latest_stable(self._launch.broadcasts_dir):  # an adapter has its own name
-            start, late = None, "the first step was published before the server answered about its start"
+            start, late = None, "the first step was published before the server answered about its start weights"
             problem = problem or late
         self._served = Served(start, problem=problem)
 
     def at_end(self) -> str:
-        """Ask after the final load, once; return the sha256 of the file with all answers. EngineError if the engines of
-        the server have different weights."""
+        """Ask after the final load, once. Returns the sha256 of the file with all answers.
+
+        EngineError if the engines of the server have different weights.
+        """
         if self._sha256 is None:
             final, problem = self._ask("final", self._launch.served_model, ASK_SECONDS)
             engines = final.engines if final else []
@@ -140,7 +130,7 @@ class Witness:
     def confirm(self) -> None:
         """Ask after the scoring, once. Any process of the machine can load other weights into the server.
 
-        EngineError unless the answers are those after the final load. A server that gave none then may give none now.
+        EngineError unless the answers equal those after the final load, or are missing both times.
         """
         if self._is_confirmed:
             return
@@ -152,42 +142,40 @@ class Witness:
         elif loaded.tokens != scored.tokens or (distance := max(map(_distance, loaded.engines, scored.engines))) > SAME:
             apart = "other tokens" if loaded.tokens != scored.tokens else f"{distance:.4f} nats a token apart"
             cause = f"the server had other weights after the scoring than after the final load: {apart}"
-            raise EngineError(cause, "See which process of this machine talks to the server, then run it again.")
+            raise EngineError(cause, "Find out which process of this machine used the server, then run it again.")
         self._is_confirmed = True
 
     def _ask(self, when: str, model: str, seconds: float) -> tuple[Answers | None, str]:
-        """Return the answers of the weights served as `model`, or why there are none: that ends no run."""
+        """Return the answers of the weights served as `model`, or None and why. A failure does not end the run."""
         num_engines = self._launch.num_engines
         ends = self._server.clock() + seconds * num_engines
         try:
-            asked = [
+            answers = [
                 [self._server.prompt_logprobs(chat, model, ends, engine) for chat in _MESSAGES]
                 for engine in (range(num_engines) if num_engines > 1 else [None])
             ]
-            first, *others = [[logprobs for _, logprobs in pairs] for pairs in asked]
-            answers = {"tokens": [tokens for tokens, _ in asked[0]], "logprobs": first, "others": others}
-            return msgspec.convert(answers, Answers), ""
-        except (EngineError, msgspec.ValidationError) as error:
+        except EngineError as error:
             return None, clean(f"{when}: {error}", 300)
+        first, *others = [[logprobs for _, logprobs in pairs] for pairs in answers]
+        return Answers([tokens for tokens, _ in answers[0]], first, others), ""
 
 
 def compare(served: Served, read: Read) -> tuple[bool, str]:
     """Return whether the server had the start weights, and a line with its distances from the file and from the start.
-    Of several engines the worst one decides.
 
-    Distances are mean |differences| of log-probabilities a token, in nats. ValueError if the child answers other tokens
-    than the server.
+    A distance is the mean |difference| of log-probabilities per token, in nats. Of several engines, the worst decides.
+    ValueError if the child and the server have different tokens.
     """
     final = served.final
     assert final is not None
     file, start = [*chain(*read.file)], [*chain(*read.start)]
-    found = []
+    results = []
     for server in final.engines:
         nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(server, file, start, strict=True)]
         margin = SURE * stdev(nearer) / math.sqrt(len(nearer))
         is_chance, is_start = fmean(nearer) <= margin, fmean(nearer) < -margin
-        found.append((is_start, is_chance, _distance(server, file), _distance(server, start)))
-    is_start, is_chance, to_file, to_start = max(found)
+        results.append((is_start, is_chance, _distance(server, file), _distance(server, start)))
+    is_start, is_chance, to_file, to_start = max(results)
     distances = f"{to_file:.4f} nats a token from the file, {to_start:.4f} from the start weights"
     if is_start:
         return True, f"the server did not serve the file: its log-probabilities are {distances}"
@@ -197,32 +185,31 @@ def compare(served: Served, read: Read) -> tuple[bool, str]:
     elif to_file:
         line += f", {to_start / to_file:.3g} times as far"
     if served.start is not None and served.start.tokens == final.tokens:
-        noise = _distance(served.start.engines[0], start)  # of the two programs
+        noise = _distance(served.start.engines[0], start)
         line += f" (server and transformers on the start weights: {noise:.4f})"
     return False, line if to_file <= BOUND else f"{line}; above {BOUND:g}, a bound not yet measured on a GPU"
 
 
 class ServedProof(Proof):
-    """The comparison of what the server showed with what a child computes from the file (reader.py).
+    """The comparison of the server's log-probabilities with those that a child computes from the file (reader.py).
 
-    A failure of the comparison itself is "cannot tell", and why.
+    If the comparison itself fails, the result is "cannot tell", with the cause.
     """
 
     def __init__(
         self, run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], environ: Mapping[str, str]
     ) -> None:
-        """`base`: the folder of the start weights. EngineError if a file in `run_dir` is not what the worker left."""
+        """`base`: the folder of the start weights. EngineError if a file in `run_dir` has changed since the run."""
         folder = run_dir / WEIGHTS_NAME
         self._served = _read_served(run_dir / SERVED_NAME, weights)
         if (sha256 := check_weights(folder)) != weights.sha256:
-            cause = f"{folder} was changed after its evaluation: sha256 {sha256}, recorded is {weights.sha256}"
-            raise EngineError(cause)
+            raise EngineError(f"{folder} was changed after its evaluation: sha256 {sha256}, not {weights.sha256}")
         self._group, self._child = ProcessGroup("reader", GRACE_SECONDS), None
         self._ends, self._answer = time.monotonic() + READ_SECONDS, run_dir / "reader.json"
         self._problem = self._served.problem or "the server was not asked"
         if self._served.final is None:
             return
-        # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
+        # Without this limit, waiting threads spin: 96 s of CPU instead of 37 s on a busy machine (measured).
         variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
         paths = (base, folder, run_dir / SERVED_NAME, self._answer)
         try:
@@ -240,11 +227,11 @@ class ServedProof(Proof):
             raise
 
     def is_over(self) -> bool:
-        """Return True once the child has ended, or its time has."""
+        """Return True once the child has ended, or its time is over."""
         return self._child is None or self._child.poll() is not None or time.monotonic() >= self._ends
 
     def result(self) -> str:
-        """Return one line. EngineError if the server had the start weights."""
+        """Return a line with the distances, or why there are none. EngineError if the server had the start weights."""
         try:
             is_swapped, line = compare(self._served, self._read())
         except (EngineError, OSError, ValueError) as error:
@@ -261,37 +248,36 @@ class ServedProof(Proof):
         self._answer.unlink(missing_ok=True)
 
     def _read(self) -> Read:
-        """Return the child's answer. EngineError if it died or hangs, ValueError if it answers something else."""
+        """Return the output of the child. EngineError if the child failed or hangs, ValueError for invalid output."""
         if self._child is None:
             raise EngineError(self._problem)
         try:
             self._child.wait(max(0.0, self._ends - time.monotonic()))
         except TimeoutExpired:
-            raise EngineError(f"the reader gave no answer within {READ_SECONDS:g} s") from None
+            raise EngineError(f"the reader did not end within {READ_SECONDS:g} s") from None
         finally:
             if left := self._group.stop():
                 name = self._answer.parent.name
                 raise EngineError(f"processes of {name} could not be killed: {', '.join(left)}")
         if self._child.returncode:
-            raise EngineError(
-                ": ".join([f"the reader ended: {self._child.exit_cause()}", *tail(self._child.log_path, 1)])
-            )
+            cause = ": ".join([f"the reader ended: {self._child.exit_cause()}", *tail(self._child.log_path, 1)])
+            raise EngineError(cause)
         return parse_json(read_file(self._answer, MAX_BYTES), Read)
 
 
 def _read_served(path: Path, weights: Weights) -> Served:
-    """Return what the worker wrote, by its hash in the result. EngineError if the file is something else now."""
+    """Read `served.json`. EngineError if the file is not the file that the worker wrote."""
     if weights.served_sha256 is None:
         return Served(problem="the run has no log-probabilities of its server")
     try:
         data = read_file(path, MAX_BYTES)
         if hashlib.sha256(data).hexdigest() == weights.served_sha256:
             return parse_json(data, Served)
-        reason = "it has another sha256"
+        reason = "its sha256 differs from the result"
     except (OSError, ValueError) as error:
         reason = str(error)
-    raise EngineError(f"{path} is not what the worker left: {reason}")
+    raise EngineError(f"{path} is not the file that the worker wrote: {reason}")
 
 
-def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    return fmean(abs(a - b) for a, b in zip(one, other, strict=True))
+def _distance(first: Sequence[float], second: Sequence[float]) -> float:
+    return fmean(abs(a - b) for a, b in zip(first, second, strict=True))

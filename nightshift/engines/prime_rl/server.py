@@ -1,7 +1,7 @@
 """The client of a run's vLLM server: its health, its weights, and the completions of the final policy.
 
-Endpoints: prime_rl/inference/vllm/server.py at the pinned commit, and vLLM's own. The server listens on
-loopback without a password, so nothing here sends a secret or goes through a proxy.
+Endpoints: those of prime_rl/inference/vllm/server.py at the pinned commit, and of vLLM. The server has no password and
+listens on loopback, so the client sends no secret and uses no proxy.
 """
 
 import asyncio
@@ -25,24 +25,22 @@ from nightshift.evaluation.environment import Message
 from nightshift.files import parse_json
 from nightshift.text import clean
 
-# vLLM decodes 256 sequences at a time, and 1,024 on cards of 70 GiB and more but the A100 (get_batch_defaults in
-# its engine/arg_utils.py): 512 keep the first full with as many waiting, and stay below the usual limit of 1,024
-# open files a process.
+# vLLM decodes up to 256 sequences at once, on most GPUs of 70 GiB and more 1,024 (get_batch_defaults in its
+# engine/arg_utils.py). 512 requests stay below the usual limit of 1,024 open files per process.
 CONCURRENCY = 512
 LOG_NAME = "inference.log"
 HEALTH_SECONDS = 2.0
-# Measured: 0.03 s each with a tiny model. prime-rl's own limits are 300 and 720 s; here nothing else is in flight.
-ADMIN_SECONDS = 60.0
-STALL_SECONDS = 120.0  # without a single completion; estimated: 1,024 tokens at 20 ms each, six times over
+ADMIN_SECONDS = 60.0  # measured: 0.03 s per request with a tiny model
+STALL_SECONDS = 120.0  # without a completion; estimated: six times 1,024 tokens at 20 ms each
 CONNECT_SECONDS = 30.0
 RETRIES = 3  # of a request whose connection broke
 BACKOFF_SECONDS = 0.5  # before the first retry; doubles
-SEED = 0  # of sampled decoding; greedy has no use for it
+SEED = 0  # of sampled decoding
 _TICK_SECONDS = 1.0
 _CHAT = "/v1/chat/completions"
 
 
-# An answer of the server, as far as it is read: one completion that ended by itself or at the token limit.
+# The fields of an answer that are read: one completion that ended by itself or at the token limit.
 class _Message(msgspec.Struct):
     content: str | None
 
@@ -66,7 +64,7 @@ class _Logprob(msgspec.Struct):
     logprob: float
 
 
-# What `prompt_logprobs` and `return_token_ids` bring: for each token a table, by token, of it and of the likeliest.
+# The answer to `prompt_logprobs` and `return_token_ids`: for each token a table of this token and the most likely one.
 class _Prompt(msgspec.Struct):
     model: str
     prompt_token_ids: list[int]
@@ -78,36 +76,34 @@ class Server:
 
     def __init__(self, port: int, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._deadline, self.clock = deadline, clock
-        # The context is one for all clients: of its own, each would load the system's certificates.
+        # Shared by all clients, because a client without a context loads the system's certificates.
         no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.base_url = f"http://127.0.0.1:{port}"
         self._options: dict[str, Any] = {"base_url": self.base_url, "trust_env": False, "verify": no_tls}
         self._client = httpx.Client(**self._options)
 
     def close(self) -> None:
-        """Close the connections. The server is none of this object's business."""
+        """Close the connections; the server continues."""
         self._client.close()
 
-    def raise_if_late(self, done: str) -> None:
-        """Raise EngineError with what is done after the run's deadline."""
+    def raise_if_late(self, progress: str) -> None:
+        """Raise EngineError, which begins with `progress`, after the deadline of the run."""
         if self.clock() >= self._deadline:
-            raise EngineError(f"{done} before the deadline of the run")
+            raise EngineError(f"{progress} before the deadline of the run")
 
     def is_healthy(self) -> bool:
-        """True if it answers; also while paused."""
+        """Return whether the server answers, as it also does while it is paused."""
         try:
             return self._client.get("/health", timeout=HEALTH_SECONDS).status_code == 200
         except httpx.HTTPError:
             return False
 
     def load_weights(self, folder: Path, model: str, *, is_adapter: bool = False) -> None:
-        """Load final weights. `model`: the name that they are served under.
+        """Load final weights from `folder` (absolute) and serve them as `model`.
 
-        `folder` is absolute and exists: another name is asked of a hub. The orchestrator may have been killed
-        between its own pause and resume, hence the resume first. After an update that failed, the server goes on with
-        its old weights: EngineError, nothing to evaluate.
+        EngineError if that fails; the server keeps its old weights then.
         """
-        self.post("/resume")
+        self.post("/resume")  # the orchestrator may have been killed while the server was paused
         if is_adapter:
             self.post("/load_lora_adapter", lora_name=model, lora_path=str(folder))
         else:
@@ -118,26 +114,27 @@ class Server:
     def prompt_logprobs(
         self, chat: Sequence[Message], model: str, ends: float, engine: int | None = None
     ) -> tuple[list[int], list[float]]:
-        """The tokens of a chat, and the log-probability of each but the first, by `ends` on the clock. EngineError.
+        """Return the tokens of a chat, and the log-probability of each token but the first. EngineError.
 
-        `engine`: which data-parallel engine shall answer; None: any.
+        vLLM's V1 runner ignores an adapter of lm_head (vLLM issue 51594), which train.toml cannot choose.
 
-        vLLM's V1 runner, which prime-rl chooses (prime_rl/inference/server.py:17), leaves an adapter of lm_head out
-        (vLLM's issue 51594); train.toml can name none.
+        Args:
+            ends: the time limit on the clock.
+            engine: the data-parallel engine that answers; None: any.
         """
-        asked = {"messages": chat, "max_completion_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
+        options = {"max_completion_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1, "return_token_ids": True}
         salt = uuid.uuid4().hex
-        response = self.post(_CHAT, ends, engine, model=model, return_token_ids=True, cache_salt=salt, **asked)
+        response = self.post(_CHAT, ends, engine, messages=chat, model=model, cache_salt=salt, **options)
         try:
             answer = parse_json(response.content, _Prompt)
             _require_model(answer.model, model)
-            pairs = zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True)
-            return answer.prompt_token_ids, [tells[token].logprob for token, tells in [*pairs][1:] if tells is not None]
+            pairs = [*zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True)][1:]
+            return answer.prompt_token_ids, [table[token].logprob for token, table in pairs if table is not None]
         except (ValueError, KeyError) as error:
             raise EngineError(f"no log-probabilities in the server's answer: {clean(str(error), 200)}") from None
 
     def post(self, path: str, ends: float = math.inf, engine: int | None = None, **body: Any) -> httpx.Response:
-        """A request: /pause holds all others until /resume. Anything but 200 in time is an EngineError."""
+        """Send a request. EngineError unless the server answers with status 200 in time."""
         seconds = min(ADMIN_SECONDS, min(self._deadline, ends) - self.clock())
         if seconds <= 0:
             raise EngineError(f"no time is left for {path}")
@@ -162,14 +159,16 @@ class Server:
         cache_salt: str,
         progress: Callable[[int], None],
     ) -> list[Completion]:
-        """One completion a prompt, in order, from the model served as `model`.
+        """Return one completion of `model` per prompt, in order.
 
-        `cache_salt` must be new for every set of weights: a server with a prefix cache keeps that of earlier ones.
-        `progress` is called every second, in this thread, with the number done; what it raises ends the call.
-        Raises EngineError for an answer that is not exactly one finished completion of that model, and when none
-        comes for STALL_SECONDS.
+        Args:
+            cache_salt: new for every set of weights, because a prefix cache keeps those of earlier weights.
+            progress: called every second in this thread with the number of completions; its exceptions end the call.
+
+        Raises:
+            EngineError: an answer is not one finished completion of the model, or none arrives for STALL_SECONDS.
         """
-        # All that vLLM would else take from the model's generation_config.json, said explicitly.
+        # vLLM would read missing parameters from the model's generation_config.json.
         sampling = {
             "model": model,
             "cache_salt": cache_salt,
@@ -188,8 +187,8 @@ class Server:
         bodies = [{**sampling, "messages": [dict(message) for message in prompt]} for prompt in prompts]
         answers: dict[int, Completion] = {}
         num_done, last_change = 0, self.clock()
-        # The event loop has a thread of its own: signal handlers raise in this one (Ctrl-C), and inside a loop's
-        # callback that would be swallowed.
+        # The event loop runs in another thread: signal handlers raise in this one (Ctrl-C), and the callbacks of a loop
+        # would swallow the exception.
         with asyncio.Runner() as runner, ThreadPoolExecutor(1) as pool:
             loop = runner.get_loop()
             task = loop.create_task(self._ask_all(bodies, answers))
@@ -211,8 +210,8 @@ class Server:
         return [answers[index] for index in range(len(bodies))]
 
     async def _ask_all(self, bodies: list[dict[str, Any]], answers: dict[int, Completion]) -> None:
-        """Workers that share the list of prompts. Each has a client of one connection: in a pool of hundreds a
-        request costs 10 ms of CPU instead of 1 (httpcore looks at all of them each time)."""
+        """Send all requests. Each worker has a client with one connection: in a pool of hundreds of connections, a
+        request costs 10 ms of CPU instead of 1 (httpcore checks every connection each time)."""
         waiting = iter(enumerate(bodies))
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
 
@@ -234,7 +233,7 @@ class Server:
 
 
 async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
-    """ValueError for another status than 200, for no completion, and for a connection that keeps breaking."""
+    """Return a completion. ValueError for another status than 200, an invalid answer, or a broken connection."""
     for attempt in itertools.count():
         try:
             response = await client.post(_CHAT, json=body)
@@ -257,6 +256,6 @@ async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
     return Completion(text=text, num_tokens=num_tokens, truncated=choice.finish_reason == "length")
 
 
-def _require_model(name: str, asked: str) -> None:
-    if name != asked:
-        raise ValueError(f"answered by model {clean(name, 200)} instead of {asked}")
+def _require_model(name: str, expected: str) -> None:
+    if name != expected:
+        raise ValueError(f"answered by model {clean(name, 200)} instead of {expected}")

@@ -1,9 +1,8 @@
 """One prime-rl run: its processes from start-up to the last completion.
 
-Three process groups, because they end at different moments: the trainer first (only it deletes
-broadcasts), then what makes rollouts, and the server last, after it has answered the evaluation.
-Numbers come from structured files; logs are read for the sign that the orchestrator's loop runs, which
-prime-rl writes nowhere else, and for the cause of a death.
+There are three process groups, which end in this order: the trainer (only the trainer deletes broadcasts), the
+processes that make rollouts, and, after the evaluation, the server. Numbers come from structured files. Logs are read
+for the cause of a death, and to see whether the orchestrator's loop has started, which prime-rl writes nowhere else.
 """
 
 import re
@@ -48,27 +47,25 @@ from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file, write_atomically
 from nightshift.waiting import look
 
-SETTLE_SECONDS = 1.0  # after a death, and after the end
-# Of a log's end, for the cause of a death: each of 512 requests writes a traceback below the one that tells, and
-# torch's line for "out of memory" names every process on the GPU.
+SETTLE_SECONDS = 1.0  # after a death, and after the end of the training
+# The part of a log that is read for the cause of a death: 512 requests may each write a traceback after the cause, and
+# torch's line for "out of memory" lists every process on the GPU.
 LOG_BYTES, LOG_LINES, LOG_LINE_LENGTH = 4 << 20, 30_000, 1_000
-# Whose log, what, how often: P/orchestrator/orchestrator.py:463, V/serve/server.py:154.
+# Process, text in its log, number of occurrences: P/orchestrator/orchestrator.py:463, V/serve/server.py:154.
 LOOP_STARTED = ("orchestrator", b"Starting orchestrator loop", 1)
 WORKERS_UP = (b"EnvServer up:", NUM_ENV_WORKERS)
-# torch/distributed/elastic/multiprocessing/api.py, of the worker that failed first
+# torch/distributed/elastic/multiprocessing/api.py: the worker that failed first
 _FAILED_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Limits of a run, in seconds of `clock`; tests choose both."""
+    """The limits of a run, in seconds of `clock`."""
 
     startup_seconds: float
-    # Neither a step nor a rollout; not measured on a GPU. A slow card's first step compiles, and rollouts wait for it.
-    hang_seconds: float = 300.0
+    hang_seconds: float = 300.0  # without a step and a rollout; not measured on a GPU, where the first step compiles
     still_seconds: float = STILL_SECONDS
-    # Nothing of value is lost by a kill: metrics are line-buffered, weights count when STABLE. Trainers get none.
-    grace_seconds: float = 5.0
+    grace_seconds: float = 5.0  # except of the trainer, which is killed at once: its files are valid at any time
     poll_seconds: float = 0.5
     clock: Callable[[], float] = time.monotonic
 
@@ -84,16 +81,16 @@ class PrimeRlSession(Session):
         timing: Timing,
         deadline: float,
     ) -> None:
-        """`deadline`: on `timing`'s clock. `base_model`: the snapshot that completes a model folder."""
+        """`deadline`: on the clock of `timing`. `base_model`: the snapshot with the other files of a model folder."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
         self._environment, self._timing, self._clock = environment, timing, timing.clock
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
         run_id = f"{launch.run_dir.parent.name}-{uuid.uuid4().hex}"
-        # In the order in which they are stopped.
+        # The order in which the groups are stopped.
         graces = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
         self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
-        self._waits: dict[str, float] = {}  # seconds of the start, by the process that was waited for
+        self._waits: dict[str, float] = {}  # seconds that the start waited for each process
         self._server = Server(launch.port, deadline, timing.clock)
         self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
@@ -102,7 +99,7 @@ class PrimeRlSession(Session):
         files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
         self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seats=launch.seats)
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
-        # With max_steps both end with 0, the orchestrator first.
+        # Processes that may end with exit code 0 before the end of the training.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
         self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
         self._resources = ExitStack()
@@ -113,13 +110,9 @@ class PrimeRlSession(Session):
         self._standstill = Standstill(pids, launch.gpu_ids, nvml, timing.still_seconds, timing.clock)
 
     def open(self, source: str) -> None:
-        """Validate the config, start every process from the files that prime-rl wrote, wait until they can train.
+        """Validate the config, start every process, and wait until they can train. EngineError if one of these fails.
 
-        Args:
-            source: the text of train.toml, whose lines prime-rl's refusals name.
-
-        Raises:
-            EngineError: the part that failed, and why.
+        `source`: the text of train.toml, for the line numbers in errors.
         """
         self._launch.write()
         self._validate(source)
@@ -128,21 +121,20 @@ class PrimeRlSession(Session):
             self._wait_for, "the inference server was not ready", "inference", self._server.is_healthy
         )
         for name in (*self._launch.env_servers, "orchestrator", "trainer"):
-            if name == "trainer" and self._launch.is_shared:  # the server measures what memory is free, then takes it
+            if name == "trainer" and self._launch.is_shared:  # the server must allocate its memory first
                 wait_for_server()
             self._start("trainer" if name == "trainer" else "rollouts", name)
         broadcasts = self._launch.broadcasts_dir
         wait_for_server()
         self._witness.at_start()
-        # Any step's: a fast trainer may have deleted step 0 between two looks.
+        # Any step: a fast trainer may have deleted step 0 already.
         self._wait_for(
             "the first broadcast of weights was not ready", "trainer", lambda: latest_stable(broadcasts) is not None
         )
-        # Before that it asks the server for the model by its name.
-        self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._says(*LOOP_STARTED))
-        # prime-rl calls an environment ready when its workers are spawned, before they have imported anything.
+        self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._logs(*LOOP_STARTED))
+        # prime-rl reports an environment as ready when its workers are spawned, before they import anything.
         for name in self._launch.env_servers:
-            self._wait_for("the environment's workers were not ready", name, partial(self._says, name, *WORKERS_UP))
+            self._wait_for("the environment's workers were not ready", name, partial(self._logs, name, *WORKERS_UP))
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached; then stop all but the server."""
@@ -159,10 +151,9 @@ class PrimeRlSession(Session):
         self._settle()
         self._stop("rollouts")
         self._tail.poll()
-        if outcome is Outcome.FINISHED:  # with its last step, not with the trainer's exit
+        if outcome is Outcome.FINISHED:  # the end is the last step, not the exit of the trainer
             ended = max((step.time or 0.0 for step in self._tail.steps(began_epoch)), default=0.0)
-            seconds = ended if 0 < ended < seconds else seconds  # a clock may have been set
-        # What is there at the end, not what is dated before it: a clock that was set back dates nothing rightly.
+            seconds = ended if 0 < ended < seconds else seconds  # the system clock may have been changed
         if problem is None:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
             if not self._final_step:
@@ -187,7 +178,7 @@ class PrimeRlSession(Session):
         return replace(training, cause=str(problem), failure=problem.failure, log=problem.log)
 
     def load_final_weights(self) -> Weights:
-        """Load the last weights published before the end into the server, from a folder of this run's own."""
+        """Load the last published weights into the server, from a copy in the run's folder."""
         if not self._final_step:
             raise EngineError("there are no final weights: training did not succeed")
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
@@ -197,17 +188,17 @@ class PrimeRlSession(Session):
         return Weights(step, sha256, self._witness.at_end())
 
     def confirm(self) -> None:
-        """Have the server show again, after the scoring, which weights it has. EngineError if they are others."""
+        """Check after the scoring that the server still has the final weights. EngineError if it has not."""
         self._witness.confirm()
 
     def _load_earlier(self, folder: Path) -> None:
-        self.confirm()  # the final policy has answered all that is scored
+        self.confirm()  # while the server still has the final weights
         self._load(folder)
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
     ) -> list[Completion]:
-        """One completion a prompt, in order. The salt: were there a prefix cache, it would hold other weights'."""
+        """Return one completion per prompt, in order."""
         completions = self._server.complete(
             prompts,
             decoding,
@@ -219,7 +210,7 @@ class PrimeRlSession(Session):
         return completions
 
     def endpoint(self, progress: ProgressCallback) -> Endpoint:
-        """Return the run's own server."""
+        """Return the endpoint of the run's server."""
 
         def tick(num_done: int) -> None:
             self._server.raise_if_late(f"{num_done} episodes were played")
@@ -228,7 +219,7 @@ class PrimeRlSession(Session):
         return Endpoint(f"{self._server.base_url}/v1", self._launch.served_model, tick)
 
     def close(self) -> None:
-        """Stop every process, then delete what is heavy. EngineError if something survives SIGKILL."""
+        """Stop every process, then delete large files. EngineError if a process survives SIGKILL."""
         try:
             self._stop(*self._groups)
         finally:
@@ -247,7 +238,7 @@ class PrimeRlSession(Session):
         )
 
     def _validate(self, source: str) -> None:
-        """Have prime-rl's own classes resolve the tree into the files that prime-rl's programs read."""
+        """Validate the config with prime-rl's classes, which write the configs of prime-rl's programs."""
         self._start("rollouts", "validator")
         child = self._children["validator"]
         self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
@@ -258,32 +249,32 @@ class PrimeRlSession(Session):
         if refusals:
             raise explain(refusals, source)
 
-    def _wait_for(self, problem: str, name: str, is_there: Callable[[], bool]) -> None:
-        """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long; the
-        error lists how long each process was waited for."""
+    def _wait_for(self, problem: str, name: str, is_ready: Callable[[], bool]) -> None:
+        """Wait until the process `name` is ready. EngineError if a process dies or the time for the start is over; its
+        cause lists how long the start waited for each process."""
         began = self._clock()
         before = self._waits.setdefault(name, 0.0)
-        while not is_there():
+        while not is_ready():
             self._waits[name] = before + self._clock() - began
             look()
             try:
                 self._raise_if_dead()
             except EngineError:
-                if is_there():  # it came between two looks, and what died then has died in training
+                if is_ready():  # the process became ready meanwhile: the death belongs to the training
                     return
                 raise
             if self._clock() >= self._startup_ends:
                 self._raise_if_dead(time_is_up=True)
-                words = " | ".join(tail(self._children[name].log_path, 3)) or "nothing"
+                lines = " | ".join(tail(self._children[name].log_path, 3)) or "nothing"
                 waits = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self._waits.items())
-                cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}): {name} says: {words}"
+                cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}); last in its log: {lines}"
                 fix = "If the machine is slow, raise startup_seconds in [limits] of machine.toml (docs/gpus.md)."
                 raise EngineError(cause, fix, log=self._children[name].log_path.name)
             self._memory.sample()
             time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
-        """Follow the run to its end. NoGradient if nothing is left to learn from, EngineError if it dies or hangs."""
+        """Follow the training. NoGradient if `progress` raises it, EngineError if a process dies or the run hangs."""
         activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
         note = ""
         while True:
@@ -309,9 +300,9 @@ class PrimeRlSession(Session):
                 activity, active = latest, now
             elif now - active >= self._timing.hang_seconds:
                 self._raise_if_dead(time_is_up=True)
-                cause = f"no step and no rollout for {now - active:.0f} s after step {self._tail.num_steps}: it hangs"
-                fix = "Run it again; for a slow card raise no_step_seconds in [limits] of machine.toml (docs/gpus.md)."
-                raise EngineError(cause, fix)
+                cause = f"the run hangs: no step and no rollout for {now - active:.0f} s after step "
+                fix = "Run it again; on a slow GPU raise no_step_seconds in [limits] of machine.toml (docs/gpus.md)."
+                raise EngineError(f"{cause}{self._tail.num_steps}", fix)
             try:
                 note = self._standstill.look(latest)
             except EngineError as error:
@@ -322,35 +313,35 @@ class PrimeRlSession(Session):
             time.sleep(min(self._timing.poll_seconds, max(0.0, left)))
 
     def _settle(self) -> None:
-        """Wait for what the orchestrator writes of the trainer's last step up to half a second after it."""
+        """Wait for the orchestrator's row of the last step, which may come half a second after the trainer's rows."""
         until = time.monotonic() + SETTLE_SECONDS
         while self._tail.poll() or (self._tail.num_steps and time.monotonic() < until):
             if self._tail.is_whole(self._tail.num_steps):
                 return
             time.sleep(self._timing.poll_seconds / 10)
 
-    def _says(self, name: str, words: bytes, times: int) -> bool:
-        return read_file(self._children[name].log_path).count(words) >= times
+    def _logs(self, name: str, text: bytes, times: int) -> bool:
+        return read_file(self._children[name].log_path).count(text) >= times
 
     def _raise_if_dead(self, *, time_is_up: bool = False) -> None:
-        """EngineError with the likeliest cause if a process of the run has ended that should not have.
+        """Raise EngineError with the most likely cause if a process has ended too early.
 
-        `time_is_up`: also if it has only logged the exception that ends it. The exit may take seconds, or hang.
+        `time_is_up`: include processes that have logged a fatal exception, whose exit may take seconds, or hang.
         """
         if not self._dead(time_is_up):
             return
-        time.sleep(SETTLE_SECONDS)  # one death brings on others, and they are not always seen in their order
+        time.sleep(SETTLE_SECONDS)  # one death causes others, and the order is not always visible
         problems = [self._death(child) for child in self._dead(time_is_up)]
         raise next((problem for problem in problems if problem.fix), problems[0])
 
     def _dead(self, time_is_up: bool) -> list[Child]:
-        """Processes that have ended too early, the server first: nothing else makes it die."""
+        """Return the processes that have ended too early, the server first: no other death ends the server."""
         ended = [child for group in reversed(self._groups.values()) for child in group.check()]
         dead = [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
         return dead or [c for c in self._children.values() if time_is_up and is_fatal(self._log(c)[1])]
 
     def _death(self, child: Child) -> EngineError:
-        """EngineError with the cause of the death of a process, from its log."""
+        """Return an error with the cause of the death of a process, from its log."""
         ending = "fatal error" if child.poll() is None else child.exit_cause()
         name, lines = self._log(child)
         problem = diagnose(name.removesuffix(".log"), ending, lines, is_shared=self._launch.is_shared)
@@ -360,15 +351,14 @@ class PrimeRlSession(Session):
     def _log(self, child: Child) -> tuple[str, list[str]]:
         """Return the name and the lines of the log that shows why a process died.
 
-        trainer.log has the output of the trainer's first rank only. If torchrun names another as the first that failed,
-        or another logged the exception that ends it, that one's output and torchrun's own are written to
-        trainer-RANK.log.
+        trainer.log has the output of the trainer's first rank only. If torchrun names another rank as the first that
+        failed, or another rank logged a fatal exception, its output is written to trainer-RANK.log with torchrun's.
         """
         lines = _log_lines(child.log_path)
         failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
         for rank in range(1, self._launch.num_trainers) if child.name == "trainer" else ():
             outputs = self._run_dir.glob(f"torchrun/*/attempt_0/{rank}/std*.log")
-            logs = sorted(map(_log_lines, sorted(outputs, reverse=True)), key=is_fatal)  # a fatal one comes last
+            logs = sorted(map(_log_lines, sorted(outputs, reverse=True)), key=is_fatal)  # the fatal log is the last
             if failed[1] == str(rank) if failed else any(map(is_fatal, logs)):
                 lines = [*chain(*logs), *(line for line in lines if not line.startswith("[trainer0]:"))]
                 path = self._run_dir / f"trainer-{rank}.log"
@@ -380,7 +370,7 @@ class PrimeRlSession(Session):
         left: list[str] = []
         for name in groups:
             for broker in self._children.keys() & self._launch.env_servers if name == "rollouts" else ():
-                # Its workers take all their grace to end rollouts that nobody wants, and it waits for them.
+                # Otherwise its workers use all their grace to finish rollouts.
                 self._groups[name].kill_below(self._children[broker])
             left += self._groups[name].stop()
         if left:

@@ -1,10 +1,10 @@
-"""Check a run's config by prime-rl's own classes, and write the files that prime-rl's programs read.
+"""Validate the config of a run with prime-rl's classes, and write the configs of prime-rl's programs.
 
     python -P validate.py TREE CONFIGS VERDICT
 
-runs in prime-rl's own environment and imports nothing of Nightshift. TREE is the RLConfig as JSON. CONFIGS is the
-folder that gets the files, as prime-rl's launcher writes them (src/prime_rl/entrypoints/rl.py:77, write_subconfigs;
-`rl --dry-run` would delete rollouts and broadcasts). VERDICT gets one line of JSON:
+This script runs in prime-rl's environment and imports nothing of Nightshift. TREE is the RLConfig as JSON. CONFIGS is
+the folder for the configs, which are written as by prime-rl's launcher (src/prime_rl/entrypoints/rl.py:77,
+write_subconfigs; `rl --dry-run` would delete rollouts and broadcasts). VERDICT gets one line of JSON:
 
     {"ok": true}
     {"ok": false, "errors": [{"loc": [...], "message": "...", "input": ..., "type": "..."}]}
@@ -23,15 +23,15 @@ LAUNCHER_ONLY = {"deployment", "slurm", "output_dir", "dry_run"}
 
 
 class LossError(ImportError):
-    """The code of a loss cannot be imported: the config that chose the loss is at fault, and no machine."""
+    """The code of a loss cannot be imported, which is a failure of the config."""
 
 
 def main(tree: Path, configs_dir: Path, verdict: Path) -> int:
-    """Exit code 0 for a valid config, 1 for any other; VERDICT says why."""
+    """Write the configs and the verdict. Returns the exit code, 0 for a valid config."""
     answer: dict[str, Any] = {"ok": True}
     try:
         write_configs(json.loads(tree.read_bytes()), configs_dir)
-    except Exception as error:  # also what a module raises that an id names
+    except Exception as error:  # modules that the config names may raise any exception
         answer = {"ok": False, "errors": errors_of(error)}
     verdict.write_text(json.dumps(answer) + "\n")
     return 0 if answer["ok"] else 1
@@ -65,8 +65,10 @@ def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
 
 
 def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
-    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and match its parameters. LossError names
-    the last line of its package that was reached."""
+    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and check its parameters.
+
+    LossError names the last line of the loss's package in the traceback.
+    """
     module, _, name = import_path.rpartition(".")
     try:
         inspect.signature(getattr(import_module(module), name)).bind(None, **kwargs)
@@ -80,7 +82,7 @@ def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
 
 
 def errors_of(error: Exception) -> list[dict[str, Any]]:
-    """All errors of a failed validation; any other exception is one error with its type."""
+    """Return the errors of a failed validation, or another exception as one error with its type."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):

@@ -1,8 +1,8 @@
-"""The weights that prime-rl's trainer publishes: which are the last, are they whole, and a model folder of them.
+"""The weights that prime-rl's trainer publishes: find the last step, check the files, build a model folder.
 
-The trainer writes `broadcasts/step_N/` after every step, touches `STABLE` in it last, and then deletes step N-2
-(prime_rl/transports/weights/filesystem.py, prime_rl/trainer/utils.py). A folder holds weights only: one
-`model.safetensors`, or numbered shards with an index; or, of a LoRA run, an adapter with its config.
+After every step, the trainer writes `broadcasts/step_N/`, creates `STABLE` in it, and deletes step N-2
+(prime_rl/transports/weights/filesystem.py, prime_rl/trainer/utils.py). A folder contains weights only: one
+`model.safetensors`, or shards with an index, or an adapter with its config.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ class _Index(msgspec.Struct):
 
 
 def latest_stable(broadcasts: Path) -> int | None:
-    """Return the highest step that has its STABLE now, 0 for the base model; None without one.
+    """Return the highest step with the file STABLE, 0 for the base model; None if there is no such step.
 
-    A trainer that is killed leaves its last two steps whole, and of the one before any part or nothing.
+    The last two steps are complete even if the trainer was killed.
     """
     steps = (re.fullmatch(r"step_(\d+)", marker.parent.name) for marker in broadcasts.glob("step_*/STABLE"))
     return max((int(step[1]) for step in steps if step), default=None)
 
 
 def link_weights(source: Path, target: Path) -> None:
-    """Hard links to a set of weights in the new folder `target`, copies where the filesystem has no links. OSError."""
+    """Create the folder `target` with hard links to a set of weights, or copies if links are not possible. OSError."""
     target.mkdir(parents=True)
     for path in source.iterdir():
         if path.suffix == ".safetensors" or path.name in (_INDEX, _ADAPTER[0]):
@@ -51,22 +51,22 @@ def link_weights(source: Path, target: Path) -> None:
 class EarlierWeights:
     """The weights after a few earlier steps of a self-play run, which its Elo curve is measured with.
 
-    prime-rl's trainer deletes all but its last two steps, so the newest step is kept by hard links when each fifth of
-    the training but the first begins. `folders`: by step, in order.
+    prime-rl's trainer deletes all but its last two steps. Hard links keep the newest step at the beginning of each
+    fifth of the training but the first.
     """
 
     def __init__(self, broadcasts: Path, folder: Path) -> None:
         self._broadcasts, self._folder = broadcasts, folder
         self._fifth = 0
-        self.folders: dict[int, Path] = {}
+        self.folders: dict[int, Path] = {}  # by step, in order
 
     def look(self, share: float) -> None:
-        """Keep the newest published step if another fifth of the training has begun; `share` of it is over, 0 to 1."""
+        """Keep the newest published step if another fifth of the training has begun. `share`: the part that is over."""
         fifth = int((CURVE_STEPS + 1) * share)
         if not self._fifth < fifth <= CURVE_STEPS:
             return
         step = latest_stable(self._broadcasts) or 0
-        if step <= max(self.folders, default=0):  # step 0 is the base model, which no update made
+        if step <= max(self.folders, default=0):  # step 0 is the base model
             return
         target = self._folder / f"step_{step}"
         try:
@@ -78,9 +78,9 @@ class EarlierWeights:
 
 
 def check_weights(folder: Path) -> str:
-    """Return the sha256 of a whole set of weights: over the lines `<sha256 of the file>  <name>`, by name.
+    """Return the sha256 of a complete set of weights: the output of `LC_ALL=C; sha256sum FILES | sha256sum`.
 
-    Anyone can check it: `LC_ALL=C; sha256sum FILES | sha256sum`. EngineError names what is missing, torn or too many.
+    EngineError if a file is missing, incomplete or unexpected.
     """
     manifest = hashlib.sha256()
     try:
@@ -88,26 +88,25 @@ def check_weights(folder: Path) -> str:
             with (folder / name).open("rb") as file:
                 manifest.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n".encode())
     except (OSError, ValueError) as error:
-        raise EngineError(f"the weights are not whole: {error}") from None
+        raise EngineError(f"the weights are incomplete: {error}") from None
     return manifest.hexdigest()
 
 
 def build_model_folder(source: Path, base: Path, target: Path) -> str:
-    """Make `target` a complete Hugging Face folder: the weights of `source` and the other files of the snapshot `base`.
+    """Create `target`, a Hugging Face folder with the weights of `source` and the other files of the snapshot `base`.
 
-    An adapter names its base model in adapter_config.json and needs no config. Weights are hard links where the
-    filesystem allows it. `target` appears when it is complete and checked. Returns the sha256 as `check_weights`,
-    raises EngineError.
+    The folder of an adapter needs no config: adapter_config.json names its base model. `target` appears when it is
+    complete. Returns the sha256 as `check_weights`; EngineError if that fails.
     """
     partial = target.with_name(f".{target.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+        shutil.rmtree(partial, ignore_errors=True)  # of a killed process
         link_weights(source, partial)
-        sha256 = check_weights(partial)  # the bytes that are kept
-        without = _CONFIG if (partial / _ADAPTER[0]).exists() else ()
+        sha256 = check_weights(partial)
+        excluded = (_INDEX, *_CONFIG) if (partial / _ADAPTER[0]).exists() else (_INDEX,)
         for path in base.iterdir():
-            is_beside = path.suffix in (".json", ".jinja", ".model", ".txt") or path.name == "LICENSE"
-            if is_beside and path.name not in (_INDEX, *without):
+            is_copied = path.suffix in (".json", ".jinja", ".model", ".txt") or path.name == "LICENSE"
+            if is_copied and path.name not in excluded:
                 shutil.copyfile(path, partial / path.name)
         apply_umask(partial)
         partial.rename(target)
@@ -121,24 +120,24 @@ def build_model_folder(source: Path, base: Path, target: Path) -> str:
 
 
 def whole_files(folder: Path) -> list[str]:
-    """Return the names of the files of a set of weights, sorted. ValueError if one is missing, torn or too many."""
+    """Return the sorted file names of a set of weights. ValueError if a file is missing, incomplete or unexpected."""
     names = sorted(path.name for path in folder.iterdir())
     weights = [name for name in names if name.endswith(".safetensors")]
-    expected, beside = ["model.safetensors"], list[str]()
+    expected, others = ["model.safetensors"], list[str]()
     if any(name in names for name in _ADAPTER):
         _json(folder / _ADAPTER[0], dict[str, Any])
-        expected, beside = [_ADAPTER[1]], [_ADAPTER[0]]
+        expected, others = [_ADAPTER[1]], [_ADAPTER[0]]
     elif _INDEX in names:
-        expected, beside = sorted({*_json(folder / _INDEX, _Index).weight_map.values()}), [_INDEX]
+        expected, others = sorted({*_json(folder / _INDEX, _Index).weight_map.values()}), [_INDEX]
     if weights != expected or not weights:
-        raise ValueError(f"{', '.join(expected)} should be there, here is {', '.join(names) or 'nothing'}")
+        raise ValueError(f"expected {', '.join(expected)}, the folder has {', '.join(names) or 'no files'}")
     for name in weights:
-        try:  # the library refuses a header that does not account for every byte of the file
+        try:  # safe_open compares the header with the size of the file
             with safe_open(folder / name, framework="numpy"):
                 pass
         except SafetensorError as error:
             raise ValueError(f"{name}: {error}") from None
-    return sorted([*weights, *beside])
+    return sorted([*weights, *others])
 
 
 def _json(path: Path, kind: type[Content]) -> Content:

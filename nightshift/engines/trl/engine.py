@@ -1,7 +1,7 @@
 """The embedded engine: Hugging Face TRL's GRPOTrainer in one child process, on a CPU or one GPU.
 
-This module checks, and maps train.toml to the trainer's settings; it never imports torch. session.py talks to
-the trainer, trainer.py trains.
+This module maps train.toml to the trainer's settings; it never imports torch. session.py is the connection to the
+trainer process, trainer.py the trainer process.
 """
 
 import platform
@@ -30,18 +30,18 @@ from nightshift.executors.process import python_command, python_environment
 from nightshift.files import write_json
 
 TRAINER = ("-m", "nightshift.engines.trl.trainer")
-# By the memory of the card in GB: how many rollouts a forward and backward pass takes, and how many are sampled
-# together (a group at least). Estimated, not measured.
+# By the memory of the GPU in GB: the number of rollouts in one forward and backward pass, and in one pass of sampling
+# (at least one group). Estimated, not measured.
 AT_ONCE = {80: (16, 512), 48: (8, 256), 24: (2, 64), 16: (1, 32)}
 _AT_ONCE_ON_CPU = (512, 512)
-# Two wait for each other after every operation. On 2 cores, in as many seconds: calm both make about 70 steps, beside
-# two busy processes two threads make 37 and one 47, beside four 6 and 12.
+# Two threads synchronize after every operation. Steps in equal time on 2 cores, with two threads and with one: 70 and
+# 70 on an idle machine, 37 and 47 with two busy processes, 6 and 12 with four.
 _NUM_THREADS = 1
 
-# prepare.py has fetched everything: a trainer that asks a hub would only wait for it.
+# prepare.py has downloaded everything.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-# The keys of train.toml outside of tables with variants, by the name of the trainer's setting.
+# The trainer's name of a setting -> its key in train.toml, without the tables with variants.
 _SETTINGS = {
     "batch_size": "orchestrator.batch_size",
     "group_size": "orchestrator.group_size",
@@ -51,8 +51,8 @@ _SETTINGS = {
     "max_steps": "max_steps",
     "seq_len": "seq_len",
 }
-# The tables with variants: their keys are those of the allow-list that this engine uses.
 _OF_EXAMPLES = {"ratio": RATIO, "opponent": OPPONENT}  # mixture.py
+# The tables with variants; their settings are the keys of the allow-list that this engine uses.
 _TABLES = {"optimizer": "trainer.optim", "scheduler": "trainer.scheduler", "algo": "orchestrator.algo"}
 
 
@@ -60,11 +60,9 @@ class TrlEngine(Engine):
     """TRL on this machine, under the given rules."""
 
     name = "trl"
-    min_driver = 580  # of CUDA 13, with which this environment's torch is built
 
     def __init__(self, *arguments: Any, trainer: Sequence[str] = TRAINER, **named: Any) -> None:
-        """`trainer`: the words of its command (process.py: python_command). `arguments`, `named`: of Engine; the tiny
-        model, too, trains on a GPU that is named."""
+        """`trainer`: the arguments of python_command for the trainer process. `arguments`, `named`: of Engine."""
         super().__init__(*arguments, **named)
         if self._gpu_ids == ():
             raise UsageError("--gpus none is for --engine prime-rl", "Leave it out.")
@@ -73,7 +71,7 @@ class TrlEngine(Engine):
         self._trainer, self._cuda = trainer, self._gpu_ids != ()
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Fetch base model and data: the same for every GPU. With `smoke` train the tiny model instead."""
+        """Fetch base model and data. With `smoke`, run the whole chain with the tiny model instead."""
         if flags.smoke is not None:
             self.free_gpus()
             smoke(self, flags.smoke, self.root / "runs", note)
@@ -85,22 +83,22 @@ class TrlEngine(Engine):
         return TrlEngine(rules, self.root, self._environ, self._gpus, trainer=self._trainer)
 
     def prepare_at_start(self, note: Note) -> None:
-        """Do all of `prepare`: it is small."""
+        """Do all of `prepare`, which takes little time."""
         self.prepare(PrepareFlags(), note)
 
     def doctor(self) -> list[Check]:
-        """As the base class, and the data, which a run fetches at its start: reading it may take ten seconds."""
+        """As the base class, and check the data. `checks` does not, because reading data may take ten seconds."""
         names = ", ".join(environment.package for environment in self.rules.scored)
         problem = data_problem(self.root, self.rules)
         return [*self.checks(), Check(self.name, "data", problem, names, is_warning=True)]
 
     def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
-        """Check the base model. A run fetches a model of the hub at its start."""
+        """Check the base model. A missing model of the hub is a warning: a run downloads it at its start."""
         problem, is_on_hub = model_problem(self.rules, self.root), self.rules.model_revision is not None
-        found = [Check(self.name, "model", problem, self.rules.model, is_warning=is_on_hub)]
-        if (fitting := self.capacity()) is not None:
-            found.append(Check(self.name, "runs", detail=str(fitting)))
-        return found
+        checks = [Check(self.name, "model", problem, self.rules.model, is_warning=is_on_hub)]
+        if (capacity := self.capacity()) is not None:
+            checks.append(Check(self.name, "runs", detail=str(capacity)))
+        return checks
 
     def hardware(self) -> str:
         """Return `cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
@@ -109,18 +107,18 @@ class TrlEngine(Engine):
         return f"cpu {platform.machine()}, {len(own_cores())} cores"
 
     def capacity(self) -> Capacity | None:
-        """Return the capacity of a CPU for a model of models/, whose memory was measured."""
+        """Return the capacity of a CPU for a shipped model, whose memory was measured; None otherwise."""
         return capacity() if not self._cuda and self.rules.model.startswith(MODELS) else None
 
     def versions(self) -> dict[str, str]:
-        """Return those of Python and of the packages that train; the trainer runs in this environment."""
+        """Return the versions of Python and of the packages that train, which are in this environment."""
         packages = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
         return {"python": platform.python_version(), **packages}
 
     def validate(self, config: Config) -> Effective:
-        """Return the trainer's settings. The learning rate is scaled by the rules; lengths are capped by them.
+        """Return the trainer's settings, with the learning rate and the length limit of the rules.
 
-        Raises ConfigError for an optimizer, schedule or algorithm that TRL cannot express.
+        ConfigError for an optimizer, schedule, algorithm or loss that TRL does not have.
         """
         settings: dict[str, Any] = {name: config.get(path) for name, path in _SETTINGS.items()}
         for name, table in _TABLES.items():
@@ -128,13 +126,13 @@ class TrlEngine(Engine):
             settings[name] = {key.leaf: config.get(key.path) for key in keys if key.path in config.resolved}
             kind = settings[name]["type"]
             if kind not in keys[0].choices_of(self.name):
-                cause = f'train.toml: {table}.type = "{kind}" has no equal in TRL'
+                cause = f'train.toml: {table}.type = "{kind}" does not exist in TRL'
                 raise ConfigError(cause, "Write another type, or use --engine prime-rl.")
         if config.get(LOSS) not in PRIME_RL_LOSSES:
             fix = 'Write type = "ipo", or use --engine prime-rl.'
-            raise ConfigError(f"{where(config, LOSS)}: TRL has a loss of its own", fix)
+            raise ConfigError(f"{where(config, LOSS)}: --engine trl always uses TRL's loss", fix)
         if settings["batch_size"] is None:
-            raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
+            raise ConfigError("orchestrator.token_batch_size does not exist in TRL", "Write orchestrator.batch_size.")
         examples = {
             "difficulty_pools": difficulty_pools(config, self.rules),
             "ratio": ratios(config, self.rules),
@@ -144,7 +142,7 @@ class TrlEngine(Engine):
         unused_tables = tuple(f"{table}." for name, table in _OF_EXAMPLES.items() if name not in settings)
         unused = {path for path in config.resolved if not uses(self.name, path) or path.startswith(unused_tables)}
         cap, length = self.rules.max_completion_tokens, settings["max_completion_tokens"]
-        if length is None or length >= cap:  # any value up there means the same
+        if length is None or length >= cap:  # equal to no value
             settings["max_completion_tokens"] = cap
             unused.add(_SETTINGS["max_completion_tokens"])
         scale = self.rules.learning_rate_scale
@@ -166,13 +164,13 @@ class TrlEngine(Engine):
             raise problem
         write_json(run_dir / "spec.json", self.spec(settings, seed, run_dir))
         variables, ids = dict(_OFFLINE), self.gpu_ids()
-        if ids:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
+        if ids:  # NVML's number, independent of the current CUDA_VISIBLE_DEVICES
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(ids[0])}
         environment = python_environment(self._environ, self.machine.environment | variables)
         return TrlSession(self._trainer, run_dir, environment, deadline, self.startup_seconds, ids)
 
     def spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
-        """Return what the trainer process reads."""
+        """Return the fields of spec.json, which the trainer process reads."""
         memory = self.rules.memory
         trained, sampled = _AT_ONCE_ON_CPU if memory == NO_CARD else AT_ONCE[size_of(memory)[1]]
         return {

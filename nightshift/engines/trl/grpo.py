@@ -1,12 +1,12 @@
-"""TRL's GRPOTrainer as the trainer process uses it: prime-rl's meaning of every setting, one metrics row a step.
+"""TRL's GRPOTrainer with the settings of prime-rl, and one metrics row per step.
 
-What differs from a bare GRPOTrainer, and why:
-- sampling goes through sampler.py: `generate` costs more than the rest of a step;
-- rollouts whose advantage is zero leave the batch before forward and backward, as in prime-rl;
-- on a CPU log-probabilities go through sampler.py, too, which leaves padding out;
-- several environments are mixed by their ratio, as prime-rl's sources are, and examples drawn by difficulty pools;
+Differences from GRPOTrainer:
+- sampler.py samples, because `generate` takes longer than the rest of a step;
+- rollouts with zero advantage are removed before the forward and backward pass, as in prime-rl;
+- on a CPU, sampler.py also computes log-probabilities, without padding;
+- several environments are mixed by their ratio, and examples drawn by difficulty pools, as in prime-rl;
 - optimizer and schedule are those of prime-rl's trainer/optim and trainer/scheduler.py;
-- training ends at a moment, not at a step: an update that would begin after it does not happen.
+- training ends after a time, not after a number of steps. No update begins after that time.
 """
 
 import itertools
@@ -32,23 +32,24 @@ from trl import GRPOConfig, GRPOTrainer
 from nightshift.engines.trl.sampler import Sample, log_probs_and_entropies, sample
 from nightshift.evaluation.environment import Environment
 
-NUM_ROLLOUTS = 20  # that are kept, of the last steps: the best of each, the worst, and one that was cut off
-MAX_TEXT = 4_000  # characters of a problem or completion that are kept
-NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
+NUM_ROLLOUTS = 20  # kept of the last steps: the best, the worst and one truncated rollout of each
+MAX_TEXT = 4_000  # characters kept of a problem or completion
+NO_LIMIT_STEPS = 10**9  # for an unset max_steps
 Settings = Mapping[str, Any]
 
 
 class DifficultyPools:
-    """prime-rl's difficulty_pool: an example is drawn by the weight of the pool that its last group's mean is in."""
+    """prime-rl's difficulty_pool: the mean reward of an example's last group selects a pool, whose weight is the
+    example's weight in the next draws."""
 
     def __init__(self, pools: Mapping[str, Mapping[str, float]], num_examples: int, seed: int) -> None:
-        """A pool's `threshold` is the highest mean reward in it; the last pool takes in what is above."""
+        """The `threshold` of a pool is its highest mean reward; the last pool also has all higher ones."""
         self._pools = sorted((pool["threshold"], pool["weight"]) for pool in pools.values())
-        self._weights = [1.0] * num_examples  # of one that was never drawn, as in prime-rl
+        self._weights = [1.0] * num_examples  # before the first draw, as in prime-rl
         self._rng = random.Random(seed)
 
     def draw(self, num: int) -> list[int]:
-        """Return indices of examples; one may come twice. ValueError if all are in pools of weight 0."""
+        """Return indices of examples, drawn with replacement. ValueError if all are in pools of weight 0."""
         if not any(self._weights):
             raise ValueError("every example is in a difficulty pool of weight 0. Give each pool a weight, such as 0.05")
         return self._rng.choices(range(len(self._weights)), self._weights, k=num)
@@ -60,21 +61,21 @@ class DifficultyPools:
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon and AdamW behind the interface of one optimizer, as prime-rl's Muon is."""
+    """Muon and AdamW as one optimizer, like prime-rl's Muon."""
 
     def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
         self._optimizers = (muon, adamw)
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        # The schedule writes into this optimizer's groups, which accelerate replaces by copies.
+        # The schedule changes the groups of this optimizer, which accelerate has replaced by copies.
         for optimizer, group in zip(self._optimizers, self.param_groups, strict=True):
             optimizer.param_groups[0]["lr"] = group["lr"]
             optimizer.step()
 
 
 def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any]]) -> Optimizer:
-    """Return prime-rl's optimizer: every parameter has the same decay; Muon takes the matrices of the blocks."""
+    """Return prime-rl's optimizer: one weight decay for all parameters, and Muon for the matrices of the blocks."""
     lr, weight_decay = settings["lr"], settings["weight_decay"]
     parameters = [parameter for _, parameter in named_parameters]
     if settings["type"] == "sgd":
@@ -86,14 +87,14 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
     is_head = ["lm_head" in name or "embed_tokens" in name for name, _ in named_parameters]
     matrices = [p for p, is_other in zip(parameters, is_head, strict=True) if p.ndim >= 2 and not is_other]
     rest = [p for p, is_other in zip(parameters, is_head, strict=True) if p.ndim < 2 or is_other]
-    # In place of dion's Muon: the same learning-rate adjustment and no Nesterov, other Newton-Schulz coefficients.
+    # prime-rl uses dion's Muon, which has other Newton-Schulz coefficients.
     how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
     muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
     return MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
 
 
 def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: Any, lr: float) -> LRScheduler:
-    """Compose torch's schedules as prime-rl does. config/checks.py saw to it that they end at `max_steps`."""
+    """Compose torch's schedules as prime-rl does. config/checks.py ensures that they end at `max_steps`."""
     if settings["type"] == "constant":
         return ConstantLR(optimizer, factor=1.0)
     warmup_steps, min_lr = settings["warmup_steps"], settings["min_lr"]
@@ -113,30 +114,30 @@ def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: Any, lr:
 
 
 class _BudgetEnd(Exception):
-    """Unwinds the trainer between two tokens of generation, or between two passes of an update, which is dropped."""
+    """Ends the training between two tokens, or between two passes of an update, which is dropped."""
 
 
 class Trainer(GRPOTrainer):  # type: ignore[misc]
-    """GRPO on one device for a number of seconds; `train_for` is the only entry."""
+    """GRPO on one device for a number of seconds. Call `train_for` only."""
 
     def __init__(
         self, model: Any, tokenizer: Any, environments: Sequence[Environment], spec: Settings, send: Callable[..., None]
     ) -> None:
-        """`spec` is what engine.py writes; `send` sends the harness an event."""
+        """`spec`: the contents of spec.json (engine.py). `send`: sends an event to the harness."""
         settings = spec["settings"]
         self._settings, self._sample, self._send = settings, sample, send
         self._sampled_at_once: int = spec["sampled_at_once"]
         self._scorers = [environment.scorer for environment in environments if environment.scorer]
         self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
-        self._started = self._ends = self._last_row = math.inf  # on that clock
-        self.is_stopped: Callable[[], bool] = lambda: False  # ends the training as the budget does
-        self.earlier: dict[int, list[torch.Tensor]] = {}  # of a game, by step, in order: the parameters after it
+        self._started = self._ends = self._last_row = math.inf  # on self._clock
+        self.is_stopped: Callable[[], bool] = lambda: False  # True ends the training like the end of the budget
+        self.earlier: dict[int, list[torch.Tensor]] = {}  # for a game: parameters by step, in order
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
         self._rollouts = deque[dict[str, Any]](maxlen=NUM_ROLLOUTS)
         self._num_collated = itertools.count()
-        # All examples of one environment; of several as many in all, in their ratio, over and again if need be.
+        # All examples. Several environments get shares of the same total by their ratio, with repetitions if necessary.
         sets, ratio = [environment.examples("train") for environment in environments], settings.get("ratio", {})
         shares = [ratio.get(environment.name, 1.0) for environment in environments]
         total = sum(map(len, sets)) / sum(shares)
@@ -154,7 +155,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
         pools = settings.get("difficulty_pools")
         self._pools = DifficultyPools(pools, len(prompts), spec["train_seed"]) if pools else None
-        # Of more examples than there are TRL's sampler would make no batch at all, for ever.
+        # TRL's sampler would loop forever if a batch had more examples than the dataset.
         repeats = math.ceil(settings["batch_size"] / settings["group_size"] / len(prompts))
         rows = [{"prompt": prompt, "index": index} for index, prompt in enumerate(prompts)] * repeats
         is_cuda, max_norm = model.device.type == "cuda", settings["optimizer"]["max_norm"]
@@ -168,7 +169,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             num_generations=settings["group_size"],
             temperature=settings["temperature"],
             max_completion_length=limit,
-            # The advantage is reward minus group mean, and the loss a mean over all tokens of the batch.
+            # The advantage is reward minus group mean. The loss is a mean over all tokens of the batch.
             scale_rewards="none",
             loss_type="dapo",
             beta=0.0,
@@ -176,7 +177,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             bf16=is_cuda,
             gradient_checkpointing=is_cuda,
             use_cpu=not is_cuda,
-            # A row a step, nothing else: no progress bars, checkpoints or completions.
+            # One row per step; no progress bars, checkpoints or completions.
             logging_steps=1,
             logging_nan_inf_filter=False,
             save_strategy="no",
@@ -193,7 +194,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             train_dataset=Dataset.from_list(rows),
             optimizers=(optimizer, scheduler),
         )
-        self.train_dataset, self.data_collator = rows, self._collate  # as a list it costs nothing to look rows up
+        self.train_dataset, self.data_collator = rows, self._collate  # lookups in a list are faster
         self.remove_callback(PrinterCallback)
 
     def train_for(self, budget_seconds: float) -> dict[str, Any]:
@@ -202,8 +203,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._started = self._last_row = self._clock()
         self._ends, outcome = self._started + budget_seconds, "budget"
         with suppress(_BudgetEnd):
-            # Made here and held open: nothing that others put in its place later is written to.
-            with self._metrics_path.open("x", buffering=1) as self._metrics_file:
+            with self._metrics_path.open("x", buffering=1) as self._metrics_file:  # a replaced file gets no rows
                 self.train()
             if self.state.global_step == self._settings["max_steps"]:
                 outcome = "finished"
@@ -225,10 +225,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def _reward(
         self, completions: list[str], index: list[int], completion_ids: list[list[int]], **_: Any
     ) -> list[float]:
-        """Return what TRL subtracts the group mean from: the reward for grpo, (r - mean) / mean for max_rl.
-
-        Groups are whole and adjacent here, and max_rl's values have mean zero in each group.
-        """
+        """Return the values from which TRL subtracts the group mean: rewards for grpo, (r - mean) / mean for max_rl,
+        whose group mean is zero. Groups are complete and adjacent here."""
         failed = sum(scorer.num_failed for scorer in self._scorers)
         rewards = torch.tensor([self._score(text, i) for text, i in zip(completions, index, strict=True)])
         self._keep_rollouts(completions, index, completion_ids, rewards.tolist())
@@ -259,7 +257,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def _keep_rollouts(
         self, completions: list[str], index: list[int], completion_ids: list[list[int]], rewards: list[float]
     ) -> None:
-        """Keep the best rollout of a step, the worst, and one that was cut off, for people and agents to read."""
+        """Keep the best rollout of a step, the worst, and a truncated one."""
         most, ends = self.max_completion_length, self.eos_token_ids
         is_cut = [len(ids) == most and ids[-1] not in ends for ids in completion_ids]
         order = sorted(range(len(rewards)), key=lambda i: (is_cut[i], rewards[i]))
@@ -270,7 +268,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             self._rollouts.append(rollout | {name: text[:MAX_TEXT] for name, text in texts.items()})
 
     def _cpu_seconds(self) -> float:
-        """Return the CPU time of this process, and of the processes in which its environments score."""
+        """Return the CPU time of this process and of the scoring processes of its environments."""
         return time.process_time() + sum(scorer.cpu_seconds for scorer in self._scorers)
 
     def _score(self, text: str, index: int) -> float:
@@ -303,14 +301,14 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             raise _BudgetEnd
 
     def _collate(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows once a batch: TRL's loader repeats the batch for each part of it, and reads only the first."""
+        """Return the rows of a batch once: TRL's loader repeats a batch for each of its parts, and uses the first."""
         self._end_in_time()
         return rows if next(self._num_collated) % self.args.steps_per_generation == 0 else []
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """End in time before and after generation, and before every pass of an update."""
+        """Check the time before and after generation, and before every pass of an update."""
         self._end_in_time()
-        if self._pools and generation_batch:  # here: the loader is a batch ahead, and would not know the last rewards
+        if self._pools and generation_batch:  # not in the loader, which is one batch ahead of the rewards
             drawn = self._pools.draw(len(generation_batch) // self.num_generations)
             generation_batch = [self.train_dataset[index] for index in drawn for _ in range(self.num_generations)]
         inputs = super()._prepare_inputs(generation_batch)
@@ -331,8 +329,11 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return self._without_zero_advantages(batch) if self._settings["filter_zero_advantages"] else batch
 
     def _without_zero_advantages(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the rows that teach, over whose tokens the loss is averaged, and as few others as the equal split into
-        micro-batches needs. (Where prime-rl repeats a batch without such a row, this update has no gradient.)"""
+        """Return the rows with an advantage, and as few others as the split into equal micro-batches needs.
+
+        The loss is averaged over the tokens of rows with an advantage. A batch without such a row makes an update
+        without gradient; prime-rl samples another batch.
+        """
         chunks = self.args.steps_per_generation
         is_useful = batch["advantages"] != 0
         num_kept = max(chunks, math.ceil(is_useful.sum().item() / chunks) * chunks)
@@ -348,15 +349,16 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, mask: Any, *others: Any, **more: Any
     ) -> Any:
-        """Return both (rows, completion tokens), 0 where nothing is learned from; None: no loss of a MoE model."""
+        """Return log-probabilities and entropies (rows, completion tokens), 0 at tokens that are not trained, and None
+        for the loss of MoE models."""
         if input_ids.is_cuda:
             return super()._get_per_token_logps_and_entropies(model, input_ids, mask, *others, **more)
         policy = self.accelerator.unwrap_model(model)
         return *log_probs_and_entropies(policy, input_ids, mask, self._is_trained, self.temperature), None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Write the metrics row of the step that TRL logs; the figures are of its rollouts."""
-        super().log(logs, start_time)  # adds its own figures to `logs`
+        """Write the metrics row of the step that TRL logs."""
+        super().log(logs, start_time)  # adds values to `logs`
         if "grad_norm" not in logs:
             return  # the summary at the end of training
         now, step, lr = self._clock(), self.state.global_step, logs["learning_rate"]
@@ -368,7 +370,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "step": step,
             "time": now - self._started,
             **self._row,
-            # Per token, of the rows trained on, at the sampling temperature; not measured where no token was left.
+            # Per token of the trained rows, at the sampling temperature; not finite without trained tokens.
             "entropy": logs["entropy"] if math.isfinite(logs["entropy"]) else None,
             "kl": None,
             "grad_norm": logs["grad_norm"],
@@ -383,5 +385,5 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
 
 def _own_tokens(batch: Mapping[str, Any]) -> Any:
-    """Return the mask of the tokens that the policy said, without what it was told between its turns."""
+    """Return the mask of the tokens that the policy sampled, without the messages between its turns."""
     return batch["completion_mask"] * batch.get("tool_mask", 1)

@@ -1,11 +1,11 @@
-"""The trainer of environments of which one is a game: rollouts are whole games, of which one seat is trained.
+"""The trainer of games: a rollout is a whole game, in which one seat is trained.
 
-All rollouts of a group are of one opening and one seat, so what grpo and max_rl subtract is the mean of that seat. Who
-plays the other seat ([orchestrator.train.opponent] of train.toml): the policy itself, the policy of some steps ago, or
-a player of the fixed pool.
+All rollouts of a group have the same opening and seat, so the group mean of grpo and max_rl is a mean of that seat. The
+opponent ([orchestrator.train.opponent] of train.toml) is the policy itself, an earlier policy, or a player of the fixed
+pool.
 
-Each seat has a chat of its own. The trained seat's chat is a row of the batch: the first prompt, then its answers, and
-between them what it was told, which it does not learn from. The other seat's answers are in no row.
+Each seat has its own chat. A row of the batch is the chat of the trained seat: the first prompt, then its answers and,
+between them, messages that are not trained. Answers of the other seat are not in the batch.
 """
 
 import copy
@@ -23,31 +23,34 @@ from nightshift.engines.trl.sampler import Sample
 from nightshift.evaluation.environment import Game
 
 _CUT = Sample([], True)
-Say = Callable[[list[list[int]]], list[Sample]]  # a completion of each prompt, in their order
+Say = Callable[[list[list[int]]], list[Sample]]  # returns one completion per prompt, in order
 
 
 @dataclass(slots=True)
 class Trace:
-    """One seat of one episode in token ids: the first prompt, all that followed, and which of that it said itself."""
+    """The chat of one seat in one episode, in token ids."""
 
-    prompt: list[int] = field(default_factory=list)
-    completion: list[int] = field(default_factory=list)
-    is_own: list[int] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)  # the first one
+    completion: list[int] = field(default_factory=list)  # all tokens after the prompt
+    is_own: list[int] = field(default_factory=list)  # 1 for the tokens of the completion that the seat sampled
     truncated: bool = False
-    _text: str = ""  # of the chat up to its last answer
+    _text: str = ""  # up to the last answer
 
     def hear(self, chat: Sequence[Any], tokenizer: Any) -> list[int]:
-        """Add the chat. Return all ids up to where the seat is to speak. ValueError if its earlier text changed."""
+        """Add the new messages of the chat. Return all ids, the prompt of the next answer.
+
+        ValueError if the chat template changes earlier text.
+        """
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         if not text.startswith(self._text):
-            raise ValueError("the chat template writes earlier turns anew: several turns cannot be trained with it")
+            raise ValueError("the chat template changes earlier turns: it cannot be used to train several turns")
         heard = tokenizer(text[len(self._text) :], add_special_tokens=False)["input_ids"]
         self._text = text
         if not self.prompt:
             self.prompt = heard
         else:
             if heard[0] in tokenizer.all_special_ids and self.completion[-1] in tokenizer.all_special_ids:
-                del heard[0]  # the end of its answer, which it said itself, perhaps by another token
+                del heard[0]  # the end of the answer, which the seat has sampled, perhaps as another token
             self.completion += heard
             self.is_own += [0] * len(heard)
         return self.prompt + self.completion
@@ -63,7 +66,7 @@ class Trace:
 
 
 def check_template(tokenizer: Any) -> None:
-    """Raise ValueError for a chat template with which an answer would be another text once the chat goes on."""
+    """Raise ValueError for a chat template that changes earlier answers."""
     trace, chat = Trace(), [{"role": "user", "content": "a"}]
     trace.hear(chat, tokenizer)
     text = trace.say(Sample([*tokenizer(" b ")["input_ids"], tokenizer.eos_token_id], False), tokenizer)
@@ -71,41 +74,41 @@ def check_template(tokenizer: Any) -> None:
 
 
 def play(episodes: Sequence[Any], tokenizer: Any, say: Say, say_other: Say, room: int) -> list[Trace]:
-    """Play all episodes to their ends, a turn of all open ones at a time. Return the trained seat's trace of each.
+    """Play all episodes, one turn of all open episodes at a time. Return the trace of each trained seat.
 
-    A seat that has heard more than `room` tokens is cut: it says nothing. A seat that was never asked has a prompt and
-    an answer of one token that nothing is learned from.
+    A seat with more than `room` tokens gives an empty, truncated answer. A seat without a turn gets a prompt and an
+    answer of one token that is not trained.
     """
-    own, others = ([Trace() for _ in episodes] for _ in range(2))
+    trained, others = ([Trace() for _ in episodes] for _ in range(2))
     while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        for is_other, traces, speak in ((False, own, say), (True, others, say_other)):
+        for is_other, traces, speak in ((False, trained, say), (True, others, say_other)):
             heard = {i: traces[i].hear(chat, tokenizer) for i, chat in asked if episodes[i].is_other_asked is is_other}
             prompts = {index: ids for index, ids in heard.items() if len(ids) <= room}
             answers = dict(zip(prompts, speak([*prompts.values()]) if prompts else (), strict=True))
             for index in heard:
                 episodes[index].answer(traces[index].say(answers.get(index, _CUT), tokenizer))
     end = tokenizer.eos_token_id
-    for trace in own:
+    for trace in trained:
         if not trace.completion:
             trace.prompt, trace.completion, trace.is_own = [end], [end], [0]
-    return own
+    return trained
 
 
 class SelfPlay(Trainer):
-    """GRPO on whole episodes of games, and of the other environments beside them."""
+    """GRPO on whole episodes of games and other environments."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.rollout_func = self._play
         check_template(self.processing_class)
         self._opponent = self._settings["opponent"]
-        self._previous: tuple[int, Any] | None = None  # a step, and the policy after it
+        self._previous: tuple[int, Any] | None = None  # a step and its policy
         self._num_games = itertools.count()
-        self._fifth = 0  # of the training, of which a step was kept last
+        self._fifth = 0  # the last fifth of the training with a kept step
         self._rewards: Iterator[float] = iter(())
 
     def _play(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """Play what TRL would generate."""
+        """Play the episodes of a batch, in place of TRL's generation."""
         model, kind = self.accelerator.unwrap_model(self.model), self._opponent["type"]
         step = self.state.global_step
         if kind == "previous" and (self._previous is None or step - self._previous[0] >= self._opponent["interval"]):
@@ -136,7 +139,7 @@ class SelfPlay(Trainer):
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Also keep the weights of the first step that ends in each fifth of the training but the first."""
+        """Also keep the weights of the first step in each fifth of the training but the first."""
         super().log(logs, start_time)
         step, max_steps = self.state.global_step, self._settings["max_steps"] or math.inf
         fifth = int(5 * max((self._clock() - self._started) / (self._ends - self._started), step / max_steps))
@@ -145,5 +148,5 @@ class SelfPlay(Trainer):
             self._fifth, self.earlier[step] = fifth, weights
 
     def _score(self, text: str, index: int) -> float:
-        """Return the score of the next episode that was played: TRL asks for rewards in their order."""
+        """Return the score of the next episode: TRL asks for rewards in order."""
         return next(self._rewards)

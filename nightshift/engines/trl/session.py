@@ -1,4 +1,4 @@
-"""One run of the trl engine: commands to the trainer and its events, as JSON lines over its pipes."""
+"""One run of the trl engine: commands to the trainer process and its events, as JSON lines through pipes."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +24,11 @@ from nightshift.files import parse_json
 
 LOG_NAME = "trainer.log"
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
-LOOK_SECONDS = 1.0  # how often a trainer that sends nothing is looked at
+LOOK_SECONDS = 1.0  # interval at which a silent trainer is checked for a standstill
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower):
-    """What the trainer sends, by the `event` of its line, with the fields that are read here."""
+    """An event of the trainer, with the fields that are read here."""
 
 
 class Ready(Event):
@@ -40,7 +40,7 @@ class Completed(Event):
 
 
 class StepEnded(Event, tag="step"):
-    row: Step  # that of metrics.jsonl
+    row: Step  # as in metrics.jsonl
 
 
 class Trained(Event):
@@ -58,7 +58,7 @@ class Completions(Event):
 
 class Failed(Event, tag="error"):
     cause: str
-    is_infrastructure: bool = False  # an environment that cannot score is no config's fault
+    is_infrastructure: bool = False  # an environment that cannot score is not a failure of the config
 
 
 E = TypeVar("E", bound=Event)
@@ -81,8 +81,10 @@ class TrlSession(Session):
         startup_seconds: float,
         gpu_ids: Sequence[int] = (),
     ) -> None:
-        """Start the trainer, which reads run_dir/spec.json, and wait until it is ready. EngineError if it does not come
-        up in time. `deadline` is on the clock of time.monotonic. `gpu_ids`: NVML's, of the GPU that trains."""
+        """Start the trainer, which reads run_dir/spec.json, and wait until it is ready. EngineError if that fails.
+
+        `deadline`: on the clock of time.monotonic. `gpu_ids`: NVML's number of the GPU that trains.
+        """
         self._run_dir, self._deadline = run_dir, min(deadline, time.monotonic() + startup_seconds)
         self._steps = list[Step]()
         self._group = ProcessGroup(run_dir.parent.name, GRACE_SECONDS)
@@ -92,8 +94,8 @@ class TrlSession(Session):
         )
         self._pipes, self._resources = Pipes(self._group, self._trainer), ExitStack()
         nvml = self._resources.enter_context(nvml_session()) if gpu_ids else None
-        self._standstill: Standstill | None = None  # a start has its own limit: slow disks use no CPU time
-        self._show: Callable[[str], None] = lambda note: None  # in the live line
+        self._standstill: Standstill | None = None  # not during the start, when a slow disk may use no CPU time
+        self._show: Callable[[str], None] = lambda note: None  # shows a note in the live line
         try:
             self._ask("start", Ready)
         except BaseException:
@@ -103,9 +105,9 @@ class TrlSession(Session):
         self._deadline = deadline
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
-        """Train until the budget ends, or until `progress` raises NoGradient. The trainer keeps the budget's clock,
-        this process the deadline."""
-        is_ended = False  # by NoGradient: the trainer was asked to stop, as at the end of the budget
+        """Train until the budget ends, or until `progress` raises NoGradient. The trainer measures the budget, this
+        process the deadline."""
+        is_ended = False  # by NoGradient
 
         def see(event: Event) -> None:
             nonlocal is_ended
@@ -124,7 +126,7 @@ class TrlSession(Session):
         try:
             trained = self._ask("train", Trained, see, budget_seconds=budget_seconds)
         except _Late:
-            cause = f"no end of training before the deadline of the run, after step {len(self._steps)}"
+            cause = f"the training had not ended at the deadline of the run, after step {len(self._steps)}"
             return Training(Outcome.DEADLINE, len(self._steps), cause=cause, failure=Failure.CONFIG)
         except EngineError as error:
             return Training(Outcome.CRASHED, len(self._steps), cause=str(error), failure=error.failure, log=error.log)
@@ -134,13 +136,13 @@ class TrlSession(Session):
         return trained.training
 
     def load_final_weights(self) -> Weights:
-        """Have the trainer write its final policy and load what completes from that very file."""
+        """Have the trainer save its final policy, and load the saved file for completions."""
         return self._ask("load_final_weights", FinalWeights).weights
 
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
         """Return completions in the order of the prompts. EngineError if the trainer fails or the deadline passes.
 
-        Prompts and answers go through the pipes only: those of a test split must not lie anywhere below runs/.
+        Prompts and answers are only in the pipes, because those of a test split must not be in a file below runs/.
         """
         completions: list[Completion] = []
         self._show = partial(_show, progress, Progress(Phase.EVALUATING, len(self._steps)))
@@ -154,7 +156,7 @@ class TrlSession(Session):
         return completions
 
     def close(self) -> None:
-        """Stop the trainer and whatever it started. EngineError if something survives SIGKILL."""
+        """Stop the trainer and its processes. EngineError if a process survives SIGKILL."""
         self._resources.close()
         if left := self._group.stop():
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
@@ -163,7 +165,7 @@ class TrlSession(Session):
         self._ask("load_step", Completed, step=step)
 
     def _receive(self) -> bytes:
-        """Return the trainer's next line, and look meanwhile whether it stands still. TimeoutError at the deadline."""
+        """Return the trainer's next line. TimeoutError at the deadline, EngineError if the trainer hangs."""
         while True:
             now = time.monotonic()
             try:
@@ -175,9 +177,9 @@ class TrlSession(Session):
                     self._show(note)
 
     def _ask(self, command: str, kind: type[E], see: Callable[[Event], None] = lambda event: None, **fields: Any) -> E:
-        """Send a command ("start" needs none). Show its events to `see` up to the one of this kind; return that one.
+        """Send a command ("start" sends nothing) and return its last event, of type `kind`; `see` gets other events.
 
-        EngineError if the trainer fails, is gone, says anything else or nothing until the deadline.
+        EngineError if the trainer fails, ends, writes an invalid line, or does not answer before the deadline.
         """
         try:
             if command != "start":
@@ -195,14 +197,13 @@ class TrlSession(Session):
         except TimeoutError:
             raise _Late(f"the trainer's answer to `{command}` was not complete at the deadline of the run") from None
         except BrokenPipeError:
-            with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
+            with suppress(TimeoutExpired):  # the trainer may have closed the pipe without ending
                 self._trainer.wait(GRACE_SECONDS)
-            cause = f"the trainer is gone: {self._trainer.exit_cause()}"
-            raise EngineError(
-                "; last in its log: ".join([cause, *tail(self._trainer.log_path, 1)]), log=LOG_NAME
-            ) from None
+            cause = f"the connection to the trainer broke: {self._trainer.exit_cause()}"
+            cause = "; last in its log: ".join([cause, *tail(self._trainer.log_path, 1)])
+            raise EngineError(cause, log=LOG_NAME) from None
         except ValueError as error:
-            raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
+            raise EngineError(f"the trainer sent {line[:200]!r}: {error}") from None
 
 
 def _show(progress: ProgressCallback, reading: Progress, note: str) -> None:
