@@ -164,7 +164,7 @@ class Campaign:
                 if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
                     limit = f"more than {100 * guard.limit:g} pp"
                     falls[change.identity] = (
-                        f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)} %"
+                        f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)}"
                     )
         for change in [change for change in self.posterior.kept if change.identity in falls]:
             if change in before:  # if no valid train.toml is left without the change, the next run tries again
@@ -229,9 +229,11 @@ class Campaign:
         runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
         texts = [record.proposal.description] if is_new else []
         texts += [run.proposal.description for run in runs if run.judgement and run.number == change.experiment]
-        names = [f"{run.number:04d}" for run in runs if any(change.keys == held.keys for held in run.run.changes)]
+        runs = [run for run in runs if any(change.keys == other.keys for other in run.run.changes)]
+        names = ", ".join(f"{run.number:04d}" for run in runs)
         evidence = [f"effect {decision.estimate.with_p}"] if decision.estimate else []
-        evidence += [f"measured by {', '.join(names)}{record.run.with_rider if is_new else ''}"] if names else []
+        evidence += [f"measured by {names}{record.run.with_rider if is_new else ''}"] if names else []
+        evidence += [] if record in runs else [f"decided after {record.number:04d}"]  # whose number the trailer has
         paragraphs = [f"Evidence: {', '.join(evidence)}"] if evidence else []
         # After a label and before the last paragraph, so that no hypothesis is read as a trailer.
         paragraphs += [f"Hypothesis: {text}" for text in texts[:1] if text]

@@ -282,8 +282,8 @@ def report(output: Path | None, branch: str | None, is_served: bool, port: int) 
     run.open_ledger()
     with reporting("drawing the page"):
         is_live = Ledger(root).is_running()
-        headline, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
-    print_text(f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
+        view, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
+    print_text(f"{view.headline.title}. {view.headline.sentence}", *map(os.fspath, paths))
 
 
 @commands.command()

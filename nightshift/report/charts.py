@@ -82,7 +82,7 @@ def domain(experiments: Sequence[Experiment], now: Standing | None) -> tuple[flo
 
 def progress(experiments: Sequence[Experiment], now: Standing | None) -> Spec | None:
     """Return the chart of all scores, and of the estimated scores of incumbent and baseline; None without a score."""
-    shown = [e for e in experiments if e.is_crash or e.has_score]
+    shown = [e for e in experiments if e.verdict == "crash" or e.has_score]
     if (span := domain(experiments, now)) is None:
         return None
     is_long, first, last = len(experiments) > MANY, shown[0].number - 0.5, shown[-1].number + 0.5

@@ -116,7 +116,7 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     Ledger(root).write(structs.replace(first, result=structs.replace(first.result, started=hour_ago)))
     assert whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)[0] == 0
     last = records(root)[5:]
-    assert last[0].proposal.description == "baseline again"
+    assert last[0].proposal.description == "re-run of the baseline"
     assert [bool(record.run.new) for record in last] == [False, True, True]
     assert {record.run.rider for record in last} == {None}
 
