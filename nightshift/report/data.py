@@ -17,7 +17,7 @@ from itertools import chain, takewhile
 from typing import Any
 
 from nightshift.agents.history import load_configs
-from nightshift.agents.presets import PRESETS
+from nightshift.agents.presets import PRESETS, SEARCHES
 from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Repo
 from nightshift.campaign.ledger import Ledger, campaign_cost
@@ -58,7 +58,6 @@ CURVES = {
     "truncated_share": "truncated share",
 }
 _MAX_POINTS = 48
-UNKNOWN_AGENT = "NAME"
 Configs = tuple[Config, Config]  # of baseline and incumbent
 _MAX_DETAILS, _NUM_LAST = 150, 20  # experiments with details; among them the last ones
 
@@ -128,7 +127,7 @@ class Morning:
     elsewhere: tuple[Comparison, ...]  # of this branch, on validation splits
     night: tuple[str, ...] = ()  # of the branch's last night: waits, proposers, directions
     direction: str = ""  # of the last night
-    agent: str = UNKNOWN_AGENT  # for --agent: what the campaign's last night was started with
+    agent: str = "NAME"  # for --agent: the proposer of the last night
 
     @property
     def configs(self) -> Configs | None:
@@ -139,10 +138,6 @@ class Morning:
     def is_certified(self) -> bool:
         """True if the incumbent has a certificate."""
         return self.certificate is not None and self.obsolete is None
-
-    @property
-    def baseline(self) -> Experiment | None:
-        return next((e for e in self.experiments if e.verdict == "baseline"), None)
 
     @property
     def left(self) -> tuple[Experiment, ...]:
@@ -225,16 +220,6 @@ class Story:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    agent: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LastNight(NightStatus):
-    request: _Request | None = None
-
-
 def gather(ledger: Ledger, branch: str | None) -> Morning:
     """Return what the page shows of a branch; damaged records become notes. UsageError as in `Story.of`."""
     story = Story.of(ledger, branch)
@@ -251,12 +236,14 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
         damage = f"A certificate cannot be read: {error}"
     on_test = [(c, obsolete(c, campaign)) for c in reversed(comparisons) if c.plan.split == "test"]
     certificate, reason = next((pair for pair in on_test if pair[1] is None), (*on_test, (None, damage))[0])
-    night = None
-    with suppress(UsageError):  # `status` reports the damaged file
-        night = read_json(ledger.runs_dir / NIGHT_NAME, _LastNight, "")
-    night = night if night and night.branch == story.branch else None
+    # Of a program of your own, a record has only the file name, and night.json has the command.
     proposers = (record.proposal.proposer.partition(" (")[0] for record in reversed(story.records))
-    agent = next((name for name in proposers if name in (*PRESETS, "tpe", "random")), UNKNOWN_AGENT)
+    agent, night = next((name for name in proposers if name in (*PRESETS, *SEARCHES)), "NAME"), None
+    with suppress(UsageError):  # `status` reports the damaged file
+        night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "")
+        if night := night if night and night.branch == story.branch else None:
+            request = (read_json(ledger.runs_dir / NIGHT_NAME, dict[str, Any], "") or {}).get("request", {})
+            agent = request.get("agent", agent)
     return Morning(
         story,
         campaign.standing,
@@ -268,7 +255,7 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
         tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == story.branch),
         night.morning(story.records, datetime.now(UTC)) if night else (),
         clean(night.direction) if night else "",
-        night.request.agent if night and night.request else agent,
+        agent,
     )
 
 

@@ -82,8 +82,7 @@ class View:
 
 
 def headline(morning: Morning) -> Headline:
-    """Say whether the incumbent is better, and by how much: the reported gain, not the best raw score, which is too
-    high."""
+    """Say whether the incumbent is better and by how much. The best raw score is never the answer: it is too high."""
     num, verdicts, standing = len(morning.experiments), morning.counts.verdict, morning.standing
     if num == 0:
         return Headline("Nothing has been run yet", "The first experiment of a campaign measures its baseline.", "none")
@@ -91,8 +90,8 @@ def headline(morning: Morning) -> Headline:
         if verdicts.get("crash", 0) + verdicts.get("interrupted", 0) == num:
             return Headline("Nothing has been measured", f"{morning.counts}.", "bad")
         return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
-    baseline = morning.baseline.number if morning.baseline else 0  # crashes may have come before it
-    later = [e for e in morning.experiments if e.number > baseline and e.record.decided]
+    first = morning.story.campaign.baseline  # crashes may have come before it
+    later = [e for e in morning.experiments if first and e.number > first.number and e.record.decided]
     if not later:
         words = "Only the baseline has been measured; there is nothing to compare it with."
         return Headline(f"Baseline: {score(standing.baseline)}", words, "none")
@@ -101,9 +100,8 @@ def headline(morning: Morning) -> Headline:
         words = f"{counted(len(later))} after the baseline, none kept{' now' if morning.left else ''}. "
         words += f"The estimated score of the baseline is {score(standing.baseline)}.{remarks}"
         return Headline("No gain so far", words, "open")
-    if (
-        certificate := morning.certificate
-    ) and morning.is_certified:  # its gain comes first: the title never claims more
+    certificate = morning.certificate if morning.is_certified else None
+    if certificate:  # the certified gain comes first: the title never claims more
         difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
         low, high = certificate.estimate.interval
         agreement = "agrees with the certificate"
@@ -147,8 +145,8 @@ def _remarks(morning: Morning) -> Iterator[str]:
 def certificate_line(morning: Morning) -> str:
     """Return what was measured on the test split of baseline and incumbent."""
     if (c := morning.certificate) is None:
-        none = "Not certified yet: nothing was measured on the test split (uv run nightshift certify)."
-        return morning.obsolete or none
+        not_yet = "Not certified yet: nothing was measured on the test split (uv run nightshift certify)."
+        return morning.obsolete or not_yet
     numbers = tuple(len(c.scores(side)) for side in SIDES)
     seeds = "1 fresh seed each" if numbers == (1, 1) else f"{numbers[0]} and {numbers[1]} fresh seeds"
     line = (
@@ -189,31 +187,31 @@ def _runs(c: Comparison) -> str:
 
 
 def gain_parts(morning: Morning) -> str:
-    """Explain why the effects of the kept changes do not add up to the gain: the larger side, and only what makes it
-    larger. "" if both are equal to the shown digits."""
+    """Return whether the effects of the kept changes add up to more or less than the gain, and why; and which changes
+    undo each other. "" if both are equal to the shown digits."""
     standing, posterior = morning.standing, morning.story.campaign.posterior
     if standing is None or posterior is None or not morning.kept:
         return ""
     effects = sum(kept.effect.mean for kept in morning.kept)
     model_gain = posterior.predict(posterior.kept)[0] - posterior.predict(())[0]
-    lowered, shared = round(model_gain - standing.gain, 3), round(effects - model_gain, 3)
-    excess = round(effects - standing.gain, 3)
+    excess, shared = effects - standing.gain, effects - model_gain
     causes = []
+    if excess > 0 and model_gain > standing.gain:
+        causes.append("it is lowered, because the best of many noisy scores is too high")
+    if shared * excess > 1e-9:
+        causes.append("an effect is what the change adds to the others, and some of them set the same keys")
     if standing.contradicted:
         causes = ["it is the plain difference of the final check runs"]
-    elif lowered > 0 and excess > 0:
-        causes = ["it is lowered, because the best of many noisy scores is too high"]
-    if shared * excess > 0:
-        causes.append("an effect is what the change adds to the others, some of which set the same keys")
-    words = ""
-    if excess:
-        side = "less than the effects together" if excess > 0 else "more than the effects together"
-        words = f"The total is {side} ({points(effects)}): {', and '.join(causes)}."
-    for kept in morning.kept:
-        if kept.takes_back:
-            words += f" {kept.change.name} only takes back {kept.takes_back}: together they change nothing, "
-            words += f"but the estimates count the effect of {kept.change.name}."
-    return words.strip()
+    side = "less" if excess > 0 else "more"
+    sentences = [f"The total is {side} than the effects together ({points(effects)}): {', and '.join(causes)}."]
+    sentences = sentences if abs(excess) >= 0.0005 else []
+    sentences += [
+        f"{kept.change.name} only takes back {kept.takes_back}: together they change nothing, but effects and total "
+        f"still count {kept.change.name}."
+        for kept in morning.kept
+        if kept.takes_back
+    ]
+    return " ".join(sentences)
 
 
 def remark(e: Experiment) -> str:
@@ -238,7 +236,7 @@ def _span(interval: tuple[float, float]) -> str:
 
 
 def plus_minus(value: Effect | None) -> str:
-    """Return `+2.4 ± 4.9`, for a column that names the unit; a dash for None."""
+    """Return `+2.4 ± 4.9`; a dash for None."""
     return str(value).removesuffix(" pp") if value else UNKNOWN
 
 
