@@ -1,4 +1,7 @@
-"""Run nights of experiments, follow them, read and certify the results, and export them."""
+"""Run nights of experiments, follow them, read and certify the results, and export them.
+
+Begin with one experiment, uv run run.py. Then: nightshift night --agent NAME --hours 8
+"""
 
 from __future__ import annotations
 
