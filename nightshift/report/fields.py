@@ -29,7 +29,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
     proposal, training = record.proposal, record.result and record.result.training
     games = record.evaluation.figures if record.evaluation else {}
     is_first = record.is_keep and record.parent is None
-    number, fraction = "{:.1f}".format, "{:.6f}".format
+    number = "{:.1f}".format
     figures = (
         ("eval_score", row.eval_score, score),
         ("eval_stderr", row.eval_stderr, score),
@@ -39,7 +39,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("incumbent_score", None if is_first else row.incumbent_score, score),
     )
     times = (
-        ("reward_mean", row.reward_mean, fraction),
+        ("reward_mean", row.reward_mean, "{:.6f}".format),
         ("num_steps", row.num_steps, str),
         ("training_seconds", row.training_seconds, number),
         ("total_seconds", row.total_seconds, number),
@@ -59,7 +59,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("with", ", ".join(row.kept)),
         *((name, None if value is None else form(value)) for name, value, form in figures),
         ("effect_at_decision", None if effect is None else ("-" if effect < 0 else "+") + score(abs(effect))),
-        ("p_helps", None if row.p_helps is None else fraction(row.p_helps)),
+        ("p_helps", None if row.p_helps is None else f"{row.p_helps:.4f}"),
         ("verdict", row.verdict or UNDECIDED),
         ("outcome", _NO_GRADIENT if training and training.outcome is Outcome.NO_GRADIENT else None),
         ("why", row.why),

@@ -184,7 +184,7 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
     names = ("verdict", "now", "eval_score", "strict_score", "total_seconds", "effect_at_decision", "p_helps")
     assert {name: body[name] for name in names} == {name: getattr(row, name) for name in names}
     assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
-    wanted = {"verdict": row.verdict, "why": row.why, "p_helps": formatted(row.p_helps, ".6f")}
+    wanted = {"verdict": row.verdict, "why": row.why, "p_helps": formatted(row.p_helps, ".4f")}
     wanted |= {"effect_at_decision": formatted(row.effect_at_decision, "+.6f")}
     for lines in (summary(record).splitlines(), list(experiment_lines(record, row, Path("runs")))):
         printed = dict(line.split(":", 1) for line in lines if ":" in line)
