@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any
 
 from nightshift.agents.history import load_configs
@@ -35,7 +35,6 @@ from nightshift.campaign.records import (
     Job,
     Record,
     Rollout,
-    Stage,
     Standing,
 )
 from nightshift.campaign.results import UNDECIDED, Counts, Row, verdict_of
@@ -152,12 +151,6 @@ class Morning:
     def user_decisions(self) -> list[str]:
         decisions = [*(e.record.user_decisions for e in self.experiments), self.story.campaign.user_decisions]
         return decided_by_user(chain(*decisions))
-
-    @property
-    def final_runs(self) -> list[Record]:
-        """The final check runs that end the campaign; none if other experiments followed."""
-        records = (e.record for e in reversed(self.experiments))
-        return [*takewhile(lambda record: record.run.stage is not Stage.SEARCH, records)][::-1]
 
     @property
     def uncommitted(self) -> str | None:
@@ -296,9 +289,8 @@ def _taken_back(experiment: Experiment, others: Iterable[Experiment]) -> tuple[b
 
 def decided_by_user(decisions: Iterable[Decision]) -> list[str]:
     """Return what the user's own commits decided: `0012 kept by you in commit abc1234`."""
-    words = {Action.KEEP: "kept", Action.REVERT: "taken out"}
     return [
-        f"{d.change.name if d.change.experiment else 'a change of your own'} {words.get(d.action, d.action)} by you"
+        f"{d.change.name if d.change.experiment else 'a change of your own'} {d.action.past} by you"
         + (f" in commit {d.commit[:7]}" if d.commit else "")
         for d in decisions
     ]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from typing import Any
 
 from markupsafe import Markup
@@ -124,7 +125,9 @@ def headline(morning: Morning) -> Headline:
 def _remarks(morning: Morning) -> Iterator[str]:
     """Yield what the final check runs scored, whether they contradict the estimate, and whether the model learned only
     the answer format."""
-    if (standing := morning.standing) and (runs := morning.final_runs):
+    records = (e.record for e in reversed(morning.experiments))
+    runs = [*takewhile(lambda record: record.run.stage is not Stage.SEARCH, records)][::-1]  # none if others followed
+    if (standing := morning.standing) and runs:
         scores = f"Their measured scores: {last_scores(runs)}."
         if words := contradiction(standing):
             yield f" {words}. {scores}"

@@ -113,7 +113,7 @@ def test_the_users_own_commits_are_told_where_they_stand(tmp_path: Path) -> None
     last = replace(records[5], status="measured", user_decisions=decisions, run=run, judgement=judgement, diff=())
     found = morning(tmp_path, [*records[:5], last])
     assert found.user_decisions == [
-        "0003 taken out by you in commit def5678",
+        "0003 reverted by you in commit def5678",
         "a change of your own kept by you in commit abc1234",
         "0002 kept by you in commit abc1234",
     ]

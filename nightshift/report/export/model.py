@@ -108,6 +108,9 @@ def card(story: Story, record: Record) -> str:
     configs, config = story.campaign.configs, story.configs.get(record.number)
     changes = diff(configs[0], config) if configs and config else None
     lines = "not recorded" if changes is None else "\n".join(f"    {change.line}" for change in changes) or "none"
+    page, certificate = gather(story.ledger, story.branch), "Not certified: no certificate compares its config."
+    if configs and record.config_hash == configs[1].hash and not page.obsolete:
+        certificate = certificate_line(page)
     return f"""\
 ---
 library_name: transformers
@@ -120,18 +123,10 @@ pipeline_tag: text-generation
 - Trained by reinforcement learning with Nightshift on {markdown(", ".join(record.environments))}.
 - Engine {record.engine}, rules {markdown(record.rules_name)}, {markdown(record.hardware)}, steps: {steps}.
 - Score on the validation split, which chose among experiments: {evaluation.eval_score:.4f}, {interval}.
-- {certified(story, record)}
+- {markdown(certificate, 2000)}
 - Load it with AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained of transformers.
 
 Changes to the baseline's train.toml:
 
 {lines}
 """
-
-
-def certified(story: Story, record: Record) -> str:
-    """Return the certificate of this experiment's config, or that there is none."""
-    page, configs = gather(story.ledger, story.branch), story.campaign.configs
-    if page.obsolete or configs is None or record.config_hash != configs[1].hash:
-        return "Not certified: its config was not compared with the baseline's on the test split."
-    return markdown(certificate_line(page), 2000)
