@@ -26,6 +26,8 @@ def next_steps(campaign: Campaign, agent: str, *, is_certified: bool) -> Iterato
     if campaign.kept and not is_certified:
         sentence = "Certify the gain of this incumbent with fresh seeds, on test problems that no run has used:"
         yield sentence, "uv run nightshift certify"
+    if not campaign.kept:
+        yield "See what was tried:", "uv run nightshift history"
     yield "Continue the search:", f"uv run nightshift night --agent {shlex.quote(agent)} --hours 8"
     if campaign.kept and campaign.incumbent_run:
         yield "Take the weights home:", "uv run nightshift export --to model"

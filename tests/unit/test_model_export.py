@@ -76,7 +76,8 @@ def test_the_card_says_how_it_was_made_and_what_was_certified(ledger: Ledger, tm
     assert "- Certified on " in told
     assert "+25.0 pp, 95 % interval +10.0 to +40.0 pp: better" in told
     assert (
-        "Not certified: no certificate compares its config." in (exported(ledger, tmp_path / "1", 1) / "README.md").read_text()
+        "Not certified: no certificate compares its config."
+        in (exported(ledger, tmp_path / "1", 1) / "README.md").read_text()
     )
 
 
