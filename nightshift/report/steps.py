@@ -22,12 +22,14 @@ def next_steps(campaign: Campaign, agent: str, *, is_certified: bool) -> Iterato
         yield "Nothing is measured yet. Check this machine:", "uv run nightshift doctor"
         yield "Measure the baseline:", "uv run run.py"
         return
+    if campaign.kept:
+        yield "See what is kept, key by key:", "uv run nightshift diff baseline incumbent"
+    else:
+        yield "See what was tried:", "uv run nightshift history"
     yield from _doubtful(campaign)
     if campaign.kept and not is_certified:
         sentence = "Certify the gain of this incumbent with fresh seeds, on test problems that no run has used:"
         yield sentence, "uv run nightshift certify"
-    if not campaign.kept:
-        yield "See what was tried:", "uv run nightshift history"
     yield "Continue the search:", f"uv run nightshift night --agent {shlex.quote(agent)} --hours 8"
     if campaign.kept and campaign.incumbent_run:
         yield "Take the weights home:", "uv run nightshift export --to model"
@@ -85,7 +87,6 @@ def copied(morning: Morning) -> Iterator[Step]:
     if is_in_git:
         tip = tips[0][:10] if tips[0] in commits else tips[0]
         yield "The incumbent against the baseline:", f"git diff {first[:10]} {shlex.quote(tip)} -- train.toml"
-    yield "The incumbent against the baseline, key by key:", "uv run nightshift diff baseline incumbent"
     yield from _doubtful(campaign)
     if is_in_git and (command := _merge(repo, branch, tips[-1])):
         yield "To bring the kept commits to your main branch:", command

@@ -185,10 +185,10 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     assert "stopped:      5 experiments are done" in over
     steps = [*next_steps(campaign_now, "tpe", is_certified=False)]
     assert [command for _, command in steps] == [
-        *("uv run nightshift certify", "uv run nightshift night --agent tpe --hours 8"),
-        "uv run nightshift export --to model",
+        *("uv run nightshift diff baseline incumbent", "uv run nightshift certify"),
+        *("uv run nightshift night --agent tpe --hours 8", "uv run nightshift export --to model"),
     ]
-    assert over.splitlines()[-3:] == [f"next:         {sentence} {command}" for sentence, command in steps]
+    assert over.splitlines()[-4:] == [f"next:         {sentence} {command}" for sentence, command in steps]
     certified = summary(replace(state_of(), cause="over"), own, campaign_now, NOW, is_certified=True)
     assert "certify" not in certified
 

@@ -86,7 +86,9 @@ def test_one_branch_is_shown_that_of_the_last_experiment_and_an_unknown_one_is_r
     found = gather(ledger, None)
     assert found.story.branch == BRANCH
     assert [e.number for e in found.experiments] == [3, 4]
-    assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.story.notes)
+    assert any(
+        note == "Not shown: 1 experiment of this branch, measured under other rules." for note in found.story.notes
+    )
     with pytest.raises(UsageError, match="autoresearch/test"):
         gather(ledger, "autoresearch/other")
 
