@@ -147,6 +147,11 @@ def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> di
     return {keys[at]: at for at in np.argsort(-spread, kind="stable")[:most].tolist() if spread[at] > 0}
 
 
+def _adds(row: dict[str, Any], name: str) -> bool:
+    """Return True if a figure of a row is measured and not the score once more."""
+    return row[name] is not None and (name == "eval_score" or row[name] != row["eval_score"])
+
+
 class _Table:
     """The lines of the table with their details. For experiments chosen by `detailed`, the details include what the
     files of the run contain. `times`: the seconds of each experiment by use."""
@@ -178,8 +183,8 @@ class _Table:
         curves = dict.fromkeys(name for row in self.rows for name in row.get("curves", {}).get("values", ()))
         return {
             "rows": self.rows,
-            # A column without a value is left out.
-            "columns": {n: head for n, head in COLUMNS.items() if any(row[n] is not None for row in self.rows)},
+            # A column without values, or with the same values as the score, is left out.
+            "columns": {n: h for n, h in COLUMNS.items() if any(_adds(row, n) for row in self.rows)},
             "settings": self._first,
             "problems": self._problems,
             "texts": list(self._texts),

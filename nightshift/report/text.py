@@ -177,11 +177,11 @@ def _measured(c: Comparison) -> str:
     """Return `50.0 % -> 60.0 %, +10.0 pp, 95 % interval +4.0 to +16.0 pp`, and the scores in the requested format and
     by environment."""
     arrow = f" {_ARROW} "
-    strict = f"; in the requested format {arrow.join(map(score, c.strict_scores))}" if c.strict_scores else ""
+    scores, strict_scores = (arrow.join(map(score, pair)) for pair in (map(c.score, SIDES), c.strict_scores or ()))
+    strict = f"; in the requested format {strict_scores}" if strict_scores not in ("", scores) else ""
     items = c.by_environment.items()
     parts = "".join(f"; {name} alone {points(e.difference)}, {_span(e.interval)}" for name, e in items)
-    change = f"{arrow.join(score(c.score(side)) for side in SIDES)}, {points(c.estimate.difference)}"
-    return f"{change}, 95 % interval {_span(c.estimate.interval)}{strict}{parts}"
+    return f"{scores}, {points(c.estimate.difference)}, 95 % interval {_span(c.estimate.interval)}{strict}{parts}"
 
 
 def _runs(c: Comparison) -> str:
