@@ -297,7 +297,7 @@ def recorded_night() -> str:
     """Return the title and the certificate of docs/example-report.html."""
     page = (ROOT / "docs" / "example-report.html").read_text(encoding="utf-8")
     text = " ".join(re.sub(r"<[^>]+>", " ", page).split())
-    [title, *_] = re.findall(r"Better, certified: \S+ pp", text)
+    [title] = re.findall(r"<h1>(.+?)</h1>", page)
     [certificate, *_] = re.findall(r"Certified on .+? pp, 95 % interval .+? pp", text)
     return f"**{title}.** {certificate}."
 

@@ -25,6 +25,9 @@ from nightshift.errors import Failure, UsageError
 from nightshift.files import Document, read_json
 from nightshift.text import clean
 
+KEPT_TITLE = """\
+The incumbent is the baseline with these kept changes, the most certain first (effect now ± half of its 95 % interval; \
+confirmed: P(it helps) is above 95 %; unconfirmed: any other kept change):"""
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
 run | score | difference | training steps | verdict: change"""
@@ -112,7 +115,7 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
 
     def __str__(self) -> str:
         lines = [f"damaged: {cause}" for cause in self.damaged]
-        lines += ["kept, the most certain first:", *(f"  {line}" for line in self.kept), ""] if self.kept else []
+        lines += [KEPT_TITLE, *(f"  {line}" for line in self.kept), ""] if self.kept else []
         lines += [RUNS_TITLE, *map(str, self.runs), ""]
         lines += [KEYS_TITLE, *(line for key in self.keys for line in key.lines), ""] if self.keys else []
         return "\n".join([*lines, f"untried keys: {'; '.join(self.untried_keys)}"])

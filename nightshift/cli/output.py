@@ -1,7 +1,7 @@
-"""The only module that prints: results on stdout, everything else on stderr.
+"""The only module that prints: results to stdout, everything else to stderr.
 
-rich draws tables and the live display, on terminals only. Every other line is plain text, also on a terminal, so that
-a copied command stays whole. Foreign text loses its escape sequences here and is never read as rich's markup.
+rich draws tables and the live display, on terminals only. All other lines are plain text, so that a copied command
+stays in one piece. Escape sequences in foreign text are removed here, and rich never parses the text as markup.
 """
 
 import json
@@ -26,14 +26,14 @@ from nightshift.text import ANSI
 
 _NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
 _BAR_COLUMNS = 12
-Line = tuple[str, float | None]  # a line of the live display, and the share that is done, which a bar shows
+Line = tuple[str, float | None]  # a line of the live display, and the finished share that its bar shows
 
 _live: Live | None = None
 _drawn: Sequence[Line] = ()
 
 
 def summary(record: Record) -> str:
-    """The block that agents grep: `key: value` lines. What was not measured has no line."""
+    """Return the block that agents grep: `key: value` lines. A value that was not measured has no line."""
     lines = [field for field in fields(record, row(record, {})) if field[0] not in PROPOSAL]
     if record.is_keep and record.parent is None:
         lines.append(("next", _NEXT))
@@ -41,13 +41,13 @@ def summary(record: Record) -> str:
 
 
 def print_text(*lines: str) -> None:
-    """Print on stdout: results."""
+    """Print results to stdout."""
     draw()
     _write("stdout", "\n".join(map(printable, "\n".join(lines).split("\n"))))
 
 
 def print_tables(text: str) -> None:
-    """Print on stdout; on a terminal the lines with ` | ` in columns that fit its width."""
+    """Print to stdout; on a terminal, lines with ` | ` become a table that fits its width."""
     for is_table, group in groupby(text.split("\n"), lambda line: " | " in line and is_terminal("stdout")):
         lines, table = list(group), Table.grid(padding=(0, 2, 0, 0))
         if not is_table:
@@ -59,18 +59,18 @@ def print_tables(text: str) -> None:
 
 
 def print_error(error: NightshiftError | str) -> None:
-    """Print on stderr: an error, progress, or the output of another process."""
+    """Print an error, progress, or the output of another process to stderr."""
     draw()
     _write("stderr", "\n".join(map(printable, str(error).split("\n"))))
 
 
-def print_found(document: Any, lines: Iterable[str], as_json: bool) -> None:
-    """Print what a command found: with --json `document` (see `plain`) as one line of ASCII, else lines for people."""
+def print_result(document: Any, lines: Iterable[str], as_json: bool) -> None:
+    """Print the result of a command: with --json `document` as one line of ASCII, else `lines`."""
     print_text(*([json.dumps(plain(document))] if as_json else lines))
 
 
 def plain(document: Any) -> Any:
-    """Return a Struct or mapping as JSON has it: null replaces what is no finite number."""
+    """Return a Struct or mapping as plain JSON values, with null for numbers that are not finite."""
 
     def convert(value: Any) -> Any:
         return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else str(value)
@@ -79,14 +79,12 @@ def plain(document: Any) -> Any:
 
 
 def draw(lines: Sequence[Line] = ()) -> None:
-    """Show these lines as the live display, each with its bar; none: end it. Call on a terminal only (`is_terminal`).
-
-    No thread refreshes it: the loops that wait do, by waiting.look.
-    """
+    """Show these lines as the live display, each with its bar; without lines, end the display. For terminals only
+    (`is_terminal`). No thread refreshes the display: loops that wait call waiting.look."""
     global _live, _drawn
     if lines == _drawn:
         return
-    rows, _drawn = list[RenderableType](), lines  # a signal may cut in
+    rows, _drawn = list[RenderableType](), lines  # set first: a signal may interrupt the rest
     for text, share in lines:
         words, grid = Text(printable(text), no_wrap=True, overflow="ellipsis"), Table.grid(padding=(0, 1))
         grid.add_row(ProgressBar(1.0, share or 0.0, width=_BAR_COLUMNS), words)
@@ -99,16 +97,16 @@ def draw(lines: Sequence[Line] = ()) -> None:
             options: dict[str, Any] = dict.fromkeys(("auto_refresh", "redirect_stdout", "redirect_stderr"), False)
             _live = Live(console=Console(stderr=True), transient=True, **options)
             _live.start()
-            _live.console.show_cursor()  # a kill would leave the terminal without a cursor
+            _live.console.show_cursor()  # else a kill leaves the terminal without a cursor
         if _live is not None:
             _live.update(Group(*rows), refresh=True)
-            print(end="\r", file=sys.stderr, flush=True)  # the echo of Ctrl-C lands on the line itself
-    except OSError:  # a terminal that went away must not end a night
+            print(end="\r", file=sys.stderr, flush=True)  # so that ^C is echoed on the same line
+    except OSError:  # a closed terminal must not end a night
         _live = None
 
 
 def is_terminal(name: str = "stderr") -> bool:
-    """Whether stdout or stderr is a terminal that can move its cursor and show a bar."""
+    """Return True if stdout or stderr is a terminal that can move its cursor and show a bar."""
     stream = getattr(sys, name)
     is_dumb = os.environ.get("TERM") == "dumb"
     return stream is not None and stream.isatty() and not is_dumb and "utf" in stream.encoding.lower()
@@ -119,14 +117,14 @@ def _write(name: str, text: str) -> None:
     if (stream := getattr(sys, name)) is None:
         return
     try:
-        stream.reconfigure(errors="backslashreplace")  # of an encoding that lacks a character
+        stream.reconfigure(errors="backslashreplace")  # for characters that the encoding lacks
         print(text, file=stream, flush=True)
     except OSError:
         if name == "stdout":
-            raise  # a terminal that went away must not end a night, which prints its progress to stderr
+            raise  # of stderr, ignored: a closed terminal must not end a night, which prints its progress there
 
 
 def printable(text: str) -> str:
-    """Hostile text cannot move the cursor, forge lines, turn round what follows or end the block."""
-    plain = text if text.isprintable() else ANSI.sub(" ", text)  # an escape sequence whole, not what follows its ESC
+    """Return text that cannot move the cursor, forge lines or reverse the text behind it."""
+    plain = text if text.isprintable() else ANSI.sub(" ", text)  # whole escape sequences, not only their ESC
     return "".join(character if character.isprintable() else " " for character in plain).rstrip()

@@ -1,7 +1,5 @@
-"""What people see while they wait: on a terminal a display with a bar a run, in a pipe a plain line every 30 seconds.
-
-It is looked at anew when something else is waited for, and by the loops that wait for runs.
-"""
+"""The progress of runs and waits: on a terminal a display with a bar per run, in a pipe a plain line every 30 seconds.
+It is updated when a wait begins or ends, and by the loops that wait for runs."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +21,7 @@ class TerminalReporter:
     """Shows progress on stderr until it is closed. One at a time."""
 
     def __init__(self, what: str = "starting") -> None:
-        """`what` is shown while nothing is waited for."""
+        """`what` is shown while there is neither a wait nor a run."""
         self._what, self._spoke = what, time.monotonic()
         self._runs: Mapping[Path, Progress | None] = {}
         watchers[:] = [self._look]
@@ -34,8 +32,8 @@ class TerminalReporter:
         self._spoke = time.monotonic()
 
     def show(self, readings: Mapping[Path, Progress | None], idle: str = "reading the result and deciding") -> None:
-        """Show the progress of the runs in flight, by their folders; None: it waits for its turn. `idle`: shown
-        without a run."""
+        """Show the progress of the runs in flight, by their folders. None: the run waits for its turn. `idle`: what is
+        shown if no run is in flight."""
         self._what, self._runs = idle, readings
         self._look()
 
@@ -58,10 +56,10 @@ class TerminalReporter:
 
 
 def describe_run(folder: Path, reading: Progress | None) -> Line:
-    """Return what a run does, for how long it has run, and what is left of its budget; and the share that is done of
-    its budget or of its evaluation. `reading`: how far it is."""
+    """Return a line with what a run does, for how long it has run, and how much of its budget is left; and the finished
+    share of its budget or its evaluation. `reading`: the run's own report."""
     job, began, share = None, time.time(), None
-    with suppress(UsageError, OSError):  # damaged: less is shown
+    with suppress(UsageError, OSError):  # of a damaged job less is shown
         began = (folder / JOB_NAME).stat().st_mtime
         job = read_json(folder / JOB_NAME, Job, "")
     place = f"{clean(reading.slot, 40)}: " if reading and reading.slot else ""
@@ -80,20 +78,17 @@ def describe_run(folder: Path, reading: Progress | None) -> Line:
         what = f"training, step {reading.num_steps}"
         what += "" if reading.reward is None else f", reward {reading.reward:.2f}"
         if reading.seconds_left is not None:
-            seconds_left, clock = (
-                max(reading.seconds_left, 0.0),
-                " CPU" if job and job.rules.budget_clock == "cpu" else "",
-            )
-            left = f", {seconds_left:.0f}{clock} s left"
+            seconds_left = max(reading.seconds_left, 0.0)
+            left = f", {seconds_left:.0f}{' CPU' if job and job.rules.budget_clock == 'cpu' else ''} s left"
             share = 1 - seconds_left / job.rules.budget_seconds if job else None
     note = f", {clean(reading.note, 80)}" if reading and reading.note else ""
     return f"{place}{what}, {lasts}{left}{note}", share
 
 
 @contextmanager
-def reporting(what: str = "starting", told: str = "") -> Iterator[TerminalReporter]:
-    """Show progress, and raise Interrupted on a signal that stops; `told`: a sentence on what the signal leaves."""
+def reporting(what: str = "starting", after_stop: str = "") -> Iterator[TerminalReporter]:
+    """Show progress, and raise Interrupted on a signal that stops. `after_stop`: a sentence on what still runs then."""
     from nightshift.executors.process import interruptible
 
-    with closing(TerminalReporter(what)) as reporter, interruptible(told):
+    with closing(TerminalReporter(what)) as reporter, interruptible(after_stop):
         yield reporter

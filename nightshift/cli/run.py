@@ -1,4 +1,4 @@
-"""What run.py and prepare.py do: one experiment, a plan, a process of its own, the keys, the preparation."""
+"""The work of run.py and prepare.py: one experiment, its plan, the list of keys, the preparation of a machine."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     from nightshift.experiment.experiment import Controller
 
 _POLL_SECONDS = 0.05
-_DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
+_DETACH_SECONDS = 900.0  # asking an agent takes up to 4 minutes; loading a model takes time, too
 
 
 def checkout_checks(root: Path) -> list[Check]:
-    """Check what `run` refuses of the checkout itself: the state of git, and the direction."""
+    """Return the problems of the checkout for which `run` refuses to start: the state of git, and the direction."""
     checks = look("git", lambda: checked_head(Repo(root))), look("direction", lambda: read_direction(root))
     return [check for check in checks if not check.ok]
 
 
 def run(root: Path, request: Request) -> int:
-    """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
+    """Run one experiment, or do what --keys, --dry-run or --detach ask for. Return the exit code."""
     if request.keys:
         return print_keys(root, request)
-    checked_head(Repo(root))  # a conflict of a rebase is no typo
-    load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
+    checked_head(Repo(root))  # first: a conflict of a rebase is not a typo in train.toml
+    load(root / CONFIG_NAME)  # before heavy imports: a typo is reported in a tenth of a second
     with reporting() as reporter:
         from nightshift.executors.process import end_leftovers
         from nightshift.executors.slurm import end_jobs
@@ -62,13 +62,13 @@ def run(root: Path, request: Request) -> int:
         request = replace(request, only=scope_of(read_direction(root)))
         controller = open_controller(root, request, reporter, request.branch)
         if request.dry_run:
-            bench = controller.bench  # for runs in SLURM nothing has to be here
+            bench = controller.bench  # without slots here, for runs in SLURM, nothing is checked
             engines = [bench.engine_of.get(slot.gpus, bench.engine) for slot in bench.executor.free_slots[:1]]
             missing = [f"missing:  {problem}" for engine in engines for problem in engine.check()]
             for line in chain(missing, plan(request, controller)):
                 print_text(line)
             return ExitCode.USAGE if missing else ExitCode.MEASURED
-        controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
+        controller.bench.require_ready()  # before anything is written or downloaded
         logging: AbstractContextManager[object] = nullcontext()
         if (project := read_machine(root).wandb.project) and not request.detach:
             from nightshift.report.export.wandb_runs import live_runs
@@ -83,8 +83,8 @@ def run(root: Path, request: Request) -> int:
                 record = None if request.detach else controller.run(request)
             except Interrupted:
                 if controller.repo.config_at("HEAD") != read_file(root / CONFIG_NAME):
-                    restore = "git checkout train.toml puts the incumbent's back"
-                    reporter.note(f"train.toml still holds what was tried; {restore}")
+                    restore = "to restore the incumbent's: git checkout train.toml"
+                    reporter.note(f"train.toml still contains the change that was tried; {restore}")
                 raise
     ledger = controller.ledger
     if record is not None:
@@ -95,7 +95,7 @@ def run(root: Path, request: Request) -> int:
 
 
 def print_keys(root: Path, request: Request) -> int:
-    """Print every key that train.toml may have, whatever it has now: its author may be mending it."""
+    """Print every key that train.toml may have. The train.toml here need not be valid."""
     rules = rules_here(root, request.engine, num_gpus(os.environ))
     engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
     standard = parse(b"[orchestrator]\ngroup_size = 4\n")
@@ -111,7 +111,7 @@ def print_keys(root: Path, request: Request) -> int:
 
 
 def plan(request: Request, controller: Controller) -> Iterator[str]:
-    """Yield what a run of this request would do, first with branches: a line for each fact."""
+    """Yield the lines of a dry run: what this request would do with branches, and the run itself."""
     records, repo, bench = controller.ledger.records(), controller.repo, controller.bench
     rules = bench.rules
     start = plan_start(repo, records, controller.now(), rules, bench.rules_hash, request.branch)
@@ -137,7 +137,7 @@ def plan(request: Request, controller: Controller) -> Iterator[str]:
     yield from (f"unused:   {key}" for key in record.unused_keys)
     parts = f"{lasted(engine.startup_seconds)} to start, {rules.budget_text} of training"
     parts += f", {lasted(rules.evaluation_seconds)} to evaluate"
-    yield f"takes:    at most {lasted(engine.deadline_seconds)} a run: {parts}"
+    yield f"time:     at most {lasted(engine.deadline_seconds)}: {parts}"
     seed = bench.next_seed(campaign)
     yield from engine.describe(record.effective, seed, run_dir, verbose=request.verbose)
 
@@ -146,7 +146,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     from nightshift.experiment.prove import prove, proving
 
     with reporting() as reporter:
-        least = 1 if flags.prove else 0  # a machine without a GPU is refused, with the reason
+        least = 1 if flags.prove else 0  # so that a machine without a GPU is refused with the reason
         rules = rules_here(root, flags.engine_meant, max(num_gpus(os.environ), least))
         rules = on_cards(rules, root, os.environ, flags.gpus)
         engine = open_engine(rules, root, dict(os.environ), flags.gpus, prime_rl=flags.prime_rl)
@@ -160,15 +160,15 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
 
 
 def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> int:
-    """Start this process's command without --detach in a session of its own. Returns once it `has_begun`, or with its
-    error and exit code; `then`: the command that waits for it."""
+    """Start the same command without --detach in a new session. Return when `has_begun` is true, or the exit code of a
+    command that failed before. `then`: the command that waits for the started process."""
     import subprocess
 
     log = ledger.runs_dir / DETACHED_NAME
-    own_log = log.with_name(f"{os.getpid()}-{log.name}")  # another start at this moment has its own
+    own_log = log.with_name(f"{os.getpid()}-{log.name}")  # not shared with another start at the same moment
     program, *arguments = (word for word in sys.argv if word != "--detach")
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: a terminal that goes away ends nothing
-    with own_log.open("xb") as file:  # never through a link that lies there
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: closing the terminal does not end the child
+    with own_log.open("xb") as file:  # does not follow a link of that name
         child = subprocess.Popen(
             [sys.executable, Path(program).absolute(), *arguments],
             stdin=subprocess.DEVNULL,
@@ -187,7 +187,7 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
                 own_log.unlink()
                 return code
             time.sleep(_POLL_SECONDS)
-    finally:  # also after Ctrl-C, which leaves the child alone
+    finally:  # also after Ctrl-C, after which the child continues
         if own_log.exists():
             own_log.replace(log)
     print_text(f"running in process {child.pid}; its output: {log}\n{then}")
@@ -195,7 +195,7 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
 
 
 def open_ledger(start: str = "") -> Ledger:
-    """Return the ledger of this checkout. UsageError if it has no experiment; `start`: what the first one does."""
+    """Return the ledger of this checkout. UsageError if it has no experiments. `start`: what the first one would do."""
     ledger = Ledger(process_root())
     if not ledger.numbers():
         raise UsageError("no experiments yet", f"Start one: uv run run.py{start}")
@@ -203,9 +203,9 @@ def open_ledger(start: str = "") -> Ledger:
 
 
 def process_root() -> Path:
-    """The checkout that the `nightshift` command is about: the nearest folder upwards with a run.py and train.toml."""
+    """Return the checkout: the nearest folder upwards with run.py and train.toml."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "run.py").is_file() and (folder / "train.toml").is_file():
             return folder
-    raise UsageError(f"{os.fspath(here)} is no Nightshift checkout", "Go to the folder that holds run.py.")
+    raise UsageError(f"{os.fspath(here)} is not in a Nightshift checkout", "Go to the folder of run.py: cd FOLDER.")

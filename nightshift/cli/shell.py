@@ -1,4 +1,4 @@
-"""What every command owes the shell: errors as one line, an exit code that is true, help, a version."""
+"""What all commands share: options, help, version, errors in one line, and exit codes."""
 
 import io
 import math
@@ -21,7 +21,7 @@ FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
 class Finite(click.FloatRange):
-    """A range that refuses nan, which is on no side of any bound."""
+    """A range that refuses nan, which no bound excludes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -29,14 +29,14 @@ class Finite(click.FloatRange):
 
 
 def num_slots(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """--pairs: a number, or 0 for auto: as many as fit on this machine."""
+    """Read --pairs: a number, or 0 for auto."""
     if value == "auto":
         return 0
     return click.IntRange(1, 999).convert(value, param, ctx)
 
 
 def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """--prime-rl: this process, and the workers that it starts, take prime-rl from there."""
+    """Read --prime-rl: this process and its workers use prime-rl from this folder."""
     if value is not None:
         os.environ["NIGHTSHIFT_PRIME_RL"] = os.fspath(value.absolute())
     return value
@@ -44,42 +44,48 @@ def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None)
 
 _SANDBOXES = click.Choice(["auto", "bwrap", "user", "none"])
 SANDBOX = option(
-    "--sandbox", type=_SANDBOXES, default="auto", help="Of the agent. auto: the first that works (SECURITY.md)."
+    "--sandbox", type=_SANDBOXES, default="auto", help="The agent's sandbox. auto: the first that works (SECURITY.md)."
 )
 AGENT_ENV = option(
-    "--agent-env", multiple=True, metavar="NAME", help="Let the agent have this variable, too. Repeatable."
+    "--agent-env", multiple=True, metavar="NAME", help="Give the agent this environment variable, too. Repeatable."
 )
 _PATH = click.Path(exists=True, resolve_path=True)
 AGENT_SEES = option(
-    "--agent-sees", multiple=True, metavar="PATH", type=_PATH, help="Let the agent read this, too. Repeatable."
+    "--agent-sees",
+    multiple=True,
+    metavar="PATH",
+    type=_PATH,
+    help="Let the agent read this file or folder, too. Repeatable.",
 )
-AS_JSON = option("--json", "as_json", is_flag=True, help="One JSON object instead of text (docs/schemas).")
+AS_JSON = option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text (docs/schemas).")
 BRANCH = option(
     "--branch",
     metavar="NAME",
-    help="Begin a campaign on a new branch NAME. Default: the branch checked out; on main or a detached HEAD, continue "
-    "the campaign that began at this commit, or create autoresearch/<month><day>.",
+    help="Begin a campaign on a new branch NAME. Default: the branch checked out; on main or a detached HEAD, the "
+    "branch of the campaign that began at this commit, else a new branch autoresearch/<month><day>.",
 )
-GPUS = option("--gpus", help="prime-rl: GPUs to serve, GPUs to train: 2,3 or 0,1:2-7, or 0,0. trl: one.")
+GPUS = option("--gpus", help="prime-rl: GPUs that serve, GPUs that train (2,3 or 0,1:2-7 or 0,0). trl: one.")
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
-SLURM = option("--slurm", type=_FILE, help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).")
+SLURM = option(
+    "--slurm", type=_FILE, help="Run experiments as jobs of a cluster, described in this slurm.toml (docs/cluster.md)."
+)
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:
-    """Run a command and return its exit code. Print its error in one line, and click's errors as click does."""
+    """Run a command and return its exit code. Print an error in one line, click's errors as click prints them."""
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by startup.py
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # startup.py blocks them
         return int(command() or ExitCode.MEASURED)
     except click.ClickException as error:
         text = io.StringIO()
-        error.show(text)  # it repeats arguments, which may be anything
+        error.show(text)  # into a text, which is made printable: it repeats arguments
         print_error(text.getvalue().rstrip())
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):  # outside `interruptible`: click would end with 1, which means a crash
+    except (KeyboardInterrupt, click.Abort):  # outside `interruptible`; click's exit code 1 would mean a crash
         shown: NightshiftError = Interrupted("stopped by Ctrl-C")
     except NightshiftError as error:
         shown = error
-    except OSError as error:  # a refusal of the operating system that nothing further down has words for
+    except OSError as error:  # one that no function below explains
         where = "" if error.filename is None else f": {os.fspath(error.filename)}"
         shown = EngineError(f"{error.strerror or error}{where}", "Free disk space or memory, or fix permissions.")
     print_error(shown)
@@ -87,7 +93,7 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
 
 
 class Command(click.Command):
-    """One of click's that ends as `exit_code_of` says, answers -h and --version, and says whole sentences."""
+    """A command of click with the exit codes of `exit_code_of`, -h, --version, and uncut help."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)

@@ -1,4 +1,4 @@
-"""What goes on in a checkout, for who only looks: `nightshift status`, `show`, and `wait` until it is over."""
+"""Commands that only read a checkout: `nightshift status`, `show` and `wait`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from nightshift.config.train_toml import UNSET
 from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, read_file
 from nightshift.report.fields import OF_RUN, fields
-from nightshift.text import clean, local
+from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted
 
 
 def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
-    """`nightshift show --json`: the record, its `row` as every view prints it, and `files`, its folder."""
+    """Return the content of `nightshift show --json`: the record, its `row`, and `files`, the folder of its run."""
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
         "files": ledger.run_dir(record.number).relative_to(ledger.root),
@@ -48,7 +48,7 @@ def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
 
 
 def experiment_lines(record: Record, row: Row, files: Path) -> Iterator[str]:
-    """Yield one screen about an experiment: what the run printed, and what became of it."""
+    """Yield the lines of `nightshift show`: the proposal, the summary of the run, and the files."""
     lines = [field for field in fields(record, row) if field[0] not in OF_RUN]
     lines.append(("started", f"{local(datetime.fromisoformat(record.started))} on {record.branch}"))
     lines.append(("files", str(files)))
@@ -57,14 +57,14 @@ def experiment_lines(record: Record, row: Row, files: Path) -> Iterator[str]:
 
 
 def all_lines(value: Any, name: str, indent: str = "") -> Iterator[str]:
-    """Yield `name: value` of everything in a JSON value, inner values indented; `unset` where there is none."""
+    """Yield `name: value` for everything in a JSON value, inner values indented; `unset` for what is empty."""
     if isinstance(value, dict) and value:
         yield f"{indent}{name}:"
-        for inner, each in value.items():
-            yield from all_lines(each, inner, indent + "  ")
+        for inner_name, inner in value.items():
+            yield from all_lines(inner, inner_name, indent + "  ")
     elif isinstance(value, list) and 0 < len(value) <= _MOST_VALUES:
-        for each in value:
-            yield from all_lines(each, name, indent)
+        for item in value:
+            yield from all_lines(item, name, indent)
     else:
         text = UNSET if value in (None, "", [], {}) else str(value)
         if isinstance(value, list) and value:
@@ -74,16 +74,16 @@ def all_lines(value: Any, name: str, indent: str = "") -> Iterator[str]:
 
 TIMED_OUT = 124  # as timeout(1)
 _NUM_LOG_LINES = 15  # of a crash
-_MOST_VALUES = 40  # of a list that `show --all` prints
-_TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # 31 lines below what its worker logged last
-_LOOK_SECONDS = 0.5  # between two looks at how far the runs are
+_MOST_VALUES = 40  # of a list in `show --all`
+_TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # torchrun's 31 lines behind the worker's log
+_POLL_SECONDS = 0.5
 
 
 def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
-    """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
+    """Wait for the experiment in flight and print its summary. Return its exit code; 124 if it still runs."""
     ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
     limit = "" if math.isinf(timeout_seconds) else f", at most {lasted(timeout_seconds)}"
-    with reporting(f"waiting for the verdict of the experiment in flight{limit}", "What runs continues.") as reporter:
+    with reporting(f"waiting for the verdict of the experiment in flight{limit}", "The run continues.") as reporter:
         while ledger.is_running():
             if time.monotonic() >= deadline:
                 print_text(*Status.of(ledger, datetime.now(UTC)).lines())
@@ -91,7 +91,7 @@ def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
             started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
             what = f"waiting for the next experiment of {ledger.holder}"
             reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)}, what)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     records, _ = ledger.readable()
     if not records:
         raise UsageError("no experiments yet", "Start one: uv run run.py")
@@ -102,9 +102,9 @@ def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
 
 
 def print_verdict(record: Record, ledger: Ledger) -> int:
-    """Print the summary of an experiment and return its exit code. For a crash, print the last lines of the log that
-    shows the cause on stderr: worker.log if the worker returned no result. The lines are indented, so that no line of a
-    log looks like a line of the summary where both streams go to one file."""
+    """Print the summary of an experiment and return its exit code. For a crash, also print the end of the log with the
+    cause to stderr: worker.log if the worker returned no result. Log lines are indented, so that none is mistaken for a
+    line of the summary if both streams go to one file."""
     from nightshift.executors.process import tail
 
     print_text(summary(record))
@@ -122,19 +122,19 @@ def print_verdict(record: Record, ledger: Ledger) -> int:
 
 
 def follow_night(root: Path, timeout_seconds: float) -> int:
-    """Print what a detached night says from now until it is over, and its summary. UsageError if there was no night, or
-    if it was cut off.
+    """Print the output of a detached night from now until its end, and its summary. UsageError if there was no night,
+    or if it was killed.
 
-    Returns: 0 if a stop rule or the user ended the night, 1 if it could not go on, 124 while it still runs.
+    Returns: 0 if a stop rule or the user ended the night, 1 if it failed, 124 if it still runs.
     """
     from nightshift.night.state import load
 
     ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
     start = num_printed = log.stat().st_size if log.exists() else 0
-    with reporting("waiting for the end of the night: status shows what stops it", "The night continues."):
+    with reporting("waiting for the end of the night; status shows what ends it", "The night continues."):
         while True:
-            is_on = ledger.is_running()  # before the state: a night writes its end, then lets the checkout go
+            is_on = ledger.is_running()  # read before the state: a night writes its end, then releases the lock
             state = load(ledger)
             if state is None:
                 raise UsageError("no night was started here yet", "Start one: uv run nightshift night --agent tpe.")
@@ -145,16 +145,16 @@ def follow_night(root: Path, timeout_seconds: float) -> int:
                 break
             if time.monotonic() >= deadline:
                 return TIMED_OUT
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     if state.cause is None:
         raise UsageError("the night was cut off", "Run the same command again to resume.")
-    if num_printed == start:  # else the summary was the last that the night printed
+    if num_printed == start:  # else the output of the night ended with the summary
         print_text(read_file(ledger.runs_dir / BLOCK_NAME).decode(errors="replace").rstrip())
     return ExitCode.MEASURED if state.is_planned else ExitCode.CRASH
 
 
 def is_under_way(ledger: Ledger, since: float) -> bool:
-    """Whether a run that began after `since`, in seconds since 1970, trains, or a night waits for its agent."""
+    """Return True if a run that began after `since` (seconds since 1970) trains, or a night waits."""
     from nightshift.night.state import load
 
     paths = [*ledger.runs_dir.glob(f"*/{METRICS_NAME}"), *ledger.runs_dir.glob(f"{CERTIFY_NAME}/*/*/{METRICS_NAME}")]
@@ -164,7 +164,7 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
 
 
 class Running(msgspec.Struct, frozen=True):
-    """An experiment in flight. `progress`: how far its run is, None if it has not begun; `phase`: the same in words."""
+    """An experiment in flight. `progress`: the run's own report, None before it starts; `phase`: the same in words."""
 
     number: int
     since: str
@@ -181,8 +181,8 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
-    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: the jobs in SLURM that are
-    not collected, by experiment or side and seed of a certificate; `num_experiments`: its own that are decided."""
+    """The last night. `cause`: why the night is over. `left`: the SLURM jobs whose results are not collected, by
+    experiment, or by side and seed of a certificate. `num_experiments`: of this night, decided."""
 
     agent: str
     branch: str
@@ -193,25 +193,25 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     next_stop: str | None
     left: dict[str, str]
     direction: str
-    waiting: str | None  # what the night waits for, since when, what ends the wait, when that is checked next
+    waiting: str | None  # cause, begin, and end of the night's wait
     notes: tuple[str, ...]  # on the agent, TPE, pauses and directions
     certificate: str | None
 
 
 class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
-    """The baseline plus the kept changes, and what is believed of both now. `kept`: in the order of adoption."""
+    """The baseline plus the kept changes, and the current estimates. `kept`: in the order in which they were kept."""
 
     kept: tuple[Change, ...]
     standing: Standing
-    num_baseline_runs: int  # measured, of this campaign
+    num_baseline_runs: int  # measured
 
 
 class Status(Document, frozen=True, kw_only=True, tag="status"):
-    """What runs, what the last campaign holds, what the night does: `nightshift status`.
+    """The content of `nightshift status`.
 
-    `next_start`: what run.py or a night would do with branches here; None on a campaign's branch.
-    `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
-    campaign's. `damaged`: what could not be read.
+    `branch`, `rules_hash`, `counted`, `cost` (including refused proposals) and `incumbent` are of the last campaign.
+    `next_start`: what run.py or a night would do with branches; None on a campaign's branch. `damaged`: what could not
+    be read.
     """
 
     is_running: bool
@@ -224,21 +224,21 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     night: Night | None
     damaged: tuple[str, ...]
     next_start: str | None = None
-    controller: str | None = None  # process and command that work in the checkout
+    controller: str | None = None  # process and command that hold the lock
 
     @classmethod
     def of(cls, ledger: Ledger, now: datetime, next_start: str | None = None) -> Status:
         records, damaged = ledger.readable()
-        whose = last_campaign(records)
-        ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
+        campaign = last_campaign(records)
+        ours = [record for record in records if campaign in (("", ""), (record.branch, record.rules_hash))]
         is_running = ledger.is_running()
         incumbent, unread = _incumbent(ledger, records, ours)
         fates = fates_of(ours, incumbent.kept if incumbent else ())
         return cls(
             is_running=is_running,
             running=tuple(Running.of(ledger, r, now) for r in records if is_running and r.status == STARTED),
-            branch=whose[0] or None,
-            rules_hash=whose[1] or None,
+            branch=campaign[0] or None,
+            rules_hash=campaign[1] or None,
             counted=Counts.of([row(record, fates) for record in ours]),
             cost=campaign_cost(ledger.runs_dir, ours),
             incumbent=incumbent,
@@ -263,17 +263,16 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows += [("kept", change) for change in incumbent.kept]
             if incumbent.kept and incumbent.num_baseline_runs == 1 and not (night and night.state == "running"):
                 gain = f"the gain {gain_text(incumbent.standing)} rests on one run of the baseline"
-                rows.append(("note", f"{gain}; two more make it more certain: uv run run.py --baseline"))
+                rows.append(("note", f"{gain}. Two more runs make it more certain: uv run run.py --baseline"))
         if night is not None:
-            plural = "" if night.num_experiments == 1 else "s"
-            words = f"since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiment{plural}"
+            words = f"since {local(datetime.fromisoformat(night.since))}, {counted(night.num_experiments)}"
             if night.state == "over":
                 words = f"is over: {clean(night.cause or '', 400)}"
             elif night.state == "cut off":
-                how = ", and takes the jobs over; nightshift night --stop cancels them" if night.left else ""
-                words = f"was cut off: run the same command again to resume{how}"
+                jobs = " and pick up the jobs; to cancel them: uv run nightshift night --stop" if night.left else ""
+                words = f"was cut off: run the same command again to resume{jobs}"
             rows += [("certificate", night.certificate)]
-            rows += [("left", f"{number} is the job {name} in SLURM") for number, name in night.left.items()]
+            rows += [("left", f"{number} is the SLURM job {name}") for number, name in night.left.items()]
             rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
             rows += [("note", note) for note in night.notes]
             rows.append(("stops", night.next_stop))
@@ -281,7 +280,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
 
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:
-    """Return the incumbent of one campaign, `ours`, and why scores or your own commits could not be read."""
+    """Return the incumbent of one campaign, whose records are `ours`, and what could not be read."""
     from nightshift.campaign.campaign import Campaign
 
     if not ours:

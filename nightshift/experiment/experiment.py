@@ -24,7 +24,18 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
 from nightshift.campaign.ledger import STARTED, Event, Ledger, baseline_of, read_progress
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request, Result, Run
+from nightshift.campaign.records import (
+    JOB_NAME,
+    LATE_SECONDS,
+    Job,
+    Phase,
+    Progress,
+    Record,
+    Request,
+    Result,
+    Run,
+    Stage,
+)
 from nightshift.config.allowlist import shorten
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
@@ -235,8 +246,10 @@ class Controller:
                 is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
                 if is_same or other.config_hash == candidate.hash:
                     raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
-        name = "baseline " if run.is_baseline else "incumbent " if run.changes == campaign.kept else ""
-        name = f"{name}again" if campaign.baseline else "baseline"
+        kind = "re-run" if run.stage is Stage.SEARCH else "final check run"
+        is_incumbent = run.changes == campaign.kept
+        config = "the baseline" if run.is_baseline else "the incumbent" if is_incumbent else "an earlier config"
+        name = f"{kind} of {config}" if campaign.baseline else "baseline"
         description = request.proposal.description or ", ".join(changes) or name
         return Record(
             number=0,

@@ -48,6 +48,7 @@ from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
 from nightshift.night.state import STOP_NAME, Desk, Event, Kind, NightState, by_end, decided, night_cost, num_since_keep
+from nightshift.report.steps import has_certificate, next_steps
 from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
@@ -64,8 +65,14 @@ def write_summary(state: NightState, controller: Controller) -> str:
     controller.ledger.require_in_place()
     records = controller.ledger.records()
     campaign = Campaign.read(controller.ledger, records, state.branch, state.rules_hash)
+<<<<<<< HEAD
     cost = night_cost(state, controller.ledger) + runs_cost(state.closed(records))
     text = summary(state, records, campaign, controller.now(), cost)
+=======
+    cost = night_cost(state, controller.ledger) + runs_cost(state.own(records))
+    is_certified = has_certificate(controller.ledger, campaign)
+    text = summary(state, records, campaign, controller.now(), cost, is_certified=is_certified)
+>>>>>>> w10-report
     write_atomically(controller.ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
     write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign).encode())
     try:
@@ -99,10 +106,22 @@ class Page:
 
 
 def summary(
-    state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, cost: Cost = NOTHING
+    state: NightState,
+    records: Sequence[Record],
+    campaign: Campaign,
+    now: datetime,
+    cost: Cost = NOTHING,
+    *,
+    is_certified: bool = False,
 ) -> str:
+<<<<<<< HEAD
     """Return the summary, a dozen lines. `cost`: of the night's proposals and runs."""
     closed = state.closed(records)
+=======
+    """Return a dozen lines of plain text. `cost`: of the night's proposals and runs. `is_certified`: the incumbent has
+    a certificate."""
+    own = state.own(records)
+>>>>>>> w10-report
     began = datetime.fromisoformat(state.started)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
@@ -111,14 +130,18 @@ def summary(
         ("results", str(Counts.of(campaign.rows(closed)))),
         ("cost", str(cost)),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
+<<<<<<< HEAD
         ("final checks", last_scores(closed)),
+=======
+        ("final check runs", last_scores(own)),
+>>>>>>> w10-report
         *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
         *(("note", line) for line in state.morning(records, now)),
         ("certificate", state.certificate),
         ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, closed, now)),
     ]
-    lines = [f"{name + ':':14}{text}" for name, text in rows if text]
     if state.cause is not None:
+<<<<<<< HEAD
         lines += [f"{'page:':14}runs/{PAGE_NAME}", f"{'next:':14}{next_command(state, campaign)}"]
     return "\n".join(lines)
 
@@ -131,6 +154,12 @@ def next_command(state: NightState, campaign: Campaign) -> str:
         return "uv run nightshift history shows all runs; no change was kept"
     show = "uv run nightshift diff baseline incumbent shows the kept changes"
     return show if state.certificate else f"uv run nightshift certify tests the gain with fresh runs; {show}"
+=======
+        rows.append(("page", f"runs/{PAGE_NAME}"))
+        steps = next_steps(campaign, state.request.agent, is_certified=is_certified)
+        rows += [("next", f"{sentence} {command}") for sentence, command in steps]
+    return "\n".join(f"{name + ':':13} {text}" for name, text in rows if text)
+>>>>>>> w10-report
 
 
 def experiment_line(record: Record) -> str:
@@ -142,10 +171,12 @@ def experiment_line(record: Record) -> str:
     change = clean(", ".join(changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", _MAX_CHANGE)
     figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]
     figures += [f"effect {row.effect}"] if row.effect else []
-    why = "nothing new was tried" if row.verdict == "re-run" else row.why
+    why = row.why
+    if row.verdict == "re-run":
+        why = "no new change" if record.run.stage is Stage.SEARCH else "a final check run, no new change"
     keep_at = record.decision_rules.keep_at
     if row.p_helps is not None and (row.p_helps >= keep_at) == (row.verdict == "keep"):
-        why = f"P(it helps) {percent(row.p_helps)} %, a keep needs {percent(keep_at)} %"
+        why = f"P(it helps) {percent(row.p_helps)}, a keep needs {percent(keep_at)}"
     verdict = f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status
     others = f"; {decisions_text(record.moved)}" if record.moved else ""
     return (
@@ -227,9 +258,10 @@ class Notifier:
         finally:
             try:
                 ends_at = time.monotonic() + seconds
-                with waiting("waiting for the last notification of the night", seconds), suppress(TimeoutExpired):
-                    for _, process in self._processes:
-                        process.wait(max(ends_at - time.monotonic(), 0.0))
+                for event, process in self._processes:
+                    left_seconds = max(ends_at - time.monotonic(), 0.0)
+                    with waiting(f"waiting for the --notify command ({event})", left_seconds), suppress(TimeoutExpired):
+                        process.wait(left_seconds)
             finally:
                 if self._words and (left := self._tree.end(_GRACE_SECONDS)):
                     self._note(f"--notify: could not be ended: {', '.join(left)}")

@@ -1,1 +1,1 @@
-"""The morning page, and what leaves the checkout in other formats."""
+"""The morning page, and exports to other formats."""

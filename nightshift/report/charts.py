@@ -1,6 +1,6 @@
-"""The drawings of the page as Vega-Lite specs: plain values that the browser draws, and vl-convert as SVG and PNG.
+"""The charts of the page as Vega-Lite specs, which the browser draws, and vl-convert as SVG and PNG.
 
-The page's drawings take their colours from its style sheet, so that they follow light and dark. Scores are fractions.
+The charts use the colours of the page's style sheet, so that they follow light and dark. Scores are fractions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Spec = dict[str, Any]
 _NAMES = ("ink", "quiet", "rule", "page", "blue", "good", "bad", "grey")  # of colours, in report.css
 _LIGHT = ("#1c2128", "#5d6675", "#e3e6ea", "#ffffff", "#2459d3", "#14804a", "#c2410c", "#8b95a3")  # of the PNG
 COLOURS = {name: f"var(--{name})" for name in _NAMES}
-# Of a dot: its name in the legend, shape, fill and stroke, by Experiment.kind.
+# By Experiment.kind: the dot's name in the legend, shape, fill and stroke.
 STYLES = {
     "keep": ("kept", "circle", "good", "good"),
     "left": ("kept, then reverted or replaced", "circle", "page", "good"),
@@ -32,8 +32,8 @@ STYLES = {
     "crash": ("crashed", "cross", "bad", "bad"),
     "below": ("below the axis", "triangle-down", "page", "grey"),
 }
-MAX_VALUES = 12  # of a key; the others are in `nightshift history`
-MANY = 150  # experiments: with more the dots are small, without intervals and numbers
+MAX_VALUES = 12  # of a key; `nightshift history` shows all
+MANY = 150  # with more experiments the dots are small, without intervals and numbers
 SVG_WIDTH, PNG_WIDTH, HEIGHT = 1110, 1000, 340
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _TIPS = ("experiment", "hypothesis", "change", "score", "effect")
@@ -64,12 +64,13 @@ def _spec(height: int, **parts: Any) -> Spec:
 
 
 def domain(experiments: Sequence[Experiment], now: Standing | None) -> tuple[float, float] | None:
-    """Return the scores that the axes span: the estimates, and all scores but those far below. None without scores."""
+    """Return the range of the score axes: it includes all estimates and scores, except scores far below the others.
+    None without scores."""
     scores = [e.row.eval_score for e in experiments if e.has_score and e.row.eval_score is not None]
     if not scores:
         return None
     floor = -math.inf
-    if len(scores) > 3:  # a collapse would squeeze all other scores into a line
+    if len(scores) > 3:  # else one collapsed run squeezes all others into a line
         first, middle, third = quantiles(scores, n=4, method="inclusive")
         floor = middle - 4 * max(third - first, 0.05)
     ends = [score for score in scores if score >= floor]
@@ -81,8 +82,8 @@ def domain(experiments: Sequence[Experiment], now: Standing | None) -> tuple[flo
 
 
 def progress(experiments: Sequence[Experiment], now: Standing | None) -> Spec | None:
-    """Return the chart of all scores, and of the estimated scores of incumbent and baseline; None without a score."""
-    shown = [e for e in experiments if e.is_crash or e.has_score]
+    """Return the chart of all scores and of the estimated scores of incumbent and baseline; None without a score."""
+    shown = [e for e in experiments if e.verdict == "crash" or e.has_score]
     if (span := domain(experiments, now)) is None:
         return None
     is_long, first, last = len(experiments) > MANY, shown[0].number - 0.5, shown[-1].number + 0.5
@@ -128,7 +129,7 @@ def progress(experiments: Sequence[Experiment], now: Standing | None) -> Spec | 
             {"n": n, "y": s.incumbent, "low": s.incumbent - half, "high": s.incumbent + half} for n, s, half in steps
         ]
         datasets["baseline"] = [{"n": first, "to": last, "y": now.baseline}]
-        # The two labels are moved apart.
+        # Move the two labels apart.
         gap = max(0.05 * (span[1] - span[0]) - abs(now.gain), 0.0) / 2 * (1 if now.gain >= 0 else -1)
         ends = [(now.incumbent + gap, f"incumbent {incumbent_text(now)}")] if now.gain else []
         ends.append((now.baseline - gap, f"baseline {score(now.baseline)}"))
@@ -150,7 +151,7 @@ def progress(experiments: Sequence[Experiment], now: Standing | None) -> Spec | 
 
 
 def _dot(e: Experiment, low: float, high: float, is_long: bool) -> Spec:
-    """Return the dot of one experiment; at the lower edge without a score, or with one that is below the axis."""
+    """Return the dot of one experiment. A crash, or a score below the axis, has its dot at the lower edge."""
     value, edge = e.row.eval_score if e.has_score else None, low + 0.012 * (high - low)
     kind = "crash" if value is None else "below" if value < low else e.kind
     y = edge if value is None else max(value, edge)
@@ -160,19 +161,19 @@ def _dot(e: Experiment, low: float, high: float, is_long: bool) -> Spec:
 
 
 def _tips(*names: str) -> list[Spec]:
-    """Return what hovering shows; the page's script adds the fields of an experiment to its dots."""
+    """Return the fields of a tooltip. The page's script adds the fields of an experiment to its dots."""
     return [{"field": name.replace(" ", "_"), "title": name} for name in names]
 
 
 def values(key: KeyHistory, scores: Mapping[int, float | None], span: tuple[float, float]) -> Spec:
-    """Return the chart of the measured scores of a key's values: a dot a run, and the mean of each value."""
+    """Return the chart of one key: a dot per run at its value and measured score, and the mean of each value."""
     runs, means = list[Spec](), list[Spec]()
     for row in key.values[:MAX_VALUES]:
         name = row.value + "".join(f" +{short_key(other)}" for other in row.others)
         runs += [{"n": n, "value": name, "measured": scores.get(n)} for n in row.numbers]
         if row.mean_score is not None:
-            _, counted, mean, difference = str(row).split(" | ")
-            texts = {"runs_counted": counted, "mean_score": mean, "difference": difference}
+            _, num_runs, mean, difference = str(row).split(" | ")
+            texts = {"runs_counted": num_runs, "mean_score": mean, "difference": difference}
             means.append({"value": name, "mean": row.mean_score, "setting": f"{key.key} = {row.name}", **texts})
     is_now = f"datum.value == {json.dumps(key.now)}"
     axis = {
@@ -208,7 +209,7 @@ def values(key: KeyHistory, scores: Mapping[int, float | None], span: tuple[floa
 
 
 def curve(name: str) -> Spec:
-    """Return the chart of one quantity of training: a smoothed line a run above its values, which the page fills in."""
+    """Return the chart of one quantity of training: a thin and a smoothed line per run. The script adds the data."""
     y = {"type": "quantitative", "scale": {"zero": False}, "axis": {"tickCount": 4, "title": None}}
     x = {"field": "step", "type": "quantitative", "axis": {"grid": False, "tickCount": 4, "title": None}}
     smooth = {"op": "mean", "field": name, "as": "smooth"}
@@ -228,7 +229,7 @@ def curve(name: str) -> Spec:
 
 
 def svg(spec: Spec) -> str:
-    """Return the picture that the page shows without its script."""
+    """Return the picture that the page shows without JavaScript."""
     import vl_convert
 
     drawing: str = vl_convert.vegalite_to_svg(spec | {"width": SVG_WIDTH}, allowed_base_urls=[])

@@ -1,7 +1,6 @@
-"""train.toml compared key by key: experiments, commits, baseline, incumbent and the working file.
+"""Compare the train.toml of experiments, commits, baseline, incumbent and the working file, key by key.
 
-What counts is what trains: order, spelling and comments are no changes of a key. Texts of records and files are
-lines as they stand there: who prints them makes them printable.
+Order, spelling and comments are no changes. Texts of files are not made printable here.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from nightshift.files import Document
 from nightshift.report.data import Story
 from nightshift.text import counted
 
-Version = tuple[str, Config]  # one train.toml with the words for it
+Version = tuple[str, Config]  # a train.toml with its name
 
 
 class Diff(Document, frozen=True, kw_only=True, tag="diff"):
-    """What trains otherwise in two train.toml, by key. `is_same_file`: byte for byte."""
+    """The keys that train differently in two train.toml. `is_same_file`: both have the same bytes."""
 
     old: str
     new: str
@@ -35,21 +34,19 @@ class Diff(Document, frozen=True, kw_only=True, tag="diff"):
         return cls(old=old[0], new=new[0], is_same_file=is_same_file, changes=diff(old[1], new[1]))
 
     def __str__(self) -> str:
-        same = "the same bytes" if self.is_same_file else "no key differs: both train the same"
+        same = "both files are equal" if self.is_same_file else "no key differs: both train the same"
         lines = [change.line for change in self.changes] or [same]
         return "\n".join([f"{self.old} -> {self.new}", *(f"  {line}" for line in lines)])
 
 
 def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
-    """The train.toml that `name` means: 42, a commit, baseline, incumbent or working.
-
-    Raises UsageError for another name, ConfigError where it names no valid train.toml.
-    """
+    """Return the train.toml of `name`: an experiment's number, a commit, baseline, incumbent or working. UsageError for
+    another name, ConfigError if the file is not valid."""
     number = int(name) if name.isdecimal() else 0
     if name == "working":
         label, source = "working file", read_source(root / CONFIG_NAME)
     elif name in ("baseline", "incumbent"):
-        branch = repo.head().branch or None  # a detached HEAD is no branch: that of the last experiment
+        branch = repo.head().branch or None  # None, for a detached HEAD: the branch of the last experiment
         campaign = Story.of(ledger, branch).campaign
         if (first := campaign.baseline) is None:
             raise UsageError("the campaign has no baseline yet", "Run the first experiment: uv run run.py.")
@@ -64,7 +61,7 @@ def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
         label, source = f"commit {name}", committed
     else:
         raise UsageError(
-            f"{quoted(shorten(name, 60))} is no experiment and no commit that holds a {CONFIG_NAME}",
-            "Give an experiment (42), a commit, baseline, incumbent or working.",
+            f"{quoted(shorten(name, 60))} is neither an experiment nor a commit with a {CONFIG_NAME}",
+            "Name an experiment (42), a commit, baseline, incumbent or working.",
         )
     return label, parse(source, label)

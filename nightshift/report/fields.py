@@ -1,9 +1,15 @@
-"""What is known of one experiment as named texts: one rendering for the summary, `nightshift show` and the page."""
+"""What is known of one experiment as named texts, for the summary, `nightshift show` and the page."""
 
 from collections.abc import Callable, Iterator
 
+<<<<<<< HEAD
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, percent
 from nightshift.campaign.results import UNDECIDED, Row, column_of, decisions_text
+=======
+from nightshift.agents.notebook import compare_prediction
+from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
+from nightshift.campaign.results import UNDECIDED, Row, decisions_text
+>>>>>>> w10-report
 
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 PROPOSAL = (
@@ -18,22 +24,21 @@ PROPOSAL = (
     "now",
     "with",
 )
-# Only in the summary of a run: what the next one may need.
+# Only in the summary of a run: what you may need for the next run.
 OF_RUN = ("scaled", "unused_keys")
 
 
 def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".format) -> Iterator[tuple[str, str]]:
-    """Yield name and text of what was proposed, measured and decided. What is not known has no text, which is not
-    yielded. `score` formats a fraction of 1."""
+    """Yield names and texts of what was proposed, measured and decided, without what is not known. `score` formats a
+    fraction of 1."""
     proposal, training = record.proposal, record.result and record.result.training
-    scores = dict.fromkeys(record.environments[:1], record.score) | record.environment_scores
     games = record.evaluation.figures if record.evaluation else {}
     is_first = record.is_keep and record.parent is None
     number = "{:.1f}".format
     figures = (
         ("eval_score", row.eval_score, score),
         ("eval_stderr", row.eval_stderr, score),
-        *((column_of(name), value, score) for name, value in scores.items()),
+        *((name, value, score) for name, value in row.environment_scores.items()),  # of several environments
         ("strict_score", row.strict_score, score),
         *((f"{name}_{what}", value, "{:.4g}".format) for name, game in games.items() for what, value in game.items()),
         ("incumbent_score", None if is_first else row.incumbent_score, score),
@@ -45,7 +50,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("total_seconds", row.total_seconds, number),
         ("peak_memory_gb", row.memory_gb, "{:.2f}".format),
     )
-    effect, p_helps = row.effect_at_decision, row.p_helps
+    effect = row.effect_at_decision
     texts = (
         ("hypothesis", proposal.description),
         ("proposer", row.proposer or "you"),
@@ -59,7 +64,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("with", ", ".join(row.kept)),
         *((name, None if value is None else form(value)) for name, value, form in figures),
         ("effect_at_decision", None if effect is None else ("-" if effect < 0 else "+") + score(abs(effect))),
-        ("p_helps", None if p_helps is None else f"{percent(p_helps) / 100:.2f}"),
+        ("p_helps", None if row.p_helps is None else f"{row.p_helps:.4f}"),
         ("verdict", row.verdict or UNDECIDED),
         ("outcome", _NO_GRADIENT if training and training.outcome is Outcome.NO_GRADIENT else None),
         ("why", row.why),

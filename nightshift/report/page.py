@@ -1,14 +1,13 @@
 """The morning page: report.html, report.md and progress.png, from the ledger alone.
 
-report.html is one file without a network: style, scripts and data are inside. Text from outside (descriptions,
-rollouts, file names) is made visible by `text.visible`, escaped by Jinja, and set as text by the script. The page's
-policy allows its own two scripts alone, by their hashes; Vega interprets its expressions without `eval`.
+report.html is one file that needs no network. Text from outside (descriptions, rollouts, file names) is made visible by
+`text.visible`, escaped by Jinja, and set as text by the script. The page's Content-Security-Policy allows only the two
+scripts of the page, by their hashes; Vega interprets its expressions without `eval`.
 """
 
 import base64
 import hashlib
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,8 +23,6 @@ from markupsafe import Markup, escape
 
 from nightshift.agents.history import KeyHistory, history
 from nightshift.agents.notebook import notebook
-from nightshift.campaign.commits import short_key
-from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import (
@@ -37,15 +34,16 @@ from nightshift.campaign.records import (
     Record,
     Rollout,
 )
-from nightshift.config.train_toml import Config, parse, spelled
-from nightshift.errors import EngineError, UsageError
+from nightshift.config.train_toml import UNSET, spelled
+from nightshift.errors import EngineError
 from nightshift.files import cache_dir, read_rows, write_atomically
 from nightshift.report import charts, text
 from nightshift.report.data import CURVES, Experiment, Morning, curves, decided_by_user, detailed, gather, lost_game
 from nightshift.report.fields import OF_RUN, fields
 from nightshift.report.markdown import summary
 from nightshift.report.slices import SelectionSet, shown_examples
-from nightshift.report.text import Headline, View
+from nightshift.report.steps import copied, next_steps, nothing_to_copy
+from nightshift.report.text import View
 from nightshift.report.timing import Seconds, Use, nights, split_experiment
 from nightshift.text import clean, counted, local
 
@@ -66,7 +64,7 @@ COLUMNS = {
     "effect_at_decision": "effect, pp",
     "p_helps": "P(it helps)",
     "total_seconds": "time",
-    "strict_score": "strict score",
+    "strict_score": "in requested format",
 }
 # Fields that the line itself has.
 _IN_LINE = (*COLUMNS, "run", "verdict", "now")
@@ -74,10 +72,10 @@ _IN_LINE = (*COLUMNS, "run", "verdict", "now")
 
 def write_report(
     root: Path, now: datetime, output: Path | None = None, branch: str | None = None, *, is_live: bool = False
-) -> tuple[Headline, list[Path]]:
-    """Write report.html, report.md and progress.png (not without a measured experiment) into `output`, or runs/.
+) -> tuple[View, list[Path]]:
+    """Write report.html, report.md and, if a score was measured, progress.png into `output`; None: into runs/.
 
-    `is_live`: see `render`. Raises UsageError for a branch without experiments, EngineError when the disk refuses.
+    `is_live`: see `render`. Raises UsageError for a branch without experiments, EngineError if the disk refuses.
     """
     ledger = Ledger(root)
     folder = output or ledger.runs_dir
@@ -91,16 +89,16 @@ def write_report(
         for name, data in files.items():
             write_atomically(folder / name, data)
         if picture is None:
-            (folder / PICTURE_NAME).unlink(missing_ok=True)  # one of another campaign would lie beside this page
+            (folder / PICTURE_NAME).unlink(missing_ok=True)  # of another campaign
     except OSError as error:
         cause = f"cannot write {folder}: {error.strerror or error}"
         fix = "Free disk space, or write elsewhere: uv run nightshift report --output FOLDER."
         raise EngineError(cause, fix) from None
-    return view.headline, [folder / name for name in files]
+    return view, [folder / name for name in files]
 
 
 def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
-    """Read the ledger and the files of its runs, and put together what is to be shown."""
+    """Read the ledger and the files of its runs, and return what page and report.md show."""
     morning = gather(ledger, branch)
     campaign, keys, table = morning.story.campaign, list[KeyHistory](), _Table(morning)
     if morning.configs is not None and campaign.baseline is not None:
@@ -110,8 +108,9 @@ def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
         morning=morning,
         headline=text.headline(morning),
         facts=tuple(_facts(morning)),
-        copied=tuple(_copied(morning)),
-        next_steps=tuple(_next_steps(morning)),
+        nothing_to_copy=nothing_to_copy(morning),
+        copied=tuple(copied(morning)),
+        next_steps=tuple(next_steps(campaign, morning.agent, is_certified=morning.is_certified)),
         keys=tuple(keys),
         nights=tuple(nights(table.times)),
         notebook=notebook(campaign).partition("\n")[2].strip(),
@@ -121,7 +120,7 @@ def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
 
 
 def _facts(morning: Morning) -> Iterator[tuple[str, str]]:
-    """Yield what the campaign trains, on what and for how long, and what restricts its agent."""
+    """Yield task, model, budget, hardware and engine, and the agent's direction and missing isolation."""
     if not morning.experiments:
         return
     records = morning.story.records
@@ -138,59 +137,8 @@ def _facts(morning: Morning) -> Iterator[tuple[str, str]]:
         yield "isolation", f"agent: {NOT_ISOLATED} in {counted(number)} (--sandbox none)"
 
 
-def _copied(morning: Morning) -> Iterator[tuple[str, str]]:
-    """Yield the commands that print the incumbent's changes to train.toml, each with a sentence. A commit is named only
-    if git has it and its train.toml trains as the campaign's does."""
-    campaign, repo = morning.story.campaign, Repo(morning.story.ledger.root)
-    if morning.configs is None or campaign.baseline is None or not morning.kept:
-        return
-    commits = list[str]()
-    for record in campaign.decided:
-        commits += [decision.commit for decision in record.user_decisions if decision.commit]
-        commits += record.commits.values()
-    commits += [decision.commit for decision in campaign.user_decisions if decision.commit]
-    first = campaign.baseline.commit or ""
-    tips = [name for name in (*commits[-1:], morning.story.branch) if _trains(repo, name, morning.configs[1])]
-    if tips and _trains(repo, first, morning.configs[0]):
-        tip = tips[0][:10] if tips[0] in commits else tips[0]
-        yield "The incumbent against the baseline:", f"git diff {first[:10]} {shlex.quote(tip)} -- train.toml"
-    yield "The incumbent against the baseline, key by key:", "uv run nightshift diff baseline incumbent"
-
-
-def _trains(repo: Repo, commit: str, config: Config) -> bool:
-    """Return True if the train.toml of a commit trains the same as `config`."""
-    with suppress(UsageError, EngineError):
-        source = repo.config_at(commit)
-        return source is not None and parse(source).hash == config.hash
-    return False
-
-
-def _next_steps(morning: Morning) -> Iterator[tuple[str, str]]:
-    """Yield what the user may do next, in this order: a sentence and its command."""
-    posterior = morning.story.campaign.posterior
-    if posterior is None:
-        yield "Measure the baseline:", "uv run run.py"
-        return
-    least = text.share(posterior.rules.keep_at)
-    doubtful = [kept for kept in morning.kept if kept.effect.p_helps < posterior.rules.keep_at]
-    is_certified = morning.certificate is not None and not morning.obsolete
-    for kept in doubtful:
-        name, p = kept.change.name, text.share(kept.effect.p_helps)
-        decide = "Decide" if is_certified else "Before a certificate, decide"
-        sentence = f"{decide} on {name}: P(it helps) is now {p}, below the {least} of a keep. "
-        command = f"uv run nightshift revert {name}" if kept.change.experiment else f"git revert {kept.commit}"
-        yield f"{sentence}To take it out:", command
-    if morning.kept and not is_certified:
-        sentence = "then certify" if doubtful else "certify"
-        sentence += " the gain: fresh seeds, on test problems that no run has used (of this incumbent only):"
-        yield text.sentence(sentence)[:-2] + ":", "uv run nightshift certify"
-    yield "Or continue the search:", "uv run nightshift night --agent claude --hours 8"
-    if morning.kept and morning.story.campaign.incumbent_run:
-        yield "Take the weights home:", "uv run nightshift export --to model"
-
-
 def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> dict[tuple[str, str], int]:
-    """Return the examples whose answers are shown, with their places: those with the most different scores."""
+    """Return the examples whose answers are shown, with their places: the examples with the most different scores."""
     if len(scores) < 2:
         return {}
     spread = np.var(scores, axis=0)
@@ -199,9 +147,14 @@ def _dividing(scores: Sequence[tuple[float, ...]], examples: SelectionSet) -> di
     return {keys[at]: at for at in np.argsort(-spread, kind="stable")[:most].tolist() if spread[at] > 0}
 
 
+def _adds(row: dict[str, Any], name: str) -> bool:
+    """Return True if a figure of a row is measured and not the score once more."""
+    return row[name] is not None and (name == "eval_score" or row[name] != row["eval_score"])
+
+
 class _Table:
-    """The lines of the table with what opening them shows: of the `shown` experiments also what their files contain.
-    `times`: the seconds of each experiment by use."""
+    """The lines of the table with their details. For experiments chosen by `detailed`, the details include what the
+    files of the run contain. `times`: the seconds of each experiment by use."""
 
     def __init__(self, morning: Morning) -> None:
         story, configs = morning.story, morning.story.configs
@@ -224,14 +177,14 @@ class _Table:
         self.rows = [self._row(e, len(morning.experiments)) for e in morning.experiments]
 
     def data(self, morning: Morning, keys: Sequence[KeyHistory]) -> dict[str, Any]:
-        """Return what the script draws: rows, settings, answers and the charts."""
+        """Return the data of the page's script: rows, settings, answers and charts."""
         experiments, span = morning.experiments, charts.domain(morning.experiments, morning.standing)
         measured = {e.number: e.row.eval_score for e in experiments}
         curves = dict.fromkeys(name for row in self.rows for name in row.get("curves", {}).get("values", ()))
         return {
             "rows": self.rows,
-            # A column without a value is left out.
-            "columns": {n: head for n, head in COLUMNS.items() if any(row[n] is not None for row in self.rows)},
+            # A column without values, or with the same values as the score, is left out.
+            "columns": {n: h for n, h in COLUMNS.items() if any(_adds(row, n) for row in self.rows)},
             "settings": self._first,
             "problems": self._problems,
             "texts": list(self._texts),
@@ -254,7 +207,7 @@ class _Table:
             self.times.append((record, split_experiment(record, [])))
             words = f"left out of a page of {counted(num_experiments)}: they are in runs/{e.number:04d}/"
             details.append(("curves, times, answers", words))
-        changes = [[c.key, short_key(c.key), c.old or "unset", c.new or "unset"] for c in e.changes if c.old != c.new]
+        changes = [[c.key, c.old or UNSET, c.new or UNSET] for c in e.changes if c.old != c.new]
         return more | {
             **{name: getattr(row, name) for name in COLUMNS},
             "number": row.number,
@@ -265,7 +218,7 @@ class _Table:
             "kind": e.kind,
             "title": clean(record.proposal.description, 120),
             "note": text.remark(e),
-            "changes": changes or [[line, line, "", ""] for line in record.diff],
+            "changes": changes or [[line, "", ""] for line in record.diff],
             "cells": {
                 "eval_score": text.score(row.eval_score, text.UNKNOWN),
                 "effect_at_decision": text.plus_minus(row.effect),
@@ -277,7 +230,7 @@ class _Table:
         }
 
     def _of_files(self, record: Record, details: list[tuple[str, str]]) -> dict[str, Any]:
-        """Return curves, settings, scores and answers of an experiment; add what is text to its details."""
+        """Return curves, settings, scores and answers of an experiment, and add texts to its `details`."""
         folder, evaluation, more = self._ledger.run_dir(record.number), record.evaluation, dict[str, Any]()
         steps = read_steps(folder / METRICS_NAME) if record.result else []
         uses = split_experiment(record, steps)
@@ -315,7 +268,7 @@ class _Table:
         return more
 
 
-@cache  # a night writes the page after every experiment, and compiling the templates is a third of that
+@cache  # a night writes the page after every experiment; compiling the templates takes a third of the time
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -325,19 +278,15 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = (
-        *("score", "duration", "cut", "plus_minus", "share", "certificate_line", "elsewhere_lines", "sentence"),
-        *("gain_text", "clean", "counted"),
-    )
-    environment.filters |= {name: getattr(text, name) for name in names}
-    environment.filters |= {"local": lambda moment: local(datetime.fromisoformat(str(moment))), "short_key": short_key}
+    environment.globals["text"] = text
+    environment.filters["local"] = lambda moment: local(datetime.fromisoformat(str(moment)))
     return environment
 
 
 @cache
 def _vega() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) as one script. Bundling takes 2 s, so the user's cache has
-    the script of each version."""
+    """Return Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) as one script. Bundling takes 2 s, so the script of a
+    version is stored in the user's cache."""
     import vl_convert
 
     folder = cache_dir(os.environ)
@@ -359,7 +308,7 @@ def draw_page(root: Path, branch: str | None) -> str:
 
 def render(view: View, is_live: bool = False) -> str:
     """Return the page as one HTML document. `is_live`: the page reloads itself every 30 s."""
-    # These files are ours, or vl-convert's; none holds a closing tag.
+    # Scripts of this package and of vl-convert: no closing tag is in them.
     scripts = [_vega(), (TEMPLATES / "report.js").read_text(encoding="utf-8")] if view.morning.experiments else []
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"

@@ -1,7 +1,7 @@
 """`nightshift report --serve`: the page in a browser while runs are in flight.
 
-The page contains validation problems with their answers, and an agent in a sandbox can connect to the loopback.
-Only the path `/TOKEN/` has an answer, therefore. The token is in no argument, environment variable or file.
+The page contains validation problems with their answers, and an agent in a sandbox can connect to the loopback
+interface. Therefore only the path `/TOKEN/` is answered, and no argument, environment variable or file has the token.
 """
 
 import secrets
@@ -20,13 +20,13 @@ from nightshift.report.page import draw_page
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # the browser closed it
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a connection that the browser closed is no error
             super().handle_error(request, client_address)
 
 
 def serve(root: Path, branch: str | None, port: int, show: Callable[[str], None]) -> None:
-    """Serve the page, drawn anew for each request, until Ctrl-C. `show` gets the URL. Raises UsageError if the port
-    cannot be used, or `branch` has no experiments."""
+    """Serve the page until Ctrl-C; each request draws it again. `show` gets the URL. UsageError if the port cannot be
+    used, or `branch` has no experiments."""
     token, drawing = secrets.token_urlsafe(32), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
-"""Why does it lose? Which examples a candidate fixes and breaks against its incumbent, by what the examples are.
+"""Where a policy is weak, and which examples a run fixes and breaks, by slices of the validation split.
 
-Scores are those of the records, not of evaluation.jsonl, which anybody may have written to since; the examples are
-taken for the recorded ones only where they have the recorded hash.
+Scores come from the records, not from evaluation.jsonl, which an agent can overwrite. Examples are matched to scores
+only if they have the recorded hash.
 """
 
 from collections import defaultdict
@@ -19,16 +19,15 @@ from nightshift.errors import NightshiftError
 from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import examples_digest
 
-MOST_VALUES = 12  # of one quantity: more are no groups
-LEAST_EXAMPLES = 20  # of a slice that is called the weakest: the mean of fewer is noise
-_AGAINST = "against_"  # begins the name of a game's figure: the mean score against an opponent
-
-Posed = Sequence[tuple[Environment, Example]]
+MOST_VALUES = 12  # a quantity with more values makes no slices
+LEAST_EXAMPLES = 20  # in the weakest slice: the mean of fewer examples is noise
+_AGAINST = "against_"  # the prefix of a game's mean scores against an opponent
+Tasks = Sequence[tuple[Environment, Example]]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some of the examples, of which so many have a higher (`fixed`) or lower (`broken`) score than before."""
+    """A group of examples, and how many of them have a higher (`fixed`) or lower (`broken`) score than before."""
 
     name: str
     num_examples: int
@@ -37,38 +36,37 @@ class Slice:
 
     @property
     def spread(self) -> float:
-        """Half of the 95 % interval of fixed less broken, if each were as likely as the other (McNemar 1947,
-        Psychometrika 12, 153)."""
+        """Half of the 95 % interval of fixed - broken if both are equally likely (McNemar, Psychometrika 12, 153)."""
         return float(Z95 * (self.fixed + self.broken) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionSet:
-    """Its examples as the page tells them: `texts` by (package, key), the places in it of the `members` of a slice."""
+    """The validation split."""
 
-    texts: Mapping[tuple[str, str], str]
-    members: Mapping[str, Sequence[int]]
+    texts: Mapping[tuple[str, str], str]  # the problems by package and key, in the order of the split
+    members: Mapping[str, Sequence[int]]  # the places of the examples of each slice
     digest: str  # Evaluation.examples_sha256
 
     def flips(self, candidate: Record, incumbent: Record) -> tuple[Slice, ...]:
-        """By slice; none where `scores` of one are not known."""
+        """Return the slices; empty if `scores` of one run are None."""
         before, after = self.scores(incumbent), self.scores(candidate)
         if before is None or after is None:
             return ()
         change = np.sign(np.subtract(after, before))
         rows = ((name, change[places]) for name, places in self.members.items())
-        return tuple(Slice(name, len(each), int((each > 0).sum()), int((each < 0).sum())) for name, each in rows)
+        return tuple(Slice(name, len(signs), int((signs > 0).sum()), int((signs < 0).sum())) for name, signs in rows)
 
     def scores(self, record: Record) -> tuple[float, ...] | None:
-        """The score of each example in the run of an experiment; None where it was evaluated on others, or not."""
+        """Return the score of each example in a run; None if the run was not evaluated on these examples."""
         if record.evaluation is None or record.evaluation.examples_sha256 != self.digest:
             return None
         return record.evaluation.example_scores
 
 
 def weakest(record: Record, root: Path) -> str:
-    """Describe where the policy of a run is weakest: of a game the opponent that wins most, else the slice of the
-    validation split with the lowest mean score. Returns "" if that was not measured."""
+    """Describe where the policy of a run is weakest: in a game the opponent that wins most, else the slice with the
+    lowest mean score. "" if that was not measured."""
     if record.evaluation is None:
         return ""
     against = [
@@ -90,28 +88,30 @@ def weakest(record: Record, root: Path) -> str:
     return f'The slice "{name}" has the lowest mean score: {100 * means[name]:.1f} % of {len(slices[name])} examples.'
 
 
-@lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
+@lru_cache(maxsize=1)  # a night writes the page after every experiment
 def shown_examples(names: tuple[str, ...], root: Path) -> SelectionSet:
-    """The validation split of these environments; empty without its data."""
-    posed: Posed = ()
-    with suppress(NightshiftError, ImportError, OSError):  # the page says of each problem that its text is not there
+    """Return the validation split of these environments; empty if its data cannot be loaded."""
+    tasks: Tasks = ()
+    with suppress(NightshiftError, ImportError, OSError):  # the page shows scores without texts
         loaded = load(root, environments_named(root, names))
-        posed = [(environment, example) for environment in loaded for example in environment.examples("validation")]
-    texts = [chat[-1]["content"] if (chat := one.episode(example).ask()) else "" for one, example in posed]
-    by_key = {(one.package, example.key): text for (one, example), text in zip(posed, texts, strict=True)}
-    return SelectionSet(by_key, _members(posed, texts), examples_digest(posed))
+        tasks = [(environment, example) for environment in loaded for example in environment.examples("validation")]
+    chats = [environment.episode(example).ask() for environment, example in tasks]
+    texts = [chat[-1]["content"] if chat else "" for chat in chats]
+    keys = [(environment.package, example.key) for environment, example in tasks]
+    return SelectionSet(dict(zip(keys, texts, strict=True)), _members(tasks, texts), examples_digest(tasks))
 
 
-def _members(posed: Posed, texts: Sequence[str]) -> dict[str, Sequence[int]]:
-    """Return the places of each slice: an environment, a third of its problems by length, and its own groups."""
+def _members(tasks: Tasks, texts: Sequence[str]) -> dict[str, Sequence[int]]:
+    """Return the places of the examples of each slice: an environment, thirds of its problems by length, and the
+    environment's own slices."""
     members: dict[str, list[int]] = {}
-    for name in dict.fromkeys(environment.name for environment, _ in posed):
-        members[name] = places = [place for place, (environment, _) in enumerate(posed) if environment.name == name]
+    for name in dict.fromkeys(environment.name for environment, _ in tasks):
+        members[name] = places = [place for place, (environment, _) in enumerate(tasks) if environment.name == name]
         lengths = sorted(len(texts[place]) for place in places)
         first, second = lengths[len(lengths) // 3], lengths[2 * len(lengths) // 3]
         groups = defaultdict[str, dict[str, list[int]]](lambda: defaultdict(list))
         for place in places:
-            environment, example = posed[place]
+            environment, example = tasks[place]
             length = len(texts[place])
             band = f"up to {first}" if length <= first else f"up to {second}" if length <= second else "longer"
             for what, value in {"characters": band, **environment.slices(example)}.items():
@@ -123,6 +123,6 @@ def _members(posed: Posed, texts: Sequence[str]) -> dict[str, Sequence[int]]:
 
 
 def _rank(value: str) -> tuple[bool, float, str]:
-    """`up to 80`, `up to 120`, `longer`; `9`, `10`."""
+    """Sort `up to 80`, `up to 120`, `longer`, and `9`, `10`."""
     number = next((float(word) for word in value.split() if word.isdecimal()), None)
     return number is None, number or 0.0, value

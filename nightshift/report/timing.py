@@ -1,4 +1,4 @@
-"""Where the time went: the seconds of every run by use, and the pauses between experiments."""
+"""The seconds of every run by use, and the pauses between experiments."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from itertools import accumulate
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Record
 
-NIGHT_GAP = timedelta(hours=2)  # a longer pause ends a night; shorter pauses are the proposer's time, and idle
+NIGHT_GAP = timedelta(hours=2)  # a longer pause ends a night
 Seconds = Mapping["Use", float]
 
 
 class Use(StrEnum):
-    """What a second was used for, in the order of a run."""
+    """The uses of a second, in the order of a run."""
 
     STARTUP = "start-up"
     GENERATION = "generation"
     TRAINING = "training"
     TRANSFER = "weight transfer"
-    WAITING = "trainer idle"  # it waits for rollouts that the other GPU generates
-    UNSPLIT = "training, not split"  # the window of training where no steps say more
+    WAITING = "trainer idle"  # waiting for rollouts from the other GPU
+    UNSPLIT = "training, not split"  # if the steps have no times
     EVALUATION = "evaluation"
-    OTHER = "other"  # stopping, writing, a last step that was cut off, a crash's rest
+    OTHER = "other"  # stopping, writing, an unfinished last step, the rest of a crash
     IDLE = "between experiments"
 
 
@@ -37,8 +37,8 @@ _OF_STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """Experiments without a pause of NIGHT_GAP between them. `seconds` by use: they sum to its length, times the most
-    runs that were under way at once."""
+    """Experiments without a pause of NIGHT_GAP. The sum of `seconds` is the length times the largest number of
+    simultaneous runs."""
 
     began: datetime
     ended: datetime
@@ -51,14 +51,13 @@ class Night:
 
 
 def split_experiment(record: Record, steps: Sequence[Step]) -> Seconds:
-    """Return the seconds of an experiment by use. The window of training is split by its `steps`, or left in one piece
-    if they do not fit into it. Where generation runs beside training (prime-rl), it costs only the time that the
-    trainer waits for rollouts."""
+    """Return the seconds of an experiment by use. `steps` split the time of training, unless their sum is too long.
+    Generation in parallel to training (prime-rl) counts only as the time that the trainer waits for rollouts."""
     seconds, total = dict.fromkeys(Use, 0.0), record.total_seconds or 0.0
     if run := record.result:
         window, total = run.training.training_seconds or 0.0, max(run.total_seconds, total)
         training = {use: sum(getattr(step, name) or 0.0 for step in steps) for use, name in _OF_STEPS.items()}
-        fits = 0 < sum(training.values()) <= window * 1.02  # several clocks measured the parts
+        fits = 0 < sum(training.values()) <= window * 1.02  # the parts were measured by several clocks
         seconds |= training if fits else {Use.UNSPLIT: window}
         seconds[Use.STARTUP] = run.startup_seconds or 0.0
         seconds[Use.EVALUATION] = run.evaluation.seconds if run.evaluation else 0.0
@@ -71,7 +70,7 @@ def _used(seconds: Seconds) -> Seconds:
 
 
 def nights(experiments: Iterable[tuple[Record, Seconds]]) -> list[Night]:
-    """Return the nights of experiments that are in their order, each with its seconds by use."""
+    """Return the nights of experiments, which are in order and have their seconds by use."""
     groups, latest = list[list[tuple[Record, Seconds]]](), None
     for record, uses in experiments:
         began, ended = _span(record.started, record.total_seconds)
@@ -83,7 +82,7 @@ def nights(experiments: Iterable[tuple[Record, Seconds]]) -> list[Night]:
 
 
 def _night(group: Sequence[tuple[Record, Seconds]]) -> Night:
-    """Add up the seconds by use; what is left of the night in as many slots as were in use at once was idle."""
+    """Add up the seconds by use. The rest of the night, in all slots that were used at once, was idle."""
     spans = [_span(record.started, record.total_seconds) for record, _ in group]
     began, ended = spans[0][0], max(ended for _, ended in spans)
     seconds = {use: sum(uses.get(use, 0.0) for _, uses in group) for use in Use}
@@ -93,7 +92,7 @@ def _night(group: Sequence[tuple[Record, Seconds]]) -> Night:
 
 
 def num_at_once(records: Iterable[Record]) -> int:
-    """Return how many runs were under way at once, at most; 1 without runs."""
+    """Return the largest number of simultaneous runs; 1 without runs."""
     runs = [run for record in records if (run := record.result) and run.started]
     spans = [_span(run.started, run.total_seconds) for run in runs]
     changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])

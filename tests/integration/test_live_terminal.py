@@ -121,13 +121,13 @@ def test_a_run_and_wait_tick_and_ctrl_c_ends_only_what_it_is_for(root: Path) -> 
     wait = Terminal(["nightshift", "wait"], root)
     ticks(wait, "experiment 0002: training, step")
     wait.press(CTRL_C)
-    wait.shows("stopped by SIGINT. What runs continues.")
+    wait.shows("stopped by SIGINT. The run continues.")
     assert (wait.finish(), terminal.process.poll()) == (ExitCode.INTERRUPTED, None)
     terminal.press(CTRL_C)
     terminal.shows("ending 1 run (Ctrl-\\ does not wait)")
     (root / "stand-in.json").unlink()
     assert terminal.finish() == ExitCode.INTERRUPTED
-    left = "train.toml still holds what was tried; git checkout train.toml puts the incumbent's back"
+    left = "train.toml still contains the change that was tried; to restore the incumbent's: git checkout train.toml"
     assert " ".join(terminal.text.split()).endswith(f"{left} stopped by SIGINT")
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from nightshift.errors import Interrupted
+from nightshift.night import observers
 from nightshift.night.observers import END, KEEP, Notifier
 from tests.night_checkout import good_night, records, whole_night
 from tests.waiting import HANG_SECONDS, wait_for
@@ -42,6 +43,12 @@ def left(folder: Path) -> list[int]:
     return [
         process.pid for process in psutil.process_iter(["cmdline"]) if str(folder) in (process.info["cmdline"] or ())
     ]
+
+
+def test_a_night_without_a_command_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observers, "waiting", None)  # not called
+    with Notifier(None, print).running():
+        pass
 
 
 @pytest.fixture

@@ -184,8 +184,7 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
     names = ("verdict", "now", "eval_score", "strict_score", "total_seconds", "effect_at_decision", "p_helps")
     assert {name: body[name] for name in names} == {name: getattr(row, name) for name in names}
     assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
-    helps = "" if row.effect is None else f"{percent(row.effect.p_helps) / 100:.2f}"
-    wanted = {"verdict": row.verdict, "why": row.why, "p_helps": helps}
+    wanted = {"verdict": row.verdict, "why": row.why, "p_helps": formatted(row.p_helps, ".4f")}
     wanted |= {"effect_at_decision": formatted(row.effect_at_decision, "+.6f")}
     for lines in (summary(record).splitlines(), list(experiment_lines(record, row, Path("runs")))):
         printed = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -193,7 +192,7 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
         assert all(value.strip() for value in printed.values())
     assert printed.get("now", "").strip() == row.now
     assert f"    verdict:                {row.verdict}" in [*all_lines(plain_json(shown(ledger, record, row)), "0001")]
-    assert row.effect is None or f"P(it helps) {percent(row.effect.p_helps)} %" in row.why
+    assert row.effect is None or f"P(it helps) {percent(row.effect.p_helps)}" in row.why
     for name in ("eval_score", "eval_stderr", "strict_score", *row.environment_scores):
         assert printed.get(name, "").strip() == formatted(cells[name], ".6f")
 

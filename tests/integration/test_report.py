@@ -24,6 +24,7 @@ from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement
 from nightshift.cli import output
+from nightshift.config.allowlist import KEYS
 from nightshift.config.train_toml import parse
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
@@ -187,18 +188,20 @@ def test_the_picture_takes_any_text(tmp_path: Path) -> None:
 
 
 def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) -> None:
-    """In git, with the commits that the records name."""
+    """In git, on a branch of its own, with the commits that the records name."""
     ledger = build(tmp_path, 30, num_examples=60, with_files=False)
     campaign = Campaign.of(ledger.records(), BRANCH, RULES_HASH)
     baseline = ledger.source(1)
     incumbent = incumbent_config(parse(baseline), campaign.kept).source
-    git(tmp_path, "init", "--quiet", "--initial-branch", BRANCH)
+    git(tmp_path, "init", "--quiet", "--initial-branch", "main")
     commits = []
     for source in (baseline, incumbent):
         (tmp_path / "train.toml").write_bytes(source)
         git(tmp_path, "add", "train.toml")
         git(tmp_path, "commit", "--quiet", "-m", "train.toml")
         commits.append(git(tmp_path, "rev-parse", "HEAD").strip())
+        if source == baseline:
+            git(tmp_path, "switch", "--quiet", "--create", BRANCH)
     records = [replace(record, commit=commits[0]) for record in ledger.records()]
     last = max(records, key=lambda record: record.place if record.commits else 0)
     for record in records:
@@ -207,20 +210,34 @@ def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) ->
     view = view_of(ledger, NOW)
     weak = [kept.change.name for kept in view.morning.kept if kept.effect.p_helps < 0.6]
     assert weak
-    shown = [command for _, command in view.copied]
+    shown, reverts = [command for _, command in view.copied], [f"uv run nightshift revert {name}" for name in weak]
     assert shown == [
         f"git diff {commits[0][:10]} {commits[1][:10]} -- train.toml",
-        "uv run nightshift diff baseline incumbent",
+        *reverts,
+        f"git switch main && git merge --ff-only {BRANCH}",
     ]
     assert git(tmp_path, *shown[0].split()[1:])
+    bring_to_main(tmp_path, shown[-1], incumbent)
+    git(tmp_path, "reset", "--quiet", "--hard", commits[0])
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "main moves on")
+    git(tmp_path, "switch", "--quiet", BRANCH)
+    moved = [command for _, command in view_of(ledger, NOW).copied][-1]
+    assert moved == f"git switch main && git cherry-pick main..{BRANCH}"
+    bring_to_main(tmp_path, moved, incumbent)
+    git(tmp_path, "switch", "--quiet", BRANCH)
     commands = [command for _, command in view.next_steps]
-    assert commands[: 1 + len(weak)] == [
-        *(f"uv run nightshift revert {name}" for name in weak),
-        "uv run nightshift certify",
-    ]
+    first, *others = commands
+    assert first == "uv run nightshift diff baseline incumbent"
+    assert others[: 1 + len(weak)] == [*reverts, "uv run nightshift certify"]
+    for text in (rendered(tmp_path).html, summary(view)):  # one order on page and in report.md
+        steps = unescape(text.partition("What next")[2]).replace("\\", "")
+        places = [steps.index(command) for command in commands]
+        assert places == sorted(places)
     with_certificate(ledger, certificate_for(ledger, environments=("arithmetic",)))
     page = rendered(tmp_path)
     assert "What to copy" in page.text
+    keys = {key for row in page.data["rows"] for key, _, _ in row["changes"]}
+    assert "trainer.optim.lr" in keys <= {key.path for key in KEYS}
     assert "the paired difference between examples, with 30.0 degrees of freedom." in page.text
     assert "nightshift certify" not in page.text
     for line in incumbent.decode().splitlines():
@@ -228,7 +245,14 @@ def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) ->
     ledger.write(replace(last, commits=dict.fromkeys(last.commits, "f" * 40)))
     assert view_of(ledger, NOW).copied[0][1].endswith(f" {BRANCH} -- train.toml")
     (tmp_path / ".git").rename(tmp_path / "away")
-    assert [command for _, command in view_of(ledger, NOW).copied] == shown[1:]
+    assert [command for _, command in view_of(ledger, NOW).copied] == shown[1:-1]
+
+
+def bring_to_main(root: Path, command: str, expected: bytes) -> None:
+    """Type the command that brings the kept commits to main."""
+    for words in command.split(" && "):
+        git(root, *words.split()[1:])
+    assert git(root, "show", "main:train.toml").encode() == expected
 
 
 def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cl
 @pytest.mark.slow
 def test_what_a_night_left_on_a_cluster_is_named_and_cancelled(root: Path, cluster: Cluster) -> None:
     killed_in_its_certificate(root)
-    assert nightshift(root, "status")[1].count(" is the job nightshift-") == 2
+    assert nightshift(root, "status")[1].count(" is the SLURM job nightshift-") == 2
     assert nightshift(root, "night", "--stop")[0] == 0
     cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
     wait_for(lambda: not leftovers(root))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nightshift.campaign.campaign import Campaign, already_tried
-from nightshift.campaign.records import Action, Change, Decision, Record, Run, Stage, prediction_in
+from nightshift.campaign.records import Action, Change, Decision, Record, Run, Stage, percent, prediction_in
 from nightshift.campaign.results import Counts, decisions_text, kept_by_records, standing_text
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, Failure
@@ -74,8 +74,13 @@ def test_the_incumbent_is_the_set_of_kept_changes_and_each_keep_is_told_with_its
     assert campaign.kept == (a_change(3), a_change(5))
     assert campaign.parent.number == 5
     assert records[4].run.kept == (a_change(3),)
+<<<<<<< HEAD
     expected = r"measured 80\.0 %; incumbent estimated at \d\d\.\d % before the run; effect "
     assert re.fullmatch(expected + r"\+\d+\.\d ± \d+\.\d pp, P\(it helps\) \d+ %: keep", records[4].judgement.why)
+=======
+    expected = r"measured 80\.0 %, expected of the incumbent before the run \d\d\.\d %; effect "
+    assert re.fullmatch(expected + r"\+\d+\.\d ± \d+\.\d pp, P\(it helps\) > 99 %: keep", records[4].judgement.why)
+>>>>>>> w10-report
     standing = records[4].judgement.standing
     assert standing.incumbent - standing.baseline == pytest.approx(standing.gain)
     assert campaign.standing == records[-1].judgement.standing
@@ -91,7 +96,7 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
         records.append(next_record(records, 0.7, run=Run(rider=rider)))
     assert decisions_text(records[-1].moved) == "0002 kept later"
     assert "(also re-testing 0002)" in records[-1].judgement.why
-    assert re.search(r"; 0002 kept later \(effect .* pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
+    assert re.search(r"; 0002 kept later \(effect .* pp, P\(it helps\) (> )?\d+ %\)$", records[-1].judgement.why)
     [step] = records[-1].judgement.steps
     assert (step.name, step.keys) == ("adopt 0002", {key: (None, value) for key, value in rider.keys.items()})
     assert f"measured by {', '.join(f'{number:04d}' for number in (2, *numbers(records[3:])))}\n" in step.reason
@@ -113,8 +118,34 @@ def test_the_message_of_a_commit_has_no_trailer_of_foreign_text(text: str) -> No
     assert trailers.splitlines() == [f"Nightshift-{name}: {value}" for name, value in expected]
     assert all(character.isprintable() or character == "\n" for character in step.reason)
     assert re.match(
-        r"Evidence: effect \S+ ± \S+ pp, P\(it helps\) \d+ %, measured by 0002\n\nHypothesis: \S", step.reason
+        r"Evidence: effect \S+ ± \S+ pp, P\(it helps\) > 99 %, measured by 0002\n\nHypothesis: \S", step.reason
     )
+
+
+def test_a_keep_after_a_run_without_the_change_names_that_run() -> None:
+    records = judged([0.5, 0.5])
+    while not records[-1].moved and len(records) < 10:
+        records.append(next_record(records, 0.3, run=Run()))
+    [step] = records[-1].judgement.steps
+    assert step.name == "adopt 0002"
+    assert f", measured by 0002, decided after {len(records):04d}\n" in step.reason
+    assert f"\nNightshift-Experiment: {len(records):04d}\n" in step.reason
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [
+        (0.0, "< 1 %"),
+        (0.002, "< 1 %"),
+        (0.01, "1 %"),
+        (0.599, "59 %"),
+        (0.6, "60 %"),
+        (0.99, "99 %"),
+        (0.996, "> 99 %"),
+    ],
+)
+def test_no_probability_is_rounded_to_certainty_or_up_to_a_bound(probability: float, text: str) -> None:
+    assert percent(probability) == text
 
 
 def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:

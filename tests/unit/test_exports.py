@@ -178,7 +178,7 @@ def test_a_run_that_was_not_sent_whole_is_a_line(ledger: Ledger, monkeypatch, ca
     with Path(os.devnull).open() as closed:
         monkeypatch.setattr(sys, "stdin", closed)
         wandb_runs.follow(ledger.root, "mine", 40)
-    line = "experiment 0040 may not be sent whole; wandb sync runs/wandb/*run-* sends it\n"
+    line = "experiment 0040 may not be uploaded completely. To upload it: wandb sync runs/wandb/*run-*\n"
     assert capsys.readouterr().out == line
 
 

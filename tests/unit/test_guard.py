@@ -93,6 +93,7 @@ def test_the_score_of_a_guard_stands_beside_the_score_and_is_no_part_of_it() -> 
     assert [(g.environment, g.limit, g.score) for g in evaluation.guards] == [("countdown", LIMIT, 0.25)]
     record = a_record(status="keep", result=replace(a_result(), evaluation=evaluation))
     assert "\ncountdown_score:" in summary(record)
+    assert "\narithmetic_score:" not in summary(record), "it is the eval_score"
 
 
 def test_a_change_that_raises_the_score_and_ruins_the_guard_is_not_kept_and_the_verdict_says_why() -> None:

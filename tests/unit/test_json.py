@@ -17,7 +17,7 @@ from nightshift.campaign.records import Judgement
 from nightshift.campaign.results import Counts, last_campaign
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
-from nightshift.cli.output import print_found
+from nightshift.cli.output import print_result
 from nightshift.errors import Failure
 from nightshift.experiment.certify import Certified
 from tests.campaigns import COMPARISON, a_record, replace
@@ -139,7 +139,7 @@ def test_doctor_exits_as_run_py_could_start(root, monkeypatch, engine, code) -> 
 
 def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
     comparison = replace(COMPARISON, level=float("nan"), model="\udc80")
-    print_found(Certified(plan=("time: 1 min",), comparisons=(comparison,)), (), True)
+    print_result(Certified(plan=("time: 1 min",), comparisons=(comparison,)), (), True)
     found = checked(capsys.readouterr().out)
     assert (found["kind"], found["plan"]) == ("certify", ["time: 1 min"])
     assert (found["comparisons"][0]["verdict"], found["comparisons"][0]["level"]) == ("better", None)

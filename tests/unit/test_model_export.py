@@ -65,7 +65,7 @@ def test_the_card_says_how_it_was_made_and_what_was_certified(ledger: Ledger, tm
     assert exported(ledger, tmp_path / "out") == tmp_path / "out"
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (
-        "# Experiment 0002 of test", "Base model: models/arithmetic-base. Its licence holds", "on arithmetic.",
+        "# Experiment 0002 of test", "Base model: models/arithmetic-base. Its licence applies", "on arithmetic.",
         "steps: 40", "    trainer.optim.lr 6e-7 -> 3e-6", "0.6000, 95 % interval over its examples 0.5",
         "Not certified yet: nothing was measured on the test split", "library_name: transformers",
     ):  # fmt: skip
@@ -76,7 +76,8 @@ def test_the_card_says_how_it_was_made_and_what_was_certified(ledger: Ledger, tm
     assert "- Certified on " in told
     assert "+25.0 pp, 95 % interval +10.0 to +40.0 pp: better" in told
     assert (
-        "Not certified: its config was not compared" in (exported(ledger, tmp_path / "1", 1) / "README.md").read_text()
+        "Not certified: no certificate compares its config."
+        in (exported(ledger, tmp_path / "1", 1) / "README.md").read_text()
     )
 
 

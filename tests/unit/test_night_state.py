@@ -15,6 +15,7 @@ from nightshift.errors import Failure, UsageError
 from nightshift.night import state as states
 from nightshift.night.observers import event_of, experiment_line, summary
 from nightshift.night.state import Desk, NightRequest, NightState
+from nightshift.report.steps import next_steps
 from tests.campaigns import BRANCH, campaign, replace
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
@@ -182,7 +183,14 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     assert len(text.splitlines()) <= 20
     over = summary(replace(state_of(), cause="5 experiments are done"), own, campaign_now, NOW)
     assert "stopped:      5 experiments are done" in over
-    assert over.splitlines()[-1].startswith("next:         uv run nightshift certify tests the gain")
+    steps = [*next_steps(campaign_now, "tpe", is_certified=False)]
+    assert [command for _, command in steps] == [
+        *("uv run nightshift diff baseline incumbent", "uv run nightshift certify"),
+        *("uv run nightshift night --agent tpe --hours 8", "uv run nightshift export --to model"),
+    ]
+    assert over.splitlines()[-4:] == [f"next:         {sentence} {command}" for sentence, command in steps]
+    certified = summary(replace(state_of(), cause="over"), own, campaign_now, NOW, is_certified=True)
+    assert "certify" not in certified
 
 
 def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record]) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.agents.history import KeyHistory, ValueRow
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     CERTIFY_NAME,
@@ -26,9 +27,10 @@ from nightshift.errors import Failure, UsageError
 from nightshift.report.charts import domain, progress, values
 from nightshift.report.data import Morning, gather
 from nightshift.report.markdown import markdown, markdown_code
-from nightshift.report.text import certificate_line, elsewhere_lines, headline, visible
+from nightshift.report.steps import nothing_to_copy
+from nightshift.report.text import certificate_line, elsewhere_lines, gain_parts, headline, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, num_at_once, split_experiment
-from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
+from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, tell, with_certificate
 
 # A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [0.515, 0.48, 0.56, 0.53, 0.60, 0.55]
@@ -84,7 +86,9 @@ def test_one_branch_is_shown_that_of_the_last_experiment_and_an_unknown_one_is_r
     found = gather(ledger, None)
     assert found.story.branch == BRANCH
     assert [e.number for e in found.experiments] == [3, 4]
-    assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.story.notes)
+    assert any(
+        note == "Not shown: 1 experiment of this branch, measured under other rules." for note in found.story.notes
+    )
     with pytest.raises(UsageError, match="autoresearch/test"):
         gather(ledger, "autoresearch/other")
 
@@ -111,7 +115,7 @@ def test_the_users_own_commits_are_told_where_they_stand(tmp_path: Path) -> None
     last = replace(records[5], status="measured", user_decisions=decisions, run=run, judgement=judgement, diff=())
     found = morning(tmp_path, [*records[:5], last])
     assert found.user_decisions == [
-        "0003 taken out by you in commit def5678",
+        "0003 reverted by you in commit def5678",
         "a change of your own kept by you in commit abc1234",
         "0002 kept by you in commit abc1234",
     ]
@@ -147,6 +151,46 @@ def test_the_headline_says_whether_the_final_check_runs_agree(tmp_path: Path) ->
     assert "final check runs" not in headline(later).sentence
 
 
+LR, GROUP, STEPS = "trainer.optim.lr", "orchestrator.group_size", "max_steps"
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "support", "sentence"),
+    [
+        (
+            {LR: 3e-6},
+            {LR: 6e-7},
+            "confirmed, takes back 0002",
+            "0004 only takes back 0002: together they change nothing",
+        ),
+        ({LR: 3e-6, STEPS: 90}, {LR: 6e-7}, "confirmed, takes back part of 0002", "some of them set the same keys"),
+        ({LR: 3e-6}, {LR: 9e-6}, "confirmed", ""),
+    ],
+)
+def test_a_kept_change_that_undoes_an_earlier_one_says_so(tmp_path: Path, second, third, support, sentence) -> None:
+    ledger = Ledger(tmp_path)
+    for changes, share in (({}, 0.4), (second, 0.55), ({GROUP: 8}, 0.65), (third, 0.85)):
+        tell(ledger, changes, share)
+    found = gather(ledger, None)
+    assert {kept.change.name: kept.support for kept in found.kept}["0004"] == support
+    assert sentence in gain_parts(found)
+    assert ("takes back" in gain_parts(found)) == support.endswith("back 0002")
+
+
+@pytest.mark.parametrize("scores", [STORY, SURE, UNSURE, [0.5, 0.6, 0.7, 0.8, 0.9]])
+@pytest.mark.parametrize("gain", [None, 0.9, -0.1])  # None: the estimate, else of the final check runs
+def test_the_sentence_on_the_total_names_the_larger_side_and_its_cause(tmp_path: Path, scores, gain) -> None:
+    found = morning(tmp_path, judged(scores))
+    if gain is not None:
+        found = replace(found, standing=replace(found.standing, gain=gain, contradicted=(0.1, 0.01)))
+    effects = sum(kept.effect.mean for kept in found.kept)
+    side = "less" if effects > found.standing.gain else "more"
+    words = gain_parts(found)
+    assert words.startswith(f"The total is {side} than the effects together ({100 * effects:+.1f} pp): it is ")
+    assert ("plain difference of the final check runs" in words) == (gain is not None)
+    assert ("lowered" in words) == (gain is None)
+
+
 # The certificate
 
 
@@ -166,7 +210,7 @@ def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_pa
     assert "; incumbent 71.0 (300 steps), 71.0 (301 steps), 71.0 (302 steps). 0 of 3 runs of the incumbent" in line
     assert "strict" not in line
     line = certificate_line(certified_morning(tmp_path / "strict", judged(STORY), strict_scores=(0.61, 0.7)))
-    assert "to +8.0 pp; strict 61.0 % \N{RIGHTWARDS ARROW} 70.0 %: better" in line
+    assert "to +8.0 pp; in the requested format 61.0 % \N{RIGHTWARDS ARROW} 70.0 %: better" in line
 
 
 @pytest.mark.parametrize(
@@ -325,7 +369,9 @@ def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verd
     line = headline(found)
     assert line.title.startswith(title)
     assert line.tone == tone
-    assert line.sentence.startswith("Certified gain of the incumbent over the baseline: +5.0 pp")
+    assert line.sentence.startswith(
+        "Certified gain of the incumbent (the baseline with the kept changes) over the baseline: +5"
+    )
     word = "agrees with the certificate." if scores is UNSURE else "is higher: the certificate counts"
     assert word in line.sentence
 
@@ -336,3 +382,8 @@ def test_the_headline_of_a_kept_change_without_an_estimated_gain(tmp_path: Path)
     line = headline(replace(found, standing=level))
     assert line.title == "No gain so far"
     assert "0.0 ± 6.9 pp" in line.sentence
+    assert nothing_to_copy(replace(found, standing=level)) == "Nothing to copy: the estimated gain is +0.0 ± 6.9 pp."
+    assert nothing_to_copy(morning(tmp_path / "none", judged(STORY[:1]))).startswith(
+        "Nothing to copy: no change is kept"
+    )
+    assert nothing_to_copy(found) == ""

@@ -150,7 +150,7 @@ HEADER = b"[orchestrator.train.source.curriculum.gates.mixed]"
 @pytest.mark.parametrize(
     ("source", "changes", "edits", "comment"),
     [
-        (MINE, {}, {}, "a config of prime-rl, as it was imported, but for:"),
+        (MINE, {}, {}, "the imported config of prime-rl, except for:"),
         (
             MINE,
             {"trainer.optim.lr": 3e-6, "max_steps": None, "orchestrator.group_size": 4},
@@ -217,7 +217,7 @@ def test_a_key_without_a_place_in_the_imported_file_is_no_edit_of_it(
     source: bytes, changes: dict[str, Any], unsaid: str
 ) -> None:
     config = parse(set_values(import_config(source, "rl.toml").train_toml("rl.toml"), changes))
-    with pytest.raises(ConfigError, match=f"in which these have no place: {unsaid}$"):
+    with pytest.raises(ConfigError, match=f"has no place for: {unsaid}$"):
         edited(source, config, GSM8K_PRIME_RL, [])
 
 
@@ -246,7 +246,7 @@ def test_export_edits_the_file_that_the_campaign_began_with(tmp_path: Path) -> N
     [
         (b"model = 'a/b'\nlearning_rate = 2e-6\nnum_generations = 8\n", ""),  # of TRL
         (HOSTED, ""),
-        (FACTOR, "# not the file that was imported: a config of prime-rl before March 2026, in which these have no "),
+        (FACTOR, "# not the imported file: a config of prime-rl before March 2026 has no place for: "),
     ],
 )
 def test_export_composes_where_the_imported_file_cannot_be_edited(tmp_path: Path, source: bytes, comment: str) -> None:
@@ -254,7 +254,7 @@ def test_export_composes_where_the_imported_file_cannot_be_edited(tmp_path: Path
     assert "rl @ THIS_FILE" in text
     assert tomllib.loads(text)["model"] == {"name": SCALED.model}
     assert comment in text
-    assert bool(comment) == ("not the file that was imported" in text)
+    assert bool(comment) == ("not the imported file" in text)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""`nightshift export --to rl.toml`: what an experiment trained with on prime-rl, as a config that prime-rl itself runs.
+"""`nightshift export --to rl.toml`: the config of an experiment, for prime-rl's own launcher.
 
-The values are those that the engine composes for a run: train.toml, and what the rules and the engine fix. A config
-that came in by `nightshift import` goes out as the user's own file, with the kept keys changed.
+It contains what the engine composes for a run: train.toml, and the values that rules and engine fix. For a campaign
+that began with `nightshift import`, it is the imported file with the kept keys changed.
 """
 
 import shlex
@@ -42,11 +42,8 @@ from nightshift.text import clean
 
 
 def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[str, str]) -> bytes:
-    """Return the config of an experiment, of the incumbent if `number` is None; comments say how to run it.
-
-    Raises:
-        UsageError: there is no such experiment, prime-rl did not train it, or the checkout's code is another by now.
-    """
+    """Return the config of an experiment, with comments on how to run it. `number` None: of the incumbent. UsageError
+    if there is none, prime-rl did not train it, or the rules of the checkout have changed since."""
     configs = story.campaign.configs
     config = story.configs.get(number) if number is not None else configs and configs[1]
     name = "the incumbent" if number is None else f"experiment {number:04d}"
@@ -54,12 +51,12 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         raise UsageError(f"{name} has no train.toml", "Run the baseline, or name another --experiment.")
     rules = next(filter(None, map(story.rules, reversed(story.records))), None)
     if rules is None:
-        raise UsageError("the rules of the campaign are gone: no job.json in runs/ is whole", "Restore runs/.")
+        raise UsageError("the rules of the campaign are gone: runs/ has no readable job.json", "Restore runs/.")
     if rules.engine != ENGINE:
         cause = f"{name} was trained by the engine {rules.engine}, and no config of prime-rl trains the same"
         raise UsageError(cause, "Measure it with prime-rl first: uv run run.py --engine prime-rl, on a new branch.")
     if rules.hash(root) != story.rules_hash:
-        cause = f"{name} was measured under other rules ({story.rules_hash}) than the files here make"
+        cause = f"{name} was measured under other rules ({story.rules_hash}) than those of this checkout"
         raise UsageError(cause, f"Check out the campaign: git switch {story.branch}.")
     run = next((r for r in story.records if r.number == number), story.campaign.incumbent_run)
     result = run.result if run else None
@@ -68,17 +65,17 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         f"{name} of {story.branch}, for prime-rl {engine.installation.pins.commit}",
         f"model {rules.model}{f', revision {rules.model_revision}' if rules.model_revision else ''}",
         f"trained: {f'{result.training.num_steps} steps in ' if result else ''}a budget of {rules.budget_text}; "
-        "prime-rl trains until max_steps, without an end if it is None",
+        "prime-rl trains until max_steps, without end if max_steps is None",
     ]
     if rules.learning_rate_scale != 1:
-        head.append(f"learning rates are those of train.toml times {rules.learning_rate_scale:g}")
+        head.append(f"learning rates: the values in train.toml times {rules.learning_rate_scale:g}")
     source = Repo(root).config_at(story.records[0].commit or "", IMPORTED_NAME)
     dialect = import_config(source, IMPORTED_NAME).dialect if source else None
     if source and dialect and dialect.is_rl and dialect.name.startswith(PRIME_RL):
         try:
             return edited(source, config, rules, head)
         except ConfigError as error:
-            head.append(f"not the file that was imported: {error}")
+            head.append(f"not the imported file: {error}")
     environments = engine.installation.environments_dir(root, rules).relative_to(engine.installation.root)
     model = shlex.quote(str(model_folder(rules, root)))
     head += [
@@ -86,15 +83,15 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         f"  HF_HUB_OFFLINE=1 PYTHONPATH=$PWD/{environments} uv run --no-sync rl @ THIS_FILE --model.name {model}",
     ]
     if rules.memory.startswith("1 x"):
-        head.append("measured with server and trainer on one GPU; prime-rl's launcher wants two")
+        head.append("measured with server and trainer on one GPU; prime-rl's launcher needs two")
     return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
 
 
 def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> bytes:
-    """Return the file that was imported, with the keys in which `config` differs from what was made of the file then.
+    """Return the imported file with the keys in which `config` differs from the train.toml of that import.
 
-    Comments below `head` name these keys, and what else was trained with. ConfigError: the file cannot express some of
-    them under its own names.
+    Comments below `head` name these keys, and other values of the training. ConfigError if the file has no place for a
+    key under its own names.
     """
     scale = rules.learning_rate_scale
     imported = import_config(source, IMPORTED_NAME, rules.losses)
@@ -113,19 +110,19 @@ def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> byte
     is_whole = False
     with suppress(tomllib.TOMLDecodeError):
         is_whole = tomllib.loads(text) == tree
-    if not is_whole:  # tomlkit loses a table that became empty: without comments
+    if not is_whole:  # tomlkit lost a table that became empty: write the file without comments
         text = tomlkit.dumps(tree)
     missing: tuple[Change, ...] = ()
-    with suppress(ConfigError):  # a file that has no research key left
+    with suppress(ConfigError):  # of a file without any research key
         again = import_config(text.encode(), IMPORTED_NAME, rules.losses).train_toml(IMPORTED_NAME)
         missing = tuple(change for change in diff(parse(again), config) if not change.key.startswith(f"{PARAMETERS}."))
     scaled = LEARNING_RATES if scale != 1 else ()
-    unsaid = [key for key in values if not _places(imported, key)]
-    unsaid = unsaid or [change.key for change in missing if change.key not in scaled]
-    if unsaid:
-        raise ConfigError(f"a config of {imported.dialect.name}, in which these have no place: {listed(unsaid)}")
+    homeless = [key for key in values if not _places(imported, key)]
+    homeless = homeless or [change.key for change in missing if change.key not in scaled]
+    if homeless:
+        raise ConfigError(f"a config of {imported.dialect.name} has no place for: {listed(homeless)}")
     lines = [
-        f"a config of {imported.dialect.name}, as it was imported, but for:",
+        f"the imported config of {imported.dialect.name}, except for:",
         *(f"  {change.line}" for change in diff(before, config)),
         *(
             f"also trained with: {key} = {value_text(value)}"
@@ -137,7 +134,8 @@ def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> byte
 
 
 def _places(imported: Import, key: str) -> list[str]:
-    """Return where the file has an open key, or could; [] if it has another form of it, or perhaps other names."""
+    """Return the places at which the file has, or could have, an open key; [] if the file has another form of the key,
+    or perhaps another name for it."""
     places, row = imported.places(key), find_key(key)
     if places or row is None or key.startswith(f"{RATIO}."):
         return places or [key]
@@ -151,8 +149,8 @@ def _places(imported: Import, key: str) -> list[str]:
 
 
 def _change(tree: Any, places: Sequence[str], key: str, value: Any) -> None:
-    """Set or remove (ABSENT) an open key of a config: a ratio in the source of its environment, and what each source
-    has only if there are sources."""
+    """Set or remove (ABSENT) an open key of a config. A ratio is in the source of its environment. Keys of sources are
+    set only if there are sources."""
     sources = tables_of(at(tree, SOURCE))
     if key.startswith(f"{RATIO}."):
         for source in (source for source in sources if environment_name(source) == key.removeprefix(f"{RATIO}.")):
@@ -163,13 +161,13 @@ def _change(tree: Any, places: Sequence[str], key: str, value: Any) -> None:
 
 
 def _set(node: Any, path: Sequence[str], value: Any, depth: int = 0) -> None:
-    """Set or remove a key of a table, or of every table of a list; a table that becomes empty goes if it is no key."""
+    """Set or remove a key of a table, or of each table of a list. Remove a table that became empty and is no key."""
     name, is_last = path[depth], depth + 1 == len(path)
     for table in node if isinstance(node, list) else [node]:
         is_table = isinstance(table.get(name), dict | list)
         if not is_last and (is_table or value is not ABSENT):
             if not is_table:
-                table[name] = tomlkit.inline_table()  # which may also stand beside dotted keys
+                table[name] = tomlkit.inline_table()  # also valid next to dotted keys
             _set(table[name], path, value, depth + 1)
             if table[name] == {} and not is_known(".".join(path[: depth + 1])):
                 del table[name]
@@ -181,9 +179,9 @@ def _set(node: Any, path: Sequence[str], value: Any, depth: int = 0) -> None:
 
 
 def rl_toml(settings: Mapping[str, Any], seed: int, head: list[str]) -> bytes:
-    """Return settings of the engine prime-rl, with a run's seed, as TOML below the comment `head`."""
+    """Return the settings of a prime-rl run, with its seed, as TOML below the comment `head`."""
     tree = with_seed(settings, seed)
-    # What Nightshift sets to supervise a run, and prime-rl's own launcher chooses by itself.
+    # Nightshift sets these to supervise a run; prime-rl's own launcher chooses them.
     del tree["clean"], tree["rollout_transport"], tree["inference"]["server"]
     del tree["trainer"]["monitors"], tree["orchestrator"]["monitors"]
     return f"{_comment(head)}\n\n{tomlkit.dumps(_without_null(tree))}".encode()
@@ -194,7 +192,7 @@ def _comment(lines: Sequence[str]) -> str:
 
 
 def _without_null(node: Any) -> Any:
-    """Return the same tables with "None", prime-rl's word in TOML, in place of null."""
+    """Return the tables with "None", which prime-rl reads as null, in place of null."""
     if isinstance(node, list):
         return [_without_null(item) for item in node]
     if isinstance(node, dict):

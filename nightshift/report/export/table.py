@@ -1,4 +1,4 @@
-"""`nightshift export --to csv`, and what it shares with W&B: the keys of an experiment's config."""
+"""`nightshift export --to csv`, and the cells of a config, which csv and W&B share."""
 
 import csv
 import io
@@ -10,10 +10,10 @@ from nightshift.text import clean, escape_formula
 
 
 def as_csv(story: Story) -> bytes:
-    """UTF-8 with a header. An empty cell is "not measured", or a key that does not apply or cannot be read any more.
+    """Return the table in UTF-8, with a header. An empty cell: not measured, or a key that does not apply.
 
-    Numbers stand as numbers; a text that a spreadsheet would compute is preceded by an apostrophe. The table is the
-    user's own file: `description` and `why` are the texts of agents and of verdicts, whatever these contain.
+    A text that a spreadsheet would compute begins with an apostrophe. `description` and `why` may contain any text of
+    agents and verdicts.
     """
     table = [row.cells | values(story.configs.get(row.number)) for row in story.rows]
     names = dict.fromkeys(name for cells in table for name in cells)
@@ -37,5 +37,5 @@ def cell(value: Value | None) -> str:
 
 
 def values(config: Config | None) -> dict[str, Value]:
-    """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B."""
+    """Return the keys that apply in an experiment's config, with their values."""
     return {key: config.shown(key) for key in config.resolved} if config else {}

@@ -1,9 +1,9 @@
-"""Runs of Weights & Biases, one an experiment: `export --to wandb` writes offline ones; `night --wandb PROJECT`, or
-`[wandb] project` in machine.toml, logs experiments while they run, from a process of its own that nothing waits for.
+"""Runs of Weights & Biases, one per experiment. `export --to wandb` writes offline runs. `night --wandb PROJECT`, or
+`[wandb] project` in machine.toml, logs experiments while they run, from a separate process that nothing waits for.
 
-Both write the same run, with these fields and no others: number, verdict, now, parent, hash of the rules, the changed
-keys as notes, the config as the allow-list reads it, the row's numbers, and the steps. None of them can contain a path
-of this machine or an environment variable. Free text (description, why, health) is left out.
+Both write only these fields: number, verdict, now, parent, rules hash, the changed keys as notes, the config, the
+numbers of the row, and the steps. None can contain a path of this machine or an environment variable. Free text
+(description, why, health) is left out.
 """
 
 import os
@@ -22,7 +22,8 @@ from nightshift.agents.history import load_configs
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Record
-from nightshift.campaign.results import UNDECIDED, Row, row, verdict_of
+from nightshift.campaign.results import UNDECIDED, Row, verdict_of
+from nightshift.campaign.results import row as row_of
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.process import ProcessGroup, python_command, python_path
 from nightshift.files import remove_tree, whole_folder
@@ -33,16 +34,16 @@ from nightshift.waiting import waiting
 
 FIX = "Install the extra: uv sync --extra wandb."
 _POLL_SECONDS = 5.0
-_INIT_SECONDS = 30.0  # without an answer of W&B: offline
-_END_SECONDS = 60.0  # for the last steps to be sent; what is not sent is on disk
+_INIT_SECONDS = 30.0  # then the runs are offline
+_END_SECONDS = 60.0  # to send the last steps, which are on disk, too
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
 class Writer:
-    """Writes the runs of experiments below `folder`/wandb; with the mode `online` it sends them, too."""
+    """Writes the runs of experiments below `folder`/wandb, and sends them in the mode `online`."""
 
     def __init__(self, folder: Path, project: str, mode: Any = "offline") -> None:
-        """EngineError if the package is not installed."""
+        """Raise EngineError if the package is not installed."""
         try:
             import wandb
         except ImportError:
@@ -51,7 +52,7 @@ class Writer:
 
     def open(self, story: Story, first: Record, record: Record) -> Any:
         """Begin the run of an experiment. `first`: the campaign's first experiment."""
-        # Two clones begin at the same commit, but not in the same second.
+        # Two clones can begin at the same commit, but hardly in the same second.
         began = datetime.fromisoformat(first.started)
         group = f"{story.tag}-{(first.commit or '')[:8]}-{began:%y%m%d%H%M%S}"
         run = self.wandb.init(
@@ -75,7 +76,7 @@ class Writer:
 
 
 def log_steps(run: Any, run_dir: Path, num_logged: int = 0) -> int:
-    """Log the steps after the first `num_logged`. Return the number of steps so far."""
+    """Log the steps after the first `num_logged`. Return the number of all steps."""
     steps = read_steps(run_dir / METRICS_NAME)
     for step in steps[num_logged:]:
         fields = msgspec.to_builtins(step)
@@ -86,7 +87,7 @@ def log_steps(run: Any, run_dir: Path, num_logged: int = 0) -> int:
 
 
 def close(run: Any, row: Row) -> None:
-    """Write what an experiment came to, and end its run. TimeoutError: it is on disk, and not sent."""
+    """Write the result of an experiment and end its run. TimeoutError if the run is on disk only, not sent."""
     verdict = row.verdict or UNDECIDED
     run.name = f"{row.number:04d} {row.status}"
     run.tags = tuple(filter(None, (verdict, row.now)))
@@ -97,10 +98,8 @@ def close(run: Any, row: Row) -> None:
 
 
 def write_runs(story: Story, folder: Path, project: str) -> Path:
-    """Write a new folder with an offline run of each experiment. Return `folder`/wandb.
-
-    The package's own logs, which contain paths, are left out. EngineError if the package is not installed.
-    """
+    """Write a new folder with an offline run of each experiment, without the package's own logs, which contain paths.
+    Return `folder`/wandb. EngineError if the package is not installed."""
     with whole_folder(folder) as partial:
         writer = Writer(partial, project)
         try:
@@ -114,8 +113,8 @@ def write_runs(story: Story, folder: Path, project: str) -> Path:
         finally:
             writer.wandb.teardown()
         for path in (partial / "wandb").iterdir():
-            for left in (path,) if path.is_symlink() else (path / "logs", path / "tmp"):
-                remove_tree(left)
+            for unwanted in (path,) if path.is_symlink() else (path / "logs", path / "tmp"):
+                remove_tree(unwanted)
     return folder / "wandb"
 
 
@@ -124,8 +123,8 @@ def write_runs(story: Story, folder: Path, project: str) -> Path:
 
 @contextmanager
 def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Log the experiments of a checkout to a project of W&B inside, from a process of its own. Yields a
-    function that notes what this process reported; what fails is a line."""
+    """Log the experiments of a checkout to a W&B project, from a separate process. Yields a function that prints the
+    messages of this process, among them its failures."""
     ledger, pipe, seconds = Ledger(root), subprocess.PIPE, _END_SECONDS
     first = next((r.number for r in ledger.readable()[0] if r.judgement is None), ledger.next_number())
     group = ProcessGroup("wandb", _GRACE_SECONDS)
@@ -137,22 +136,22 @@ def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator
     output = child.stdout
     os.set_blocking(output.fileno(), False)
 
-    def look() -> None:
+    def report() -> None:
         for line in (output.read() or b"").decode(errors="replace").splitlines():
             note(f"W&B: {clean(line)}")
 
     try:
-        yield look
+        yield report
     except Interrupted:
         seconds = 3.0
         raise
     finally:
         try:
-            seconds *= any(number >= first for number in ledger.numbers())  # else there is nothing to send
+            seconds *= any(number >= first for number in ledger.numbers())  # 0 if there is nothing to send
             child.stdin.close()
             with waiting("sending the last steps to W&B", seconds), suppress(subprocess.TimeoutExpired):
                 child.wait(seconds)
-            look()
+            report()
         finally:
             group.stop()
 
@@ -166,7 +165,7 @@ def follow(root: Path, project: str, first: int) -> None:
         is_over = bool(select.select([sys.stdin], [], [], _POLL_SECONDS)[0])
         try:
             for number in (number for number in ledger.numbers() if number >= first and number not in ended):
-                with suppress(UsageError):  # a damaged record, which the controller names
+                with suppress(UsageError):  # the controller reports damaged records
                     if (record := ledger.read(number)) is not None:
                         runs[number] = _follow(writer, ledger, record, runs.get(number))
                         if verdict_of(record) is not None:
@@ -174,37 +173,38 @@ def follow(root: Path, project: str, first: int) -> None:
         except writer.wandb.Error as error:
             if writer.mode != "online":
                 raise
-            _tell(f"{error}; from now on offline runs in runs/wandb, which wandb sync sends")
+            _print(f"{error}; writing offline runs to runs/wandb. To upload them: wandb sync runs/wandb/*run-*")
             writer.wandb.teardown()
             writer.mode, is_over = "offline", False
-            runs.clear()  # to be written again from the first step
+            runs.clear()  # write them again from the first step
 
 
 def _follow(writer: Writer, ledger: Ledger, record: Record, open_run: tuple[Any, int] | None) -> tuple[Any, int]:
-    """Log what is new of an experiment; return its run and the number of steps."""
+    """Log the new steps of an experiment, and its end. Return its run and the number of steps."""
     if open_run is None:
         ours = (r for r in ledger.readable()[0] if (r.branch, r.rules_hash) == (record.branch, record.rules_hash))
         open_run = writer.open(Story.of(ledger, record.branch), next(ours), record), 0
     run, num_steps = open_run
     num_steps = log_steps(run, ledger.run_dir(record.number), num_steps)
     if verdict_of(record) is not None:
-        rows = Story.of(ledger, record.branch).rows  # without an experiment of other rules that was not measured
+        rows = {row.number: row for row in Story.of(ledger, record.branch).rows}  # of the last rules only
         try:
-            close(run, next((each for each in rows if each.number == record.number), row(record, {})))
+            close(run, rows.get(record.number) or row_of(record, {}))
         except TimeoutError:
-            _tell(f"experiment {record.number:04d} may not be sent whole; wandb sync runs/wandb/*run-* sends it")
+            name = f"experiment {record.number:04d}"
+            _print(f"{name} may not be uploaded completely. To upload it: wandb sync runs/wandb/*run-*")
     return run, num_steps
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{clean(text)}\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    os.nice(10)  # the runs go first
+    os.nice(10)  # below the runs
     try:
         follow(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     except Exception as error:
-        _tell(f"nothing more is logged: {type(error).__name__}: {error}")
+        _print(f"nothing more is logged: {type(error).__name__}: {error}")
         raise

@@ -1,5 +1,5 @@
-// Draws the charts, fills the table, and keeps the chosen runs the same in all of them. Foreign text is only ever set as
-// text: nothing here reads HTML.
+// Draws the charts and fills the table; the runs that the user chooses are marked in all of them. Foreign text is only
+// set as text: nothing here parses HTML.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -16,8 +16,8 @@ const el = (tag, properties = {}, ...children) => {
   element.append(...children);
   return element;
 };
-const change = ([key, short, old, value]) => el("code", { className: "change", title: key },
-  ...(old || value ? [`${short} `, el("s", {}, old), ` → ${value}`] : [key]));
+const change = ([key, old, value]) => el("code", { className: "change" },
+  ...(old || value ? [`${key} `, el("s", {}, old), ` → ${value}`] : [key]));
 
 // The chosen runs: at first the baseline and the last keeps, as many as there are colours.
 const chosen = [...data.first.slice(0, 1), ...data.first.slice(1).slice(1 - HUES.length)];
@@ -55,7 +55,7 @@ const tips = (dot) => {
     ...dot,
     experiment: `${named(row.number)} ${row.status}`,
     hypothesis: row.title,
-    change: row.changes.map(([key, , old, value]) => (old || value ? `${key} ${old} → ${value}` : key)).join("\n"),
+    change: row.changes.map(([key, old, value]) => (old || value ? `${key} ${old} → ${value}` : key)).join("\n"),
     score: row.cells.eval_score,
     effect: `${row.cells.effect_at_decision} pp`,
   };
