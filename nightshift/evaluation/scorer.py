@@ -37,12 +37,8 @@ _FEWER = 8  # divisor of the concurrency after the process died, to find the epi
 _LATE = "scoring timed out"  # verifiers' words
 _RETRIES = 3  # retries of an episode after a server error, the same number as an engine's for a broken connection
 _PAUSE_SECONDS = 0.5  # before the first retry; doubles
-<<<<<<< HEAD
 STALL_SECONDS = 120.0  # without an answer of the server; as the prime-rl engine bounds one-turn evaluations
-SILENCE_SECONDS = 30.0  # without a sign of life of a process that plays; it sends one each second
-=======
 SILENCE_SECONDS = 30.0  # limit without a reply while episodes are played; the process replies every second
->>>>>>> w10-config
 _GRACE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
 _OFFLINE_ERRORS = ("Offline", "offline", "LocalEntryNotFound", "Couldn't reach", "Couldn't find cache")

@@ -65,14 +65,9 @@ def write_summary(state: NightState, controller: Controller) -> str:
     controller.ledger.require_in_place()
     records = controller.ledger.records()
     campaign = Campaign.read(controller.ledger, records, state.branch, state.rules_hash)
-<<<<<<< HEAD
     cost = night_cost(state, controller.ledger) + runs_cost(state.closed(records))
-    text = summary(state, records, campaign, controller.now(), cost)
-=======
-    cost = night_cost(state, controller.ledger) + runs_cost(state.own(records))
     is_certified = has_certificate(controller.ledger, campaign)
     text = summary(state, records, campaign, controller.now(), cost, is_certified=is_certified)
->>>>>>> w10-report
     write_atomically(controller.ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
     write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign).encode())
     try:
@@ -114,14 +109,9 @@ def summary(
     *,
     is_certified: bool = False,
 ) -> str:
-<<<<<<< HEAD
-    """Return the summary, a dozen lines. `cost`: of the night's proposals and runs."""
+    """Return the summary, a dozen lines. `cost`: of the night's proposals and runs. `is_certified`: the incumbent has a
+    certificate."""
     closed = state.closed(records)
-=======
-    """Return a dozen lines of plain text. `cost`: of the night's proposals and runs. `is_certified`: the incumbent has
-    a certificate."""
-    own = state.own(records)
->>>>>>> w10-report
     began = datetime.fromisoformat(state.started)
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
@@ -130,36 +120,17 @@ def summary(
         ("results", str(Counts.of(campaign.rows(closed)))),
         ("cost", str(cost)),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
-<<<<<<< HEAD
-        ("final checks", last_scores(closed)),
-=======
-        ("final check runs", last_scores(own)),
->>>>>>> w10-report
+        ("final check runs", last_scores(closed)),
         *(("git", clean(text, 500)) for text in (uncommitted(records, state.branch), campaign.unread) if text),
         *(("note", line) for line in state.morning(records, now)),
         ("certificate", state.certificate),
         ("stopped", clean(state.cause, 400)) if state.cause else ("next stop", next_stop(state, closed, now)),
     ]
     if state.cause is not None:
-<<<<<<< HEAD
-        lines += [f"{'page:':14}runs/{PAGE_NAME}", f"{'next:':14}{next_command(state, campaign)}"]
-    return "\n".join(lines)
-
-
-def next_command(state: NightState, campaign: Campaign) -> str:
-    """Return the recommended next command."""
-    if campaign.standing is None:
-        return "uv run nightshift doctor checks this machine: nothing was measured"
-    if not campaign.kept:
-        return "uv run nightshift history shows all runs; no change was kept"
-    show = "uv run nightshift diff baseline incumbent shows the kept changes"
-    return show if state.certificate else f"uv run nightshift certify tests the gain with fresh runs; {show}"
-=======
         rows.append(("page", f"runs/{PAGE_NAME}"))
         steps = next_steps(campaign, state.request.agent, is_certified=is_certified)
         rows += [("next", f"{sentence} {command}") for sentence, command in steps]
     return "\n".join(f"{name + ':':13} {text}" for name, text in rows if text)
->>>>>>> w10-report
 
 
 def experiment_line(record: Record) -> str:

@@ -2,14 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-<<<<<<< HEAD
-from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, percent
-from nightshift.campaign.results import UNDECIDED, Row, column_of, decisions_text
-=======
-from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
 from nightshift.campaign.results import UNDECIDED, Row, decisions_text
->>>>>>> w10-report
 
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 PROPOSAL = (

@@ -256,14 +256,7 @@ def test_an_infrastructure_failure_is_tried_once_more(kept: Controller) -> None:
     made = certified(kept)
     assert num_scored(made) == [3, 3]
     assert made.notes == ("baseline, seed 101000: was started 2 times",)
-<<<<<<< HEAD
     assert any("infrastructure failure: the trainer is gone: killed by SIGKILL" in note for note in kept.reporter.notes)
-=======
-    assert any(
-        "not the config's fault: the connection to the trainer broke: killed by SIGKILL" in note
-        for note in kept.reporter.notes
-    )
->>>>>>> w10-engines
 
 
 @pytest.mark.parametrize(

@@ -293,13 +293,9 @@ def test_no_wait_for_an_agent_outlasts_the_last_question(controller: Controller,
     records, campaign = controller.ledger.records(), controller.campaign()
     assert [record.run.changes for record in records[-4:]] == [(), (), campaign.kept, campaign.kept]
     baselines, incumbents = (", ".join(f"{100 * r.score:.1f}" for r in pair) for pair in (records[-4:-2], records[-2:]))
-<<<<<<< HEAD
-    line = f"final checks: incumbent {incumbents} %; baseline {baselines} %\n"
-=======
     names = [record.proposal.description for record in records[-4:]]
     assert names == [*["final check run of the baseline"] * 2, *["final check run of the incumbent"] * 2]
     line = f"final check runs: incumbent {incumbents} %; baseline {baselines} %\n"
->>>>>>> w10-report
     assert line in summary(night.state, records, campaign, controller.now())
     [wait] = night.state.waits
     assert wait.seconds(controller.now()) < 3 * RUN_SECONDS

@@ -83,16 +83,11 @@ def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[s
     """Play an episode of each task, `{key: task}`, against a server. `send` gets each episode, and a pulse every
     second.
 
-<<<<<<< HEAD
     `request`: `base_url`, `model`, `temperature` and `max_tokens` of the policy, `concurrency`, `stall_seconds`, the
-    `seat` that counts and its `reward_range`.
+    `seat` that scores and its `reward_range`.
 
     Raises:
         Refused: requests waited and none was answered for `stall_seconds`.
-=======
-    `request`: `base_url`, `model`, `temperature` and `max_tokens` of the policy, `concurrency`, the `seat` that scores
-    and its `reward_range`.
->>>>>>> w10-config
     """
     local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # no folders of rollouts in the user's cache
     eval_client.DEFAULT_TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)  # a busy machine exceeds verifiers' 5 s
