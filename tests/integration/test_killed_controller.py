@@ -59,7 +59,7 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog_an
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(start_experiment(root, "--budget-seconds", "1"))
     assert code == 0, stderr
-    [line] = [line for line in stderr.splitlines() if line.startswith("processes of an earlier start")]
+    [line] = [line for line in stderr.splitlines() if line.startswith("ended processes that an earlier start")]
     assert all(f"pid {process.pid} " in line for process in trainers)
     assert leftovers(root) == []
     assert [process.poll() for process in foreign] == [None, None]
