@@ -415,7 +415,7 @@ def _write(form: str, story: Story, root: Path, path: Path, experiment: int | No
         return copy_model(story, experiment, path)
     target = path.resolve()
     if target.exists() and not target.is_file():
-        raise UsageError(f"{target} is no regular file", "Name another file: --output PATH, or - for stdout.")
+        raise UsageError(f"{target} is not a regular file", "Name another file: --output PATH, or - for stdout.")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, _text(form, story, root, experiment))
     return path

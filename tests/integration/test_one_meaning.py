@@ -219,7 +219,7 @@ def test_the_current_estimate_stands_in_the_table_of_kept_changes_only(seen: See
     chain = seen.page.partition('class="kept"')[2].partition("</table>")[0]
     links = [int(number) for number in re.findall(r"#run-(\d+)", chain)]
     assert links == [kept.change.experiment for kept in seen.view.morning.kept]
-    assert "Kept once: 0002 replaced, 0009 reverted." in Page(seen.page).text
+    assert "Kept once, not any more: 0002 replaced, 0009 reverted." in Page(seen.page).text
     dots = {dot["n"]: dot["kind"] for dot in seen.view.data["specs"]["progress"]["datasets"]["dots"]}
     assert [dots[number] for number in sorted(dots)] == [
         *("baseline", "left", "keep", "crash", "keep", "discard", "re-run", "left", "re-run"),

@@ -70,7 +70,10 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        *((("diff", "--", name), "no experiment and no commit") for name in ("999", "-p", "HEAD:run.py", "a\x1b[31mb")),
+        *(
+            (("diff", "--", name), "is neither an experiment nor a commit")
+            for name in ("999", "-p", "HEAD:run.py", "a\x1b[31mb")
+        ),
         (("diff",), "working file:1:"),
         (("show", "99"), "there is no record of experiment 0099. The last one is 0012."),
     ],

@@ -95,7 +95,7 @@ def test_what_is_no_regular_file_is_not_replaced(checkout: Ledger, tmp_path: Pat
     for place in (pipe, link, Path(os.devnull)):
         done = export("csv", "--output", str(place))
         assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert "is no regular file. Name another place: --output PATH, or - for stdout." in done.stderr
+        assert "is not a regular file. Name another file: --output PATH, or - for stdout." in done.stderr
     assert pipe.is_fifo()
     assert Path(os.devnull).is_char_device()
 
@@ -122,7 +122,7 @@ def test_texts_go_to_stdout_alone(checkout: Ledger) -> None:
     for form in ("model", "wandb"):
         done = export(form, "--output", "-")
         assert (done.exit_code, done.stdout) == (2, "")
-        assert f"{form} is no text" in done.stderr
+        assert f"{form} is not a text" in done.stderr
 
 
 @pytest.mark.slow

@@ -261,7 +261,7 @@ def test_export_composes_where_the_imported_file_cannot_be_edited(tmp_path: Path
     ("rules", "cause"),
     [
         (ARITHMETIC_TRL, "the incumbent was trained by the engine trl, and no config of prime-rl trains the same"),
-        (None, r"the rules of the campaign are gone: no job\.json"),
+        (None, r"the rules of the campaign are gone: runs/ has no readable job\.json"),
         (GSM8K_PRIME_RL, r"was measured under other rules .* Check out the campaign: git switch auto"),
     ],
 )
