@@ -1,7 +1,7 @@
-"""A campaign: the experiments of one branch under one set of rules, and the posterior of their changes. It is folded
-from the records at every start, with their decisions, so that a decision whose commit was not possible stays undone.
+"""A campaign: the experiments of one branch under one set of rules, and the posterior of their changes. Every start
+folds the records with the decisions that they contain, so a refused decision stays refused.
 
-And the end of an experiment: record, git, model, row. A kill may come between two steps: `resume` does the rest."""
+Also the end of an experiment: record, commits, model, row of results.tsv. `resume` does what a kill left undone."""
 
 from __future__ import annotations
 
@@ -49,33 +49,33 @@ from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
 BASELINE_WHY = "the first experiment of the campaign: later ones are compared with it"
-_FALL = 2.0  # standard errors by which an environment falls
-_GUARD_LEVEL = 0.9  # P(a change lowers a guard by more than its limit) from which the change is not kept
-_SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
+_FALL = 2.0  # standard errors by which the score of an environment falls
+_GUARD_LEVEL = 0.9  # at this P(a change lowers a guard by more than its limit) the change is not kept
+_SURE = 3.0  # standard errors by which the format rate rises, as in health.py
 Array = NDArray[np.float64]
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
 
 
 class Campaign:
-    """The fold."""
+    """The state of a campaign, which `step` updates by one event."""
 
     def __init__(self, branch: str = "", rules_hash: str = "") -> None:
         self.branch, self.rules_hash = branch, rules_hash
         self.records = list[Record]()  # all of the checkout
         self.decided = list[Record]()  # in the order of their decisions
-        # By number: the score of each later run minus the score that was expected, just before the run was observed, of
-        # its config without its new change.
+        # By number: the score of each run after the baseline, minus the prediction for its config without its new
+        # change.
         self.differences = dict[int, Effect]()
         self.posterior: Posterior | None = None  # None before the baseline
-        self.guards = dict[str, Posterior]()  # of the scores of environments that never train
-        self.user_decisions: tuple[Decision, ...] = ()  # of commits that no record has yet
+        self.guards = dict[str, Posterior]()  # by environment: of the scores of environments that never train
+        self.user_decisions: tuple[Decision, ...] = ()  # by commits that are in no record yet
         self.config: Config | None = None  # the baseline's train.toml
         self.unread: str | None = None  # why the user's own commits could not be read
-        self._folded = list[tuple[bool, int]]()  # the events, by their experiments' numbers
+        self._folded = list[tuple[bool, int]]()  # the events: is it a start, and the experiment's number
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
-        """Return a campaign; of `before`, folded earlier, only later events."""
+        """Return the campaign of these records. `before`: an earlier result, from which the fold continues."""
         campaign, records = cls(branch, rules_hash), list(records)
         events = events_of(records, branch, rules_hash)
         names = [(is_start, record.number) for is_start, record in events]
@@ -83,13 +83,13 @@ class Campaign:
             campaign = before._copy()
         for event in events[len(campaign._folded) :]:
             campaign.step(*event)
-        campaign.decided = [record for is_start, record in events if not is_start]  # also with commits made since
+        campaign.decided = [record for is_start, record in events if not is_start]  # with commits that were made later
         campaign.records, campaign._folded = records, names
         return campaign
 
     @classmethod
     def read(cls, ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
-        """Return a campaign for a command that only looks, with your own commits, or with the reason in `unread`."""
+        """Return a campaign for a read-only command, with the user's commits, or with `unread` if that fails."""
         campaign = cls.of(records, branch, rules_hash)
         try:
             return campaign.with_user_commits(ledger, Repo(ledger.root))
@@ -98,8 +98,8 @@ class Campaign:
             return campaign
 
     def with_user_commits(self, ledger: Ledger, repo: Repo) -> Campaign:
-        """Return the campaign with its `config` and with the decisions of `decisions_since`. UsageError if the
-        baseline's train.toml was changed; also raises as `decisions_since`."""
+        """Return the campaign with its `config` and with the decisions of the user's commits. UsageError if the stored
+        train.toml of the baseline was changed. Also raises the errors of `decisions_since`."""
         if (baseline := self.baseline) is None:
             return self
         self.config = ledger.stored_config(baseline)
@@ -137,8 +137,8 @@ class Campaign:
         elif record.judgement is not None and record.status != Verdict.CRASH:
             expected, sd = self.posterior.predict(replace(record.run, new=None).changes, self.hours(record))
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
-            # A refused decision, which `kept` below takes back, forgets the final check runs of an earlier night, and a
-            # guard looks at what the rule decided.
+            # The decisions are recorded, but a refused decision also discards the final check runs of an earlier night,
+            # and guards judge the changes that the rule kept.
             self._observe(record, decides=bool(record.judgement.refused or self.guards))
             assert record.score is not None
             self.differences[record.number] = Effect(record.score - expected, sd)
@@ -149,7 +149,7 @@ class Campaign:
             self.decided.append(record)
 
     def _observe(self, record: Record, *, decides: bool = True) -> tuple[tuple[Decision, ...], dict[Settings, str]]:
-        """Update the posteriors. Return the rule's decisions, and why guards forbid some of the changes: by change."""
+        """Update the posteriors. Return the rule's decisions, and by change the reason why a guard forbids it."""
         assert self.posterior is not None
         assert record.score is not None
         hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()
@@ -157,7 +157,7 @@ class Campaign:
         for guard in record.evaluation.guards if record.evaluation else ():
             posterior = self.guards[guard.environment]
             posterior.observe(record.run, guard.score, hours, decides=False)
-            # The incumbent of a night's last runs is fixed.
+            # The last final check runs measure an incumbent that does not change any more.
             for change in self.posterior.kept if posterior.stage is not Stage.LAST_INCUMBENTS else ():
                 effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
                 p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
@@ -167,17 +167,17 @@ class Campaign:
                         f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)} %"
                     )
         for change in [change for change in self.posterior.kept if change.identity in falls]:
-            if change in before:  # if no valid train.toml is left without the change, the next run tries again
+            if change in before:  # if the other changes leave no valid train.toml, the next run tries again
                 self.posterior.set_kept([other for other in self.posterior.kept if other != change])
             else:
-                self.posterior.decide_for_user(change, False)  # no later run keeps it or tests it again
+                self.posterior.decide_for_user(change, False)  # no later run keeps the change or tests it again
         return decisions, falls
 
     def judge(
         self, record: Record, baseline: Config | None, validate: Callable[[Config], object] = lambda config: None
     ) -> Record:
-        """Return a measured experiment with its verdict and planned commits. `baseline`: the config of the campaign's
-        first experiment, None if this is the first one."""
+        """Return a measured experiment with its verdict and planned commits. `baseline`: config of the campaign's
+        first experiment; None if `record` is the first. `validate` raises UsageError for an invalid config."""
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posterior(record), record)
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why=BASELINE_WHY, standing=standing))
@@ -191,14 +191,14 @@ class Campaign:
         decisions += tuple(
             Decision(change=change, action=Action.REVERT) for change in before if change.identity in falls
         )
-        steps, made, kept, refused = plan(baseline, before, decisions, partial(self._reason, record), validate)
-        posterior.set_kept(kept)  # in the order of the commits, without what is refused
-        made += [decision for decision in decisions if decision.action is Action.DISCARD]
+        steps, final, kept, refused = plan(baseline, before, decisions, partial(self._reason, record), validate)
+        posterior.set_kept(kept)  # in the order of the commits, without refused decisions
+        final += [decision for decision in decisions if decision.action is Action.DISCARD]
         stopped = [*(decision for decision, _ in refused), *forbidden]
-        made += [replace(decision, action=Action.DISCARD) for decision in stopped if decision.action is Action.KEEP]
+        final += [replace(decision, action=Action.DISCARD) for decision in stopped if decision.action is Action.KEEP]
         judgement = Judgement(
             why="",
-            decisions=tuple(made),
+            decisions=tuple(final),
             kept=posterior.kept,
             expected_score=expected_score,
             standing=self._standing(posterior, record),
@@ -206,7 +206,7 @@ class Campaign:
             refused=tuple(decision for decision, _ in refused),
         )
         record = replace(record, judgement=judgement)
-        status = Verdict.MEASURED  # also if its change was kept while it ran
+        status = Verdict.MEASURED  # also if another experiment kept the change during the run
         if record.decision is not None:
             status = Verdict.KEEP if record.decision.action is Action.KEEP else Verdict.DISCARD
         why = [measured_text(record)]
@@ -229,11 +229,11 @@ class Campaign:
         runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
         texts = [record.proposal.description] if is_new else []
         texts += [run.proposal.description for run in runs if run.judgement and run.number == change.experiment]
-        names = [f"{run.number:04d}" for run in runs if any(change.keys == held.keys for held in run.run.changes)]
+        names = [f"{run.number:04d}" for run in runs if any(change.keys == other.keys for other in run.run.changes)]
         evidence = [f"effect {decision.estimate.with_p}"] if decision.estimate else []
         evidence += [f"measured by {', '.join(names)}{record.run.with_rider if is_new else ''}"] if names else []
         paragraphs = [f"Evidence: {', '.join(evidence)}"] if evidence else []
-        # After a label and before the last paragraph, so that no hypothesis is read as a trailer.
+        # The label, and the paragraph of trailers below, keep git from reading a hypothesis as a trailer.
         paragraphs += [f"Hypothesis: {text}" for text in texts[:1] if text]
         trailers = f"{EXPERIMENT_TRAILER}: {record.number:04d}\nNightshift-Campaign: {clean(record.branch)}\n"
         trailers += "" if record.proposal.is_isolated else f"Nightshift-Agent: {NOT_ISOLATED}\n"
@@ -250,15 +250,15 @@ class Campaign:
 
     @property
     def configs(self) -> tuple[Config, Config] | None:
-        """The train.toml of baseline and incumbent; None if the baseline's cannot be read."""
+        """The configs of baseline and incumbent; None if the baseline's cannot be read."""
         with suppress(UsageError):
             return None if self.config is None else (self.config, incumbent_config(self.config, self.kept))
         return None
 
     def compose(self, changes: Iterable[Change]) -> Config:
-        """Return the baseline's train.toml with these changes. UsageError without a baseline, or if they do not fit."""
+        """Return the baseline's train.toml with these changes. UsageError without a baseline, or if it is invalid."""
         if self.config is None:
-            raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+            raise UsageError("there is no baseline to run again", "Run the first one: uv run run.py")
         return incumbent_config(self.config, changes)
 
     @property
@@ -268,51 +268,51 @@ class Campaign:
 
     @property
     def parent(self) -> Record | None:
-        """The last experiment whose change was kept then and is kept now; else the baseline."""
+        """The last experiment that kept its change, if the change is still kept; else the baseline."""
         kept = [change.keys for change in self.kept]
         keeps = (r for r in reversed(self.decided) if r.is_keep and r.run.new and r.run.new.keys in kept)
         return next(keeps, self.baseline)
 
     @property
     def incumbent_run(self) -> Record | None:
-        """The last experiment that ran the incumbent's config; None if none did."""
+        """The last experiment that ran the incumbent's config; None if there is no such experiment."""
         settings, runs = settings_of(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
         return next((record for record in runs if settings_of(record.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
-        """Return the rows of experiments of this campaign, as every view and export prints them."""
+        """Return the rows of experiments of this campaign."""
         fates = fates_of(self.decided, self.kept)
         return [row(record, fates) for record in records]
 
     def is_confirmed(self, change: Change) -> bool:
-        """Return True for P(it helps) above rules.confirmed_above: rare in one night."""
+        """Return True if P(it helps) is above `rules.confirmed_above`, which is rare in one night."""
         assert self.posterior is not None
         return self.posterior.effect(change).p_helps > self.posterior.rules.confirmed_above
 
     def effect_now(self, record: Record) -> Effect | None:
-        """Return what an experiment's change adds to the config that it was tried on, as all runs so far have it."""
+        """Return the current estimate of what an experiment's change adds to the config on which it was tried."""
         if record.decision is None or record.run.new is None or self.posterior is None:
             return None
         return self.posterior.effect(record.run.new, record.run.kept)
 
     def known(self, keys: dict[str, str | None]) -> Change:
-        """Return the change that sets these keys, as it was first proposed."""
+        """Return the change that sets these keys: as it was first proposed, or a new one."""
         change = Change(keys=keys)
         return self.posterior.known(change) if self.posterior else change
 
     def hours(self, record: Record) -> float:
-        """Return when a run began: hours since the first baseline."""
+        """Return the hours from the start of the first baseline run to the start of this run."""
         assert self.baseline is not None
         return max((_began(record) - _began(self.baseline)).total_seconds() / 3600, 0.0)
 
     def last_baseline(self) -> datetime | None:
-        """Return when the last run of the baseline began; None before the first one."""
+        """Return the start of the last baseline run; None before the first one."""
         runs = [r for r in self.decided if r.evaluation and r.run.is_baseline and r.status != Verdict.CRASH]
         return _began(runs[-1]) if runs else None
 
     def remarks(self, record: Record) -> list[str]:
-        """Return what the verdict on a measured experiment does not say, a line each: a gain in format only, answers
-        without a score, an environment that falls."""
+        """Return remarks on the scores of a measured experiment, one line each: only the answer format improved,
+        answers without a score, an environment whose score falls."""
         parent, evaluation = self._parent_of(record), record.evaluation
         form = compare(record, parent)
         lines = [form.line] if form else []
@@ -338,7 +338,7 @@ class Campaign:
 
     def _standing(self, posterior: Posterior, record: Record) -> Standing:
         """Return the posterior of incumbent and baseline. Their difference is the reported gain."""
-        # Of runs side by side the intervals are wider (rules.widen).
+        # With several slots the intervals are wider (rules.widen).
         num_slots = 2 if any(other.result and other.result.slot for other in (*self.decided, record)) else 1
         baseline, _ = posterior.predict(())
         (gain, halfwidth), estimate = posterior.gain(num_slots), posterior.estimated_gain(num_slots)
@@ -356,10 +356,7 @@ class Campaign:
 def already_tried(
     decided: Sequence[Record], run: Run, config_hash: str, effective: Mapping[str, Any] | None = None
 ) -> Record | None:
-    """Return the last experiment with this config, or with the same changes besides its rider.
-
-    `effective`: the engine's settings. Configs that differ in keys without effect train the same.
-    """
+    """Return the last experiment with this config, or with the same effective settings or changes (not the rider)."""
 
     def contents(run: Run) -> set[Settings]:
         return {change.identity for change in replace(run, rider=None).changes}
@@ -394,9 +391,9 @@ def _began(record: Record) -> datetime:
 
 
 def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
-    """Return (n,): each score's distance from its environment's mean, times (w_e / sum of w) (n / n_e), plus the
-    weighted mean: the spread of the values over examples is that of the weighted mean (tests/unit/test_composite.py).
-    ValueError if sizes do not fit."""
+    """Return n values whose mean is the weighted mean of the environments e, and whose spread over examples gives the
+    standard error of this mean (tests/unit/test_composite.py): each score minus the mean of its environment, times
+    (w_e / sum of w) (n / n_e), plus the weighted mean. ValueError if the number of scores is wrong."""
     values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
     if not parts:
         return values
@@ -416,7 +413,7 @@ def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float
 
 
 class Form(NamedTuple):
-    """A surely higher format rate than the parent's, and nothing else for sure."""
+    """An experiment whose format rate rose for sure, and whose score rose by no more than the format explains."""
 
     gain: float  # of the score
     conclusion: str  # a few words
@@ -425,10 +422,10 @@ class Form(NamedTuple):
 
 
 def compare(candidate: Record, parent: Record | None) -> Form | None:
-    """Return what the candidate learnt if that is the answer format only; None if not, or if it was not measured.
+    """Return a Form if the candidate learned only the answer format. None if not, or if this was not measured.
 
-    The format is worth the change of the format rate, times how much more often formatted answers are right than other
-    answers, on the mean of both sides (Kitagawa 1955, JASA 50, 1168).
+    The format explains the change of the format rate, times the difference of accuracy between formatted and other
+    answers, which is the mean of both sides (Kitagawa 1955, JASA 50, 1168).
     """
     sides = [
         (e.eval_score, e.strict_score, e.format_rate, len(e.example_scores))
@@ -440,23 +437,24 @@ def compare(candidate: Record, parent: Record | None) -> Form | None:
     (score, strict, rate, n), (new_score, new_strict, new_rate, m) = sides
     if (more := new_rate - rate) <= _SURE * _stderr(rate, n, new_rate, m):
         return None
-    # Shares of right answers among the formatted ones, and among the others.
+    # Accuracy of the formatted answers, and of the others.
     right = [strict / rate for _, strict, rate, num in sides if rate * num > 0.5]
     others = [(score - strict) / (1 - rate) for score, strict, rate, num in sides if (1 - rate) * num > 0.5]
     gain, by_form, noise = new_score - score, more * (fmean(right) - fmean(others)), _stderr(score, n, new_score, m)
     if gain > noise and gain - by_form > min(noise, by_form):
         return None
-    conclusion = "a gain in form only" if gain > noise else "written better, not right more often"
+    is_gain = gain > noise
+    conclusion = "the gain is the answer format alone" if is_gain else "the answer format improved, not the score"
     line = (
-        f"form: {new_rate:.0%} of the answers end as asked, {rate:.0%} before: strict_score "
+        f"answer format: {new_rate:.0%} of the answers are in the requested format, {rate:.0%} before: strict_score "
         f"{100 * (new_strict - strict):+.1f} pp, eval_score {100 * gain:+.1f} pp, "
-        f"the form alone is worth {100 * by_form:+.1f} pp: {conclusion}"
+        f"the format explains {100 * by_form:+.1f} pp: {conclusion}"
     )
     return Form(gain, conclusion, line, (strict, new_strict))
 
 
 def _stderr(p: float, n: int, q: float, m: int) -> float:
-    """Return the standard error of the difference of two shares, binomial; at least that of one answer in all."""
+    """Return the binomial standard error of the difference of two shares: at least one answer of all."""
     return max(math.sqrt(p * (1 - p) / max(n, 1) + q * (1 - q) / max(m, 1)), 1 / max(n + m, 1))
 
 
@@ -466,7 +464,7 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 
 
 def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Write a record with its verdict, commit its decisions and owed ones, keep or delete the model, add the row."""
+    """Write a record with its verdict, commit owed decisions and its own, keep or delete the model, add the row."""
     ledger.write(record)
     ledger.log("decided", ledger.run_dir(record.number) / RECORD_NAME)
     for earlier in _owed(ledger.records(), record.branch):
@@ -479,13 +477,11 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Make a record's planned commits, and write train.toml. Return the record with what git did, or its error."""
+    """Make a record's planned commits, and write train.toml. Return the record with what git did, or the error."""
     if record.failure in (Failure.INFRASTRUCTURE, Failure.INTERRUPTED):
         return replace(record, git_action="train.toml left as it is: nothing was decided")
-    if record.parent is None:
+    if record.parent is None or (record.is_keep and record.decision is None):  # the first baseline's record may be gone
         return replace(record, git_action="nothing to commit: train.toml is the baseline")
-    if record.is_keep and record.decision is None:
-        return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
     assert record.judgement is not None
     steps, head, path = record.judgement.steps, Head(record.branch, record.commit), repo.root / CONFIG_NAME
     try:
@@ -497,33 +493,33 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
             ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
         left = [step.name for step in steps if step.keys and step.name not in commits]
-        actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
+        actions += [f"{name} left out: your own commit sets its keys, or conflicts with them" for name in left]
         texts |= {entry.before for entry in repo.config_history(head)}
-        source, there = repo.config_at("HEAD"), path.read_bytes() if path.is_file() and not path.is_symlink() else None
-        if there == source:
-            actions.append("train.toml holds the incumbent")
-        elif there is not None and source is not None and there in texts:
+        source, here = repo.config_at("HEAD"), path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        if here == source:
+            actions.append("train.toml contains the incumbent")
+        elif here is not None and source is not None and here in texts:
             write_atomically(path, source)
-            actions.append("put the incumbent into train.toml")
+            actions.append("wrote the incumbent to train.toml")
         else:
-            actions.append("left train.toml alone: it is neither the config that ran nor the incumbent")
+            actions.append("left train.toml as it is: it is neither the config that ran nor the incumbent")
         return replace(record, commits=commits, git_action="; ".join(actions), git_error=None)
     except (EngineError, UsageError, OSError, ValueError) as error:
-        return replace(record, git_action=f"not done: {error}", git_error=str(error))
+        return replace(record, git_action=f"not committed yet: {error}", git_error=str(error))
 
 
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:
-    """Return the decisions of a campaign that git did not commit, in one line; None if there are none."""
+    """Return a line about the first decisions of a campaign that git did not commit; None if all are committed."""
     for record in records:
         if record.branch == branch and record.git_error and record.judgement and record.judgement.steps:
             names = ", ".join(step.name for step in record.judgement.steps)
-            cause = f"{names}: decided and not committed: {record.git_error}"
+            cause = f"{names}: decided, but not committed: {record.git_error}"
             return f"{cause.rstrip('.')}. Each later experiment and start tries again."
     return None
 
 
 def _owed(records: Sequence[Record], branch: str) -> list[Record]:
-    """Return the experiments whose commits are owed, in order. What the user decided since stays."""
+    """Return the experiments whose commits are owed, in order; none from before the user's last decision."""
     ours = [record for record in records if record.branch == branch]
     by_user = max((record.decided_before for record in ours if record.user_decisions), default=0)
     open_records = [record for record in ours if record.judgement and (record.git_action is None or record.git_error)]
@@ -531,7 +527,7 @@ def _owed(records: Sequence[Record], branch: str) -> list[Record]:
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
-    """Close what an earlier controller left open, except what is `in_flight`. Call as the controller."""
+    """Close the experiments that an earlier controller left open, except those `in_flight`. Needs the lock."""
     ledger.sweep(in_flight)
     records = ledger.records()
     due = [record for record in records if record.git_action is None]
@@ -541,27 +537,28 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
         if record.number in in_flight:
             continue
         if record.status == STARTED:
-            cause = "interrupted: the process ended before its verdict"
+            cause = "interrupted: the process ended before the verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted")
         elif record.judgement and (git_action := close(record, ledger, repo).git_action) != record.git_action:
             note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
     for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
         if (last := ledger.read(number)) is not None:
-            keep_model(ledger, last)  # a full disk may have kept the weights
+            keep_model(ledger, last)  # the disk may have been full when the record was closed
             break
         delete_weights(ledger, number)
 
 
 def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
-    """Keep the model of a keep and of a run of the incumbent as `runs/NNNN/model`; delete other weights. Above `max_gb`
-    (1e9 bytes) in runs/ the oldest go, but never the baseline's, the last one of the incumbent, or this one. Call
-    before `Ledger.close`: a kill repeats both. EngineError if the disk refuses."""
+    """Keep the model of a kept experiment or of a run of the incumbent as `runs/NNNN/model`; delete other weights. If
+    the models in runs/ use more than `max_gb` (1e9 bytes), delete the oldest, except for those of the baseline, the
+    parent, the last run of the incumbent and this experiment. Call before `Ledger.close`, because `resume` repeats
+    both after a kill. EngineError if the disk refuses."""
     folder = ledger.run_dir(record.number)
     try:
         is_model = record.is_keep or record.is_incumbent
         if is_model and record.evaluation:
-            with suppress(FileNotFoundError):  # moved already: this is the second try after a kill
+            with suppress(FileNotFoundError):  # moved before a kill
                 (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         delete_weights(ledger, record.number)
         if not is_model:
@@ -571,10 +568,10 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
         if sum(sizes.values()) <= max_gb * 1e9:
             return
         campaign = Campaign.of(ledger.records(), record.branch, record.rules_hash)
-        spared = [each for each in (campaign.baseline, campaign.parent, campaign.incumbent_run, record) if each]
-        folders = {ledger.run_dir(each.number) for each in spared}
+        needed = filter(None, (campaign.baseline, campaign.parent, campaign.incumbent_run, record))
+        spared = {ledger.run_dir(other.number) for other in needed}
         for model in models[1:-1]:
-            if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:
+            if sum(sizes.values()) > max_gb * 1e9 and model.parent not in spared:
                 remove_tree(model)
                 del sizes[model]
     except OSError as error:
@@ -583,5 +580,5 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
 
 def delete_weights(ledger: Ledger, number: int) -> None:
     """Delete the weights that a run left."""
-    for path in ledger.run_dir(number).glob(f"*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
+    for path in ledger.run_dir(number).glob(f"*{WEIGHTS_NAME}*"):  # also partial ones, after a kill
         remove_tree(path)

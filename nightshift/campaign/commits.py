@@ -1,5 +1,5 @@
-"""One commit for each decision about one change: train.toml composed from the kept changes, and the commit's subject.
-A commit sets the keys of one change in the text at HEAD and leaves every other line as it is."""
+"""Commits of decisions. Each sets the keys of one change in the train.toml at HEAD; all other lines stay as they are.
+Also the decisions that the user's own commits make."""
 
 import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -18,15 +18,15 @@ from nightshift.files import read_file, write_atomically
 from nightshift.text import clean
 
 MAX_SUBJECT = 71  # characters
-UNREAD = "your own commits to train.toml since the last experiment are not read"  # by a command that only looks
+UNREAD = "your own commits to train.toml since the last experiment cannot be read"  # in read-only commands
 _PATHS = {key.path for key in KEYS}
 _UNSET = {key.path for key in KEYS if key.default is None}
 Values = dict[str, Value]  # by dotted key
 
 
 def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
-    """Return the values of train.toml with the kept changes, in the order of their adoption. A key that is "None", and
-    None by default, is left out, as `set_values` leaves it out of the file. ConfigError if a value is not allowed."""
+    """Return the values of train.toml with the kept changes, which are in the order in which they were kept. A key
+    whose value and default are None is left out, as in the file. ConfigError if a value is not allowed."""
     values: dict[str, Any] = dict(baseline.values)
     for change in kept:
         values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
@@ -35,12 +35,12 @@ def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
 
 
 def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
-    """Return the baseline's train.toml with the kept changes. UsageError if no valid file holds them."""
+    """Return the baseline's train.toml with the kept changes. UsageError if the result is invalid."""
     return _edit(baseline, incumbent_values(baseline, kept))
 
 
 def change_keys(before: Config, after: Config) -> dict[str, str | None]:
-    """Return the keys that train differently in `after` than in `before`, as in `Change.keys`."""
+    """Return the keys whose effective values differ, with the values of `after` as in `Change.keys`."""
     return {key: _text(after.values, key) for key in changed_keys(before, after)}
 
 
@@ -51,10 +51,10 @@ def plan(
     reason: Callable[[Decision], str] = lambda decision: "",
     validate: Callable[[Config], object] = lambda config: None,
 ) -> tuple[list[PlannedCommit], list[Decision], tuple[Change, ...], list[tuple[Decision, str]]]:
-    """Plan the commits of one run's decisions in their order. A commit must leave a train.toml that is valid, also for
-    `validate`. Any other decision waits for the rest. Return the commits, the decisions that they make, the kept
-    changes after them, and each refused decision with its cause."""
-    steps, made, refused = list[PlannedCommit](), list[Decision](), list[tuple[Decision, str]]()
+    """Plan the commits of one run's decisions in their order. Each commit must leave a valid train.toml, for which
+    `validate` raises nothing. A decision that does not is tried again after each later commit. Return the commits,
+    their decisions, the kept changes after them, and each refused decision with its cause."""
+    steps, planned, refused = list[PlannedCommit](), list[Decision](), list[tuple[Decision, str]]()
     kept, before = tuple(kept), incumbent_values(baseline, kept)
     waiting = [decision for decision in decisions if decision.action is not Action.DISCARD]
     while waiting:
@@ -63,7 +63,7 @@ def plan(
             change, is_revert = decision.change, decision.action is Action.REVERT
             if (change in kept) != is_revert:
                 raise UsageError(f"change {change.name} is {'not' if is_revert else 'already'} kept")
-            kept_after = tuple(each for each in kept if each != change) if is_revert else (*kept, change)
+            kept_after = tuple(other for other in kept if other != change) if is_revert else (*kept, change)
             after = incumbent_values(baseline, kept_after)
             validate(_edit(baseline, after))
         except UsageError as error:
@@ -72,27 +72,27 @@ def plan(
         keys = {key: (_text(before, key), _text(after, key)) for key in _changed(before, after)}
         name = f"{decision.action} {decision.change.name}"
         steps.append(PlannedCommit(name=name, keys=keys, reason=reason(decision)))
-        made.append(decision)
+        planned.append(decision)
         kept, before = kept_after, after
         waiting, refused = [*(decision for decision, _ in refused), *waiting], []
-    return steps, made, kept, refused
+    return steps, planned, kept, refused
 
 
 def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Container[str] = ()) -> list[str | None]:
-    """Commit each step, after the last step that was committed before a kill. Keys that the user set meanwhile stay.
-    `head`: the branch, and a commit on it from before the steps. `others`: ids of other experiments' commits. Return
-    the ids, None for a step that changes no value. UsageError if the branch or its train.toml is not valid."""
+    """Commit the steps that are not committed yet. Keys that the user has set since stay as they are. `head`: the
+    branch, and a commit from before the steps. `others`: ids of other experiments' commits. Return the ids, None for a
+    step that changes no value. UsageError if another branch is checked out or train.toml at HEAD is invalid."""
     if not steps:
         return []
     tip, history = repo.head(), repo.config_history(head)
     by_name = {entry.subject.partition(":")[0]: entry.id for entry in history if entry.id not in others}
     ids = [by_name.get(step.name) for step in steps]
-    while ids and ids[-1] is None:
+    while ids and ids[-1] is None:  # the rest was not reached before a kill
         ids.pop()
     config = parse(repo.config_at(tip.commit or "") or b"")
     for step in steps[len(ids) :]:
-        held, edited = incumbent_values(config), config
-        keys = {key: after for key, (before, after) in step.keys.items() if _text(held, key) == before}
+        values, edited = incumbent_values(config), config
+        keys = {key: after for key, (before, after) in step.keys.items() if _text(values, key) == before}
         with suppress(ConfigError):
             edited = _edit(config, incumbent_values(config, [Change(keys=keys)]))
         if edited.source != config.source:
@@ -106,26 +106,24 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
 def revert(
     repo: Repo, baseline: Config, kept: Sequence[Change], change: Change, losses: Sequence[LossRules] = ()
 ) -> Head:
-    """Take a kept change out of train.toml by a commit of the user's, which needs no lock. Only the keys that no later
-    change has set go back. Return the new HEAD. UsageError if train.toml has changes that are not committed, if nothing
-    is left of the change, or if the other changes need it: also a parameter that is not of the loss, by `losses`."""
+    """Take a kept change out of train.toml by a commit of the user's, which needs no lock. Keys that a later change has
+    set stay. Return the new HEAD. UsageError if train.toml has uncommitted changes, if later changes set all keys, or
+    if train.toml would be invalid without the change. `losses`: checked too, as a parameter may belong to a loss."""
     head, path = repo.head(), repo.root / CONFIG_NAME
     config = parse(repo.config_at(head.commit or "") or b"")
     before = incumbent_values(baseline, kept)
     after = incumbent_values(baseline, [other for other in kept if other != change])
     if incumbent_values(config) != before:
         raise UsageError(
-            f"{head} does not have the commits of all decisions yet",
-            "The next experiment or start tries again to commit them; then run the command again.",
+            f"not all decisions are committed to {head} yet",
+            "The next experiment or start commits them; then run the command again.",
         )
     if repo.changes(CONFIG_NAME) or not path.is_file() or read_file(path) != config.source:
         fix = f"Commit them, or restore the file: git restore --staged --worktree {CONFIG_NAME}"
         raise UsageError(f"{CONFIG_NAME} has changes that are not committed", fix)
     if not _changed(before, after):
-        later = [
-            other.name for other in kept[kept.index(change) :] if other != change and other.keys.keys() & change.keys
-        ]
-        raise UsageError(f"{change.name} is replaced: {', '.join(later)} set its keys", "Revert those, if any.")
+        later = [other.name for other in kept[kept.index(change) + 1 :] if other.keys.keys() & change.keys]
+        raise UsageError(f"{change.name} is replaced: {', '.join(later)} set its keys", "Revert those changes, if any.")
     edited = _edit(config, after)
     in_prime_rl(edited, losses)
     head = repo.commit_files(head, {CONFIG_NAME: edited.source}, _subject(f"Revert {change.name}", config, edited))
@@ -136,8 +134,8 @@ def revert(
 def decisions_since(
     ledger: Ledger, repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
 ) -> tuple[Decision, ...]:
-    """Return what the user's own commits decided since the last experiment of a branch. Empty while git lacks a commit
-    of Nightshift's. UsageError if the branch is gone or its train.toml is not valid, EngineError if git fails."""
+    """Return the decisions of the user's commits since the last experiment of a branch; none while a commit of
+    Nightshift is owed. UsageError if the branch is gone or its train.toml is invalid, EngineError if git fails."""
     ours = [record for record in records if record.branch == branch]
     if any(r.judgement and r.judgement.steps for r in ours if r.git_action is None or r.git_error):
         return ()
@@ -149,18 +147,18 @@ def decisions_since(
     ids = {id for record in ours for id in record.commits.values()}
     ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
     decisions = user_decisions(Repo(repo.root, head), Head(branch, ours[-1].commit), baseline, kept, ids)
-    # Decided since `records` were read: then the commit is Nightshift's.
-    is_old = bool(decisions) and any(ledger.read(r.number) != r for r in ours if r.git_action is None)
-    return () if is_old else decisions
+    # If an experiment was decided after `records` were read, the commit may be Nightshift's.
+    is_stale = bool(decisions) and any(ledger.read(r.number) != r for r in ours if r.git_action is None)
+    return () if is_stale else decisions
 
 
 def user_decisions(
     repo: Repo, head: Head, baseline: Config, kept: Sequence[Change], ours: Container[str]
 ) -> tuple[Decision, ...]:
-    """Return the decisions of the user's own commits to train.toml, oldest first. A commit that sets the keys of a kept
-    change back reverts that change; its other keys are a change that the user keeps. A reset or rebased branch, or an
-    invalid train.toml, is one edit. `head`: the branch, and its commit when the last experiment started. `ours`: ids of
-    commits that are no edits. ConfigError if train.toml at HEAD is not valid."""
+    """Return the decisions of the user's commits to train.toml, oldest first. A commit that restores the values from
+    before a kept change reverts the change. The other keys of a commit are a change that the user keeps. A reset or
+    rebased branch, or an invalid train.toml, counts as one edit. `head`: the branch, and its commit when the last
+    experiment started. `ours`: ids of Nightshift's commits. ConfigError if train.toml at HEAD is invalid."""
     decisions = list[Decision]()
     for entry in repo.config_history(head):
         if entry.id not in ours:
@@ -182,8 +180,8 @@ def _edited_by_user(
     while (undone := _undone(baseline, kept, before, wanted)) is not None:
         kept = [change for change in kept if change != undone]
         before = incumbent_values(baseline, kept)
-        if own := [decision for decision in decisions if decision.change == undone]:
-            decisions.remove(own[-1])  # the user took an edit back: nothing was decided
+        if edits := [decision for decision in decisions if decision.change == undone]:
+            decisions.remove(edits[-1])  # the user took an edit back: no decision is left
         else:
             decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
     if left := _changed(before, wanted):
@@ -194,7 +192,7 @@ def _edited_by_user(
 
 
 def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Values) -> Change | None:
-    """Return the last kept change without which all its keys have the wanted values."""
+    """Return the last kept change whose keys would all have the wanted values without the change."""
     for change in reversed(kept):
         without = incumbent_values(baseline, [other for other in kept if other != change])
         changed = _changed(before, without)
@@ -204,10 +202,10 @@ def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Va
 
 
 def _value(key: str, text: str) -> Value:
-    """Return the value of a text in `Change.keys`: strings without quotes, a table as `on`."""
+    """Return the value of a text in `Change.keys`, which has strings without quotes, and `on` for a table."""
     row = find_key(key)
     if row is None:
-        raise ConfigError(f"{shorten(clean(key), 80)} is no open key")
+        raise ConfigError(f"{shorten(clean(key), 80)} is not an open key")
     value: Any = text
     with suppress(tomllib.TOMLDecodeError):
         value = tomllib.loads(f"value = {text}")["value"]
@@ -220,27 +218,27 @@ def _text(values: Mapping[str, Value], key: str) -> str | None:
 
 
 def _changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, Any]:
-    """Return the keys whose values differ, with the new values; ABSENT for a key that `after` does not hold."""
+    """Return the keys whose values differ, with the new values; ABSENT for a key that is not in `after`."""
     keys = dict.fromkeys([*before, *after])
     return {key: after.get(key, ABSENT) for key in keys if before.get(key, ABSENT) != after.get(key, ABSENT)}
 
 
 def _edit(config: Config, values: Values) -> Config:
-    """Return `config` with other values in its text. UsageError if no valid train.toml has exactly these values."""
+    """Return `config` with these values in its text. UsageError if no valid train.toml has exactly these values."""
     try:
         edited = parse(set_values(config.source, _changed(incumbent_values(config), values)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # tables that do not fit into each other
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # a table is split over the file
         fix = "Write each table of train.toml in one place, its keys before its sub-tables."
         raise UsageError(f"train.toml cannot be edited: {error}", fix) from None
     # Removing a table removes its keys, and a key in a table switches the table on.
     if wrong := _changed(values, incumbent_values(edited)):
-        raise UsageError(f"{next(iter(wrong))} does not fit the other kept changes")
+        raise UsageError(f"{next(iter(wrong))} conflicts with the other kept changes")
     return edited
 
 
 def _subject(name: str, before: Config, after: Config) -> str:
     """Return `keep 0012: lr 3e-6 → 5e-6`."""
-    trained = {change.key: change for change in diff(before, after)}  # with prime-rl's default for a key not in a file
+    trained = {change.key: change for change in diff(before, after)}  # with prime-rl's defaults for missing keys
     items = []
     for key in _changed(before.values, after.values):
         old, new = _text(before.values, key), _text(after.values, key)
@@ -251,7 +249,7 @@ def _subject(name: str, before: Config, after: Config) -> str:
 
 
 def short_key(key: str) -> str:
-    """Return the shortest end of a key that no other open key has: `lr`, `optim.type`."""
+    """Return the shortest end of a key that is unique among the open keys: `lr`, `optim.type`."""
     parts = key.split(".")
     ends = (".".join(parts[-n:]) for n in range(1, len(parts)))
     return next((end for end in ends if not any(path.endswith(f".{end}") for path in _PATHS - {key})), key)

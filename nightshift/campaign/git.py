@@ -1,6 +1,6 @@
-"""The only module that calls git. It never resets or cleans. Commits are built from plumbing, so that the submitted
-bytes are committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
-configuration, which an agent could have written, except for the author's name. Only `switch` runs filters."""
+"""The only module that calls git. It never resets or cleans. Plumbing commands make the commits, so exactly the given
+bytes are committed, whatever is staged, and no hook, filter, signature or editor runs. An agent could have written the
+user's configuration, so git reads only the author's name from it. Only `switch` runs filters."""
 
 import hashlib
 import os
@@ -22,24 +22,24 @@ from typing import Any, NamedTuple
 from nightshift.errors import EngineError, UsageError, listed
 
 CAMPAIGN_PREFIX = "autoresearch/"
-START_SUBJECT = "Start campaign: "  # of the commit with the files that were not committed when a campaign began
+START_SUBJECT = "Start campaign: "  # subject of the commit with the files that were not committed at the start
 CONFIG_NAME = "train.toml"
-AGENT_CLONE_MARK = "nightshift-agent-clone"  # in the .git of the clone in which an agent works
+AGENT_CLONE_MARK = "nightshift-agent-clone"  # a file in the .git of the clone in which an agent works
 EXPERIMENT_TRAILER = "Nightshift-Experiment"  # in the messages of a campaign's commits
 _LINK = "120000"  # the mode of a symbolic link
 _TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
-LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
+LOCK_SECONDS = 5.0  # a running git keeps its lock files for less
 _LOCK_POLL_SECONDS = 0.2
 _LOCK_FILE = re.compile(r"Unable to create '(.+\.lock)': File exists")
-# The files and folders that git has during an operation.
+# Files and folders in .git that exist only during an operation.
 _UNFINISHED = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG")
 _SAFE_OPTIONS = (
     *("--no-optional-locks", "--no-replace-objects"),
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
     *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
 )
-# HOME for a git older than 2.32, which does not know GIT_CONFIG_GLOBAL.
+# HOME is for a git older than 2.32, which does not know GIT_CONFIG_GLOBAL.
 _NO_CONFIGURATION = {
     "GIT_CONFIG_GLOBAL": str(Path(__file__).with_name("git_config")),
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -69,16 +69,16 @@ class Head(NamedTuple):
 
 
 def campaign_branch(day: datetime, taken: Container[str]) -> str:
-    """Return the name of the branch of a campaign: `autoresearch/nov28`, with `-2`, `-3`, ... if it is taken."""
+    """Return a new branch name for a campaign: `autoresearch/nov28`, with `-2`, `-3`, ... if it is taken."""
     name = f"{CAMPAIGN_PREFIX}{day:%b%d}".lower()
-    return next(each for number in count(1) if (each := name if number == 1 else f"{name}-{number}") not in taken)
+    return next(branch for n in count(1) if (branch := name if n == 1 else f"{name}-{n}") not in taken)
 
 
 class Repo:
-    """The git repository whose top is `root`. A git that meets a lock file is started again for LOCK_SECONDS."""
+    """The git repository at `root`. While a lock file is in the way, git is tried again for LOCK_SECONDS."""
 
     def __init__(self, root: Path, planned: Head | None = None) -> None:
-        """`planned`: what `head` returns instead of what is checked out, for a dry run."""
+        """`planned`: the result of `head` in a dry run."""
         self.root = root
         self._planned = planned
 
@@ -92,35 +92,34 @@ class Repo:
         return Head(ref.removeprefix("refs/heads/"), commit or None)
 
     def config_at(self, commit: str, name: str = CONFIG_NAME) -> bytes | None:
-        """Return the bytes of train.toml, or of another file, in `commit`; None if it has none."""
-        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{name}")  # `:NAME` is in the index
+        """Return the bytes of train.toml, or of another file, in `commit`; None if there is no such file."""
+        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{name}")  # `:NAME` would read the index
         return blob.stdout if blob.returncode == 0 else None
 
     def files_at(self, commit: str) -> dict[str, tuple[str, str]]:
-        """Return mode and id, a hash of the bytes, of the files of `commit`, by their names relative to the root.
-        UsageError if git cannot read the commit."""
+        """Return mode and blob id of the files of `commit` by name. UsageError if git cannot read the commit."""
         files = dict[str, tuple[str, str]]()
         tree = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
         if tree.returncode != 0:
-            fix = "Fetch it: a checkout must hold the whole of its branch."
+            fix = "Fetch it: a checkout must contain all commits of its branch."
             raise UsageError(f"git has no readable commit {commit[:12]}", fix)
         for entry in os.fsdecode(tree.stdout).split("\0")[:-1]:
             about, _, path = entry.partition("\t")
             mode, kind, id = about.split()
-            if kind == "blob":  # no submodule
+            if kind == "blob":  # not a submodule
                 files[path] = mode, id
         if CONFIG_NAME not in files:
-            fix = "Commit it, in a repository of its own."
-            raise UsageError(f"{commit[:7]} holds no {CONFIG_NAME} at its top", fix)
+            fix = "Nightshift needs a repository with train.toml at the top. Commit it there."
+            raise UsageError(f"commit {commit[:7]} has no {CONFIG_NAME} at the top", fix)
         return files
 
     def files(self) -> list[str]:
-        """Return the names of the files here, tracked or not, without those that git ignores."""
+        """Return the names of the files in the checkout, tracked or not, except for ignored files."""
         return self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")[:-1]
 
     def differs(self, name: str, blob: tuple[str, str]) -> bool:
-        """Return True if the working file has other bytes, is gone, or lies below a link to another folder. Not `git
-        diff`: index flags, attributes, filters and core.worktree can change its answer. `blob`: of `files_at`."""
+        """Return True if the working file has other bytes, is missing, or is below a symbolic link to a folder. Index
+        flags, attributes, filters and core.worktree could change the output of `git diff`. `blob`: from `files_at`."""
         folders = (self.root / folder for folder in PurePath(name).parents if folder.name)
         try:
             mode, data = (None, b"") if any(map(Path.is_symlink, folders)) else _content(self.root / name)
@@ -131,12 +130,15 @@ class Repo:
         return mode is None or not is_same or (mode == _LINK) != (blob[0] == _LINK)
 
     def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
-        """Commit files with these bytes, None: as they are here. UsageError if the branch moved."""
-        parent = self._commit_on(head.branch)
-        if parent != head.commit:
-            cause = f"{head.branch} moved to {parent[:7]} while {listed([*files])} was committed"
-            raise UsageError(cause, "Run it again.")
-        lines = ""
+        """Commit files with these bytes; None: the bytes of the working file. UsageError if the branch moved."""
+
+        def require_parent(commit: str) -> None:
+            if commit != head.commit:
+                cause = f"{head.branch} moved to {commit[:7]} while {listed([*files])} was committed"
+                raise UsageError(cause, "Run the command again.")
+
+        parent, lines = self._commit_on(head.branch), ""
+        require_parent(parent)
         for name, given in files.items():
             mode, data = _content(self.root / name) if given is None else ("100644", given)
             id = "0" * len(parent)
@@ -144,7 +146,7 @@ class Repo:
                 id = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
             lines += f"{mode or 0} {id}\t{name}\0"
         change: dict[str, Any] = {"stdin": os.fsencode(lines)}
-        # Of this process: `nightshift revert` commits while a night does.
+        # Each process has its own index file: `nightshift revert` may commit at the same time as a night.
         index = self.root / self._git("rev-parse", "--git-path", f"nightshift-{os.getpid()}.index").strip()
         for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
             path.unlink(missing_ok=True)
@@ -155,23 +157,22 @@ class Repo:
         commit = self._git(
             *self._author(), "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()
         ).strip()
-        # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
+        # The index is updated first: with the old index, the user's next commit would revert this one. A damaged index
+        # does not stop the commit.
         self._run("update-index", "-z", "--index-info", **change)
         try:  # compare-and-swap: a commit that another program makes at this moment is not lost
             self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
         except EngineError:
-            now = self.head().commit or parent
-            held = self.files_at(now)
-            entries = (f"{' '.join(held.get(name, ('0', '0' * len(parent))))}\t{name}\0" for name in files)
+            tip = self.head().commit or parent
+            blobs = self.files_at(tip)
+            entries = (f"{' '.join(blobs.get(name, ('0', '0' * len(parent))))}\t{name}\0" for name in files)
             self._run("update-index", "-z", "--index-info", stdin=os.fsencode("".join(entries)))
-            if now == parent:
-                raise
-            cause = f"{head.branch} moved to {now[:7]} while {listed([*files])} was committed"
-            raise UsageError(cause, "Run it again.") from None
+            require_parent(tip)
+            raise
         return Head(head.branch, commit)
 
     def tag(self, name: str, branch: str, message: str) -> None:
-        """Tag the last commit of a branch, with a message. Not `git tag`, which would ask for a signature."""
+        """Tag the last commit of a branch, with a message. `git tag` would ask for a signature."""
         commit = self.branches().get(branch, "")
         tagger = self._git(*self._author(), "var", "GIT_COMMITTER_IDENT").strip()
         text = f"object {commit}\ntype commit\ntag {name}\ntagger {tagger}\n\n{message.rstrip()}\n"
@@ -179,7 +180,7 @@ class Repo:
         self._git("update-ref", "-m", "nightshift", f"refs/tags/{name}", tag, "0" * len(tag))
 
     def _author(self) -> list[str]:
-        """Return the options that name the author of a commit: what the user configured, else Nightshift."""
+        """Return the options for the author of a commit: the user's name and address, or else Nightshift."""
         author = []
         for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
             configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
@@ -187,16 +188,16 @@ class Repo:
         return author
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
-        """Return the commits after `head.commit` that change train.toml, oldest first; none after a reset."""
-        since, tip = head.commit, self._commit_on(head.branch)
-        if since is None or since == tip:
+        """Return the commits after `head.commit` that change train.toml, oldest first. Empty after a reset."""
+        start, tip = head.commit, self._commit_on(head.branch)
+        if start is None or start == tip:
             return []
         options = ("--first-parent", "--reverse", "--format=%H%x09%P%x09%s")  # a subject may be empty
-        lines = self._git("rev-list", *options, f"{since}..{tip}").split("\n")
+        lines = self._git("rev-list", *options, f"{start}..{tip}").split("\n")
         commits = [line.split("\t", 2) for line in lines if "\t" in line]
-        if not commits or commits[0][1].split()[:1] != [since]:
+        if not commits or commits[0][1].split()[:1] != [start]:
             return []
-        history, before = list[ConfigCommit](), self.config_at(since) or b""
+        history, before = list[ConfigCommit](), self.config_at(start) or b""
         for id, _, subject in commits:
             after = self.config_at(id) or b""
             if after != before:
@@ -205,12 +206,12 @@ class Repo:
         return history
 
     def last_experiment(self) -> int:
-        """Return the highest experiment number in the trailers of the branch's commits; 0 if no commit has one."""
+        """Return the highest experiment number in the trailers of the branch's commits, or 0."""
         lines = self._git("rev-list", f"--format=%(trailers:key={EXPERIMENT_TRAILER},valueonly)", "HEAD", check=False)
         return max((int(line) for line in lines.splitlines() if re.fullmatch("[0-9]{4,9}", line)), default=0)
 
     def unfinished(self) -> str | None:
-        """Return the operation of the user's that has to be finished first: `rebase`, ...; None if there is none."""
+        """Return the user's git operation that is not finished, for example `rebase`; None if there is none."""
         options = [word for name in _UNFINISHED for word in ("--git-path", name)]
         for name, path in zip(_UNFINISHED, self._git("rev-parse", *options).splitlines(), strict=True):
             if (self.root / path).exists():
@@ -221,35 +222,33 @@ class Repo:
         """Return True for main, master, the default branch of git or of a remote, and "", a detached HEAD."""
         names = self._git("for-each-ref", "--format=%(symref:lstrip=3)", "refs/remotes/*/HEAD").splitlines()
         names += self._git("config", "--get", "init.defaultBranch", check=False, is_personal=True).splitlines()
-        is_campaign = branch.startswith(CAMPAIGN_PREFIX)  # a clone's remote may have had it checked out
+        is_campaign = branch.startswith(CAMPAIGN_PREFIX)  # it is a clone's default branch if it was checked out there
         return branch in ("", "main", "master") or (branch in names and not is_campaign)
 
-    def branches(self, *options: str) -> dict[str, str]:
-        """Return the local branches with their commits. `options`: of git for-each-ref."""
-        format = "--format=%(refname:lstrip=2) %(objectname)"
-        lines = self._git("for-each-ref", *options, format, "refs/heads").splitlines()
+    def branches(self) -> dict[str, str]:
+        """Return the local branches with their commits."""
+        lines = self._git("for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", "refs/heads").splitlines()
         return {name: commit for name, _, commit in (line.partition(" ") for line in lines)}
 
     def campaign_start(self, commit: str | None) -> str | None:
-        """Return the commit at which a campaign began whose first experiment ran at `commit`; None for no commit."""
+        """Return the commit from which a campaign's branch was created, if its first experiment ran at `commit`."""
         options = ("--first-parent", "--max-count=20", "--format=%H %s")
         lines = self._git("rev-list", *options, str(commit), check=False).splitlines()[1::2]
         commits = (line.partition(" ") for line in lines)
         return next((id for id, _, subject in commits if not subject.startswith(START_SUBJECT)), None)
 
     def is_branch_name(self, name: str) -> bool:
-        """Return whether git takes `name` for a branch."""
+        """Return True if `name` is a valid branch name."""
         return self._run("check-ref-format", "--branch", name).returncode == 0
 
     def changes(self, *names: str) -> list[str]:
-        """Return the files and submodules that git tracks, of `names` if there are any, that have changes which are not
-        committed."""
+        """Return the tracked files and submodules with uncommitted changes, only those in `names` if given."""
         options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=untracked")
         return [line[2:].strip() for line in self._git("status", *options, "--", *names).splitlines()]
 
     def switch(self, branch: str, is_new: bool = False) -> None:
-        """Check out a branch; a new one is created at HEAD, and no file changes. UsageError with git's words if that
-        fails, for example because files that are not committed are in the way."""
+        """Check out a branch, or create it at HEAD if it `is_new`. UsageError with git's message if that fails, for
+        example because of uncommitted changes."""
         command = ("-c", "branch.autoSetupMerge=false", "checkout", "-b", branch)
         result = self._run(*(command if is_new else ("checkout", "--quiet", branch, "--")))
         words = " ".join(result.stderr.decode(errors="replace").removeprefix("fatal: ").split())
@@ -261,19 +260,19 @@ class Repo:
             raise UsageError(f"git cannot switch to {branch}: {words}", f"{stash} git switch {shlex.quote(branch)}")
 
     def clone(self, head: Head, folder: Path) -> None:
-        """Copy the branch into `folder`, without a common object, remote or reflog."""
+        """Clone the branch into `folder`, without shared objects, remote or reflog."""
         options = ("--quiet", "--no-local", "--single-branch", "--no-tags", "--template=", "--branch", head.branch)
-        # From outside: the configuration of this checkout could lead the clone to another place.
+        # Run outside of this checkout, whose configuration could redirect the clone.
         git = Repo(folder.parent)._git
         git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", str(self.root.resolve()), str(folder))
         Repo(folder)._git("remote", "remove", "origin")
 
     def _commit_on(self, branch: str) -> str:
-        """Return the commit that is checked out. UsageError if another branch is checked out."""
-        now = self.head()
-        if now.branch != branch or now.commit is None:
-            raise UsageError(f"the checkout moved from {branch} to {now.branch or 'a detached HEAD'}")
-        return now.commit
+        """Return the commit of HEAD. UsageError if another branch is checked out."""
+        head = self.head()
+        if head.branch != branch or head.commit is None:
+            raise UsageError(f"the checkout moved from {branch} to {head.branch or 'a detached HEAD'}")
+        return head.commit
 
     def _git(self, *arguments: str, check: bool = True, **options: Any) -> str:
         """Return the output of a git command. EngineError if it fails, unless `check` is False."""
@@ -285,7 +284,7 @@ class Repo:
         return result.stdout.decode(errors="surrogateescape")
 
     def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-        """Run git, again while a lock file is in the way."""
+        """Run git. Try again while a lock file is in the way."""
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             result = self._run_once(*arguments, **options)
@@ -294,13 +293,13 @@ class Repo:
                 return result
             if time.monotonic() >= deadline:
                 cause = f"git could not write: its lock file {self.root / lock[1]} is still there"
-                raise EngineError(cause, "End the git that holds it; if none runs, delete the file.")
+                raise EngineError(cause, "End the git process that uses it. If no git runs, delete the file.")
             time.sleep(_LOCK_POLL_SECONDS)
 
     def _run_once(
         self, *arguments: str, stdin: bytes = b"", is_personal: bool = False, index: Path | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run git once, with the user's configuration if `is_personal`, with another file as its `index`."""
+        """Run git once: with the user's configuration if `is_personal`, with `index` as its index file."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         environment |= {} if is_personal else _NO_CONFIGURATION
@@ -311,12 +310,12 @@ class Repo:
             with subprocess.Popen(command, **pipes, cwd=self.root, env=environment, start_new_session=True) as process:
                 try:
                     output = process.communicate(stdin, _TIMEOUT_SECONDS)
-                except BaseException:  # also of a signal: git removes its lock files when it is asked to end
+                except BaseException:  # also after a signal: git removes its lock files on SIGTERM
                     process.terminate()
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_GRACE_SECONDS)
                     raise
-                finally:  # with its child processes
+                finally:  # also end child processes
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(process.pid, signal.SIGKILL)
             return subprocess.CompletedProcess(command, process.returncode, *output)
@@ -327,7 +326,7 @@ class Repo:
 
 
 def _content(path: Path) -> tuple[str | None, bytes]:
-    """Return mode and bytes of a working file as git has them, of a link its target; None as mode if it is no file."""
+    """Return mode and bytes of a working file as git stores them, for a link its target. Mode None if it is no file."""
     if path.is_symlink():
         return _LINK, os.fsencode(path.readlink())
     if not path.is_file():
@@ -336,5 +335,5 @@ def _content(path: Path) -> tuple[str | None, bytes]:
 
 
 def _program() -> str | None:
-    """Return the system's own git if there is one: the agent may have set PATH."""
+    """Return the path of git: the system's if there is one, because the agent may have set PATH."""
     return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or shutil.which("git")

@@ -1,8 +1,8 @@
-"""`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one controller of a checkout. The
-kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller.
-`runs/journal.jsonl`: an append-only log of events. A line names a file below runs/ and none of its content.
-`runs/proposals.jsonl`: the cost of each proposal that a night asked for, refused or not. A figure of cost that was not
-reported is None, not 0."""
+"""The ledger of a checkout: the folder runs/ and results.tsv. Only the controller writes, with the lock `runs/.lock`,
+which the kernel releases when the controller dies; `runs/.controller` describes the controller.
+
+`runs/NNNN/`: an experiment. `runs/journal.jsonl`: an append-only log of events. `runs/proposals.jsonl`: the cost of
+each proposal that a night asked for, refused or not; a cost that was not reported is None, not 0."""
 
 from __future__ import annotations
 
@@ -50,34 +50,33 @@ RECORD_NAME = "record.json"
 HOLDER_NAME, LOCK_NAME, JOURNAL_NAME = ".controller", ".lock", "journal.jsonl"
 PROPOSALS_NAME = "proposals.jsonl"
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
-_PATIENCE_SECONDS = 1.0  # `is_running` takes the lock for an instant, for example in `nightshift status`
+_PATIENCE_SECONDS = 1.0  # `is_running` locks the file for an instant, for example in `nightshift status`
 _MAX_COMMAND = 200  # characters that are shown
 
-_held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
+_locked: dict[Path, os.stat_result] = {}  # the lock files that this process has locked
 
 Event = Literal["begun", "submitted", "access", "decided", "committed"]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the journal. `event`: an `Event`; `file`: a path below runs/. The event `access`: a job is to
-    read the test split; the line has campaign and `number` of its comparison."""
+    """A line of the journal."""
 
     time: str  # ISO 8601, UTC
-    event: str
-    file: str
-    number: int = 0
+    event: str  # an `Event`. `access`: a job that reads the test split will start
+    file: str  # a path below runs/
+    number: int = 0  # of the event `access`, with branch and rules hash: the comparison
     branch: str = ""
     rules_hash: str = ""
-    commits: dict[str, str] = {}  # of the event `committed`: the ids that git gave, by decision
+    commits: dict[str, str] = {}  # of the event `committed`: commit ids by decision
 
 
 class Ledger:
-    """The records of one checkout. Takes paths; never reads git. Only the controller writes."""
+    """The records of one checkout. Never reads git."""
 
     def __init__(self, root: Path) -> None:
-        """`root` is the checkout. Nothing is created before a write."""
+        """`root`: the checkout. Nothing is created before a write."""
         self.root, self.runs_dir, self.tsv_path = root, root / "runs", root / "results.tsv"
-        # Records that were reserved here, or read after they were closed: they do not change under this process.
+        # Records that this process reserved, or that are closed: no other process changes them.
         self._known: dict[int, Record] = {}
 
     def run_dir(self, number: int) -> Path:
@@ -85,17 +84,18 @@ class Ledger:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the controller of this checkout. UsageError, which names the holder, while another process is."""
+        """Make this process the controller of the checkout. UsageError if there is another controller."""
         path, holder_path = self.runs_dir.absolute() / LOCK_NAME, self.runs_dir / HOLDER_NAME
         lock = FileLock(path, timeout=_PATIENCE_SECONDS, fallback_to_soft=False)
         try:
             self.runs_dir.mkdir(exist_ok=True)
             hold = lock.acquire()
-            _held[path] = path.stat()
+            _locked[path] = path.stat()
         except Timeout:
             holder = self.holder
             cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
-            raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.") from None
+            fix = "Wait for it (uv run nightshift wait), or use another clone of the repository."
+            raise UsageError(cause, fix) from None
         except OSError as error:
             raise disk_error(error, path) from None
         with hold:
@@ -106,13 +106,13 @@ class Ledger:
                 write_json(holder_path, f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}")
                 yield
             finally:
-                del _held[path]
+                del _locked[path]
                 with suppress(OSError):
                     holder_path.unlink()  # the command may contain secrets, for example in --notify
 
     @property
     def holder(self) -> str:
-        """Who holds the lock, or held it when it was killed; empty if nobody says so."""
+        """The controller, or the last controller if it was killed, in words; empty if this is not known."""
         with suppress(UsageError):
             return clean(read_json(self.runs_dir / HOLDER_NAME, str, "", 64 * 1024) or "")
         return ""
@@ -130,21 +130,22 @@ class Ledger:
         """Raise UsageError if this process is the controller and runs/ was moved away."""
         path = self.runs_dir.absolute() / LOCK_NAME
         with suppress(OSError):
-            if path not in _held or os.path.samestat(_held[path], path.stat()):
+            if path not in _locked or os.path.samestat(_locked[path], path.stat()):
                 return
         cause = f"{path.parent} or its {path.name} was moved away or replaced while this process worked in it"
         raise UsageError(cause, "Put the folder back, then repeat the command.")
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all experiments in order. Links and other names are no experiments."""
+        """Return the numbers of all experiments in order. Links are ignored."""
         return sorted(int(e.name) for e in self._numbered() if e.is_dir(follow_symlinks=False))
 
     def next_number(self, last_committed: int = 0) -> int:
         """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
+        # Links and files count too: the new folder needs a free name.
         return 1 + max([last_committed, *(int(entry.name) for entry in self._numbered())])
 
     def num_decided(self) -> int:
-        """Return the place of the last verdict in the order of decisions; 0 before the first."""
+        """Return the position of the last verdict in the order of decisions; 0 before the first."""
         return max((record.place for record in self.records()), default=0)
 
     def _numbered(self) -> list[os.DirEntry[str]]:
@@ -154,9 +155,9 @@ class Ledger:
             return [entry for entry in entries if _NUMBER.fullmatch(entry.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes], last_committed: int = 0) -> Record:
-        """Give a record the next number, above `last_committed`, and a folder with `files`, whole or absent."""
+        """Give a record the next number, above `last_committed`, and atomically create its folder with `files`."""
         self.require_in_place()
-        if self.tsv_path.is_dir():  # before the run, not after it
+        if self.tsv_path.is_dir():  # fail before the run, not after it
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(last_committed), status=STARTED)
         if (new := record.run.new) is not None and not new.experiment:
@@ -178,7 +179,7 @@ class Ledger:
         self._known.pop(record.number, None)
 
     def log(self, event: Event, path: Path, **facts: Any) -> None:
-        """Add an event about a file in runs/ to the journal. EngineError if the disk refuses. `facts`: of Line."""
+        """Add an event about a file in runs/ to the journal. `facts`: of Line. EngineError if the disk refuses."""
         self.require_in_place()
         time, file = datetime.now(UTC).isoformat(timespec="seconds"), path.relative_to(self.runs_dir).as_posix()
         append(self.runs_dir / JOURNAL_NAME, Line(time=time, event=event, file=file, **facts))
@@ -192,17 +193,17 @@ class Ledger:
         return [line for line in self.journal() if line.event == "access"]
 
     def close(self, record: Record) -> None:
-        """Write the final record and row, when no run of it is left. EngineError if the disk refuses."""
+        """Write the final record and results.tsv after the run has ended. EngineError if the disk refuses."""
         self.write(record)
         sweep_folder(self.run_dir(record.number), is_only_mine=True)
         self.sync_tsv()
 
     def records(self) -> list[Record]:
-        """Return all records in order, without folders that have none (power cut). UsageError for a damaged one."""
+        """Return all records in order. UsageError for a damaged record. A folder without a record is skipped."""
         return [*filter(None, map(self.read, self.numbers()))]
 
     def readable(self) -> tuple[list[Record], list[str]]:
-        """Return the records that can be read, and a line for each damaged one. For commands that write nothing."""
+        """Return the records that can be read, and a line for each damaged record. For read-only commands."""
         records, damaged = list[Record](), list[str]()
         for number in self.numbers():
             try:
@@ -212,7 +213,7 @@ class Ledger:
         return records, damaged
 
     def record(self, number: int) -> Record:
-        """Return the record of an experiment. EngineError if there is none."""
+        """Return the record of an experiment. EngineError if there is no record."""
         if (record := self.read(number)) is not None:
             return record
         self.require_in_place()
@@ -220,30 +221,30 @@ class Ledger:
         raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
 
     def read(self, number: int) -> Record | None:
-        """Return one record; None if there is none. UsageError if it is damaged, EngineError for another version."""
+        """Return a record; None if there is no record. UsageError if it is damaged, EngineError for another version."""
         if (known := self._known.get(number)) is not None:
             return known
-        folder = f"{self.runs_dir}/{number:04d}"  # a Path would take as long as the reading
-        path, fix = f"{folder}/{RECORD_NAME}", f"Move {folder} out of runs/ to go on without it."
+        folder = f"{self.runs_dir}/{number:04d}"  # creating a Path would cost as much time as reading the file
+        path, fix = f"{folder}/{RECORD_NAME}", f"Move {folder} out of runs/ to continue without this experiment."
         try:
             record = read_json(path, Record, fix)
         except UsageError:
             with suppress(UsageError):
-                if (then := (read_json(path, dict[str, Any], "") or {}).get("version")) not in (None, VERSION):
-                    cause = f"runs/{number:04d}/{RECORD_NAME} has version {then}; this Nightshift reads {VERSION}"
-                    raise EngineError(cause, f"Move the folder: mv runs runs-{then}") from None
+                if (version := (read_json(path, dict[str, Any], "") or {}).get("version")) not in (None, VERSION):
+                    cause = f"runs/{number:04d}/{RECORD_NAME} has version {version}; this Nightshift reads {VERSION}"
+                    raise EngineError(cause, f"Move the folder: mv runs runs-{version}") from None
             raise
         if record is not None and record.number != number:
             cause = f"{path} is damaged: it is a copy of the record of experiment {record.number:04d}"
             raise UsageError(cause, fix)
-        if record is not None and record.git_action is not None:  # else the controller has not closed it yet
+        if record is not None and record.git_action is not None:  # the record is closed
             self._known[number] = record
         return record
 
     def sweep(self, in_flight: Collection[int] = ()) -> None:
-        """Delete temporary files of killed writers, except in folders `in_flight`. Call as the controller."""
+        """Delete temporary files of killed processes, except in the folders of `in_flight`. Needs the lock."""
         self.require_in_place()
-        sweep_folder(self.root, (self.tsv_path.name, CONFIG_NAME))  # the checkout has files of the user's
+        sweep_folder(self.root, (self.tsv_path.name, CONFIG_NAME))  # the checkout also contains the user's files
         sweep_folder(self.runs_dir)
         for number in [number for number in self.numbers() if number not in in_flight][-1:]:
             sweep_folder(self.run_dir(number), is_only_mine=True)
@@ -254,30 +255,30 @@ class Ledger:
         try:
             return read_file(path)
         except OSError as error:
-            fix = f"Put it back, or move {path.parent} out of runs/ to go on without it."
+            fix = f"Restore the file, or move {path.parent} out of runs/ to continue without this experiment."
             raise UsageError(f"{path} cannot be read: {error.strerror}", fix) from None
 
     def stored_config(self, record: Record) -> Config:
         """Return the config that an experiment ran, from runs/. UsageError if the file was changed."""
         name = f"runs/{record.number:04d}/{CONFIG_NAME}"
-        with suppress(ConfigError):  # its fixes are for the train.toml that is edited
+        with suppress(ConfigError):  # the remedies in this error are for the train.toml at the top
             config = parse(self.source(record.number), name)
             if config.hash == record.config_hash:
                 return config
         commit = (record.kept_commit or record.commit or "HEAD")[:7]
-        fix = f"Put it back: git show {commit}:{CONFIG_NAME} > {name}"
-        raise UsageError(f"{name} is not what experiment {record.number:04d} ran", fix)
+        fix = f"Restore it: git show {commit}:{CONFIG_NAME} > {name}"
+        raise UsageError(f"{name} is not the config that experiment {record.number:04d} ran", fix)
 
     def comparisons(self) -> list[Comparison]:
-        """Return the finished comparisons of `nightshift certify`, the latest last. UsageError for a damaged one."""
+        """Return the finished comparisons of `nightshift certify`, oldest first. UsageError for a damaged file."""
         paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{COMPARISON_NAME}"))
-        comparisons = [read_json(path, Comparison, f"Give it up: rm -r {path.parent}") for path in paths]
+        comparisons = [read_json(path, Comparison, f"Delete the comparison: rm -r {path.parent}") for path in paths]
         return sorted(filter(None, comparisons), key=lambda comparison: comparison.created)
 
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""
         try:
-            mode = self.runs_dir.stat().st_mode & 0o666  # as private as runs/
+            mode = self.runs_dir.stat().st_mode & 0o666  # the permissions of runs/
             write_atomically(self.tsv_path, results_tsv(self.records()).encode(), mode=mode)
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
@@ -288,7 +289,7 @@ def append(path: Path, value: msgspec.Struct) -> None:
     try:
         with open_regular(path, "a+b") as file:
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a kill cut
+            file.truncate(file.read().rfind(b"\n") + 1)  # remove a line that a kill cut
             file.write(msgspec.json.encode(value) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -297,18 +298,18 @@ def append(path: Path, value: msgspec.Struct) -> None:
 
 
 def read_progress(run_dir: Path) -> Progress | None:
-    """Return how far a run is; None if it did not say."""
+    """Return the progress of a run; None if it reported none."""
     with suppress(UsageError):
         return read_json(run_dir / PROGRESS_NAME, Progress, "")
     return None
 
 
 def baseline_of(records: Sequence[Record], branch: str) -> Record | None:
-    """Return the first kept experiment of a branch: it fixes the campaign's engine, rules and hardware."""
+    """Return the first kept experiment of a branch, which determines the campaign's engine, rules and hardware."""
     return next((r for r in records if r.branch == branch and r.is_keep), None)
 
 
-class _Cost(msgspec.Struct, frozen=True):
+class _ProposalCost(msgspec.Struct, frozen=True):
     branch: str
     rules_hash: str
     night: str  # when the night started
@@ -317,12 +318,12 @@ class _Cost(msgspec.Struct, frozen=True):
 
 def log_proposal(runs_dir: Path, branch: str, rules_hash: str, night: str, cost: Cost) -> None:
     """Append the cost of a proposal to proposals.jsonl. EngineError if the disk refuses."""
-    append(runs_dir / PROPOSALS_NAME, _Cost(branch, rules_hash, night, cost))
+    append(runs_dir / PROPOSALS_NAME, _ProposalCost(branch, rules_hash, night, cost))
 
 
 def proposals_cost(runs_dir: Path, branch: str, rules_hash: str, night: str | None = None) -> Cost:
-    """Return the cost of the proposals of one campaign, or of one of its nights. Damaged lines are left out."""
-    lines = read_rows(runs_dir / PROPOSALS_NAME, _Cost)
+    """Return the cost of the proposals of one campaign, or of one of its nights. Damaged lines are ignored."""
+    lines = read_rows(runs_dir / PROPOSALS_NAME, _ProposalCost)
     ours = [line for line in lines if (line.branch, line.rules_hash) == (branch, rules_hash)]
     return sum((line.cost for line in ours if night in (None, line.night)), NOTHING)
 
@@ -342,7 +343,7 @@ def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:
 
 
 def gpus_of(hardware: str) -> int | None:
-    """Return the number of GPUs of `2 x NVIDIA H100 80GB HBM3, 2 side by side, 8 cores each` or `A + B`; else None."""
+    """Return the number of GPUs in a hardware text: 2 for `2 x NVIDIA H100 80GB HBM3, ...` or `A + B`; else None."""
     if match := re.match(r"(\d{1,3}) x ", hardware):
         return int(match[1])
     return hardware.count(" + ") + 1 if " + " in hardware else None

@@ -1,5 +1,4 @@
-"""The values that an experiment consists of. None means "not measured". Scores are fractions of 1; seconds are
-wall-clock time."""
+"""The data types of an experiment. None means not measured. Scores are fractions of 1; seconds are wall-clock time."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "r
 ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.png"
 NIGHT_NAME, BLOCK_NAME, NOTEBOOK_NAME = "night.json", "night.txt", "notebook.md"
 DETACHED_NAME = "detached.log"  # the output of a start with --detach
-WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
-MODELS_GB = 20.0  # of all kept models, in 1e9 bytes: about twenty models of 0.5B parameters
-CERTIFY_NAME = "certify"  # the folder of comparisons in runs/: certify/NNNN has a plan, a folder a run, the result
+WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # written by the engine of a run; kept with an experiment
+MODELS_GB = 20.0  # limit for all kept models, in 1e9 bytes: about twenty models of 0.5B parameters
+CERTIFY_NAME = "certify"  # in runs/. certify/NNNN contains a plan, one folder per run, and the result
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"
 SIDES = ("baseline", "incumbent")
 NO_DIFFERENCE = "no significant difference"  # the verdict of a comparison that is neither better nor worse
-# A run collapsed if its score is by more than this below the median of its side's other runs: half of what the decision
-# rule takes for a typical accident.
+# A run collapsed if its score is more than this below the median of its side's other runs. It is half of a typical
+# accident in the decision rule.
 COLLAPSE = -min(mean for mean, _, _ in RuleConstants().accidents) / 2
-JOB_OF = ", job of "  # in the hardware of a run that was a job of a cluster
-LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, and is killed
+JOB_OF = ", job of "  # part of the hardware text of a run on a cluster
+LATE_SECONDS = 20.0  # a worker that still runs this long after its deadline is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
 POINTS = re.compile(r"([+-]?\d{1,3}(?:\.\d{1,6})?)(?:\s*(?:pp|percentage points?|points?)\b)", re.IGNORECASE)
@@ -50,7 +49,7 @@ FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
 
 
 def prediction_in(description: str) -> str | None:
-    """Return what follows a colon and begins with `expect` or names a number of pp; None without it."""
+    """Return the end of a text, after a colon, that begins with `expect` or contains a number of pp; else None."""
     parts = clean(description).split(": ")
     for number, part in enumerate(parts[1:], 1):
         if part.lower().startswith("expect") or POINTS.search(part.replace("\N{MINUS SIGN}", "-")):
@@ -59,19 +58,19 @@ def prediction_in(description: str) -> str | None:
 
 
 class Cost(Struct, frozen=True):
-    """What one proposal cost, or the sum over `num_proposals` and their runs."""
+    """The cost of one proposal, or the sum over `num_proposals` and their runs."""
 
-    tokens_in: Count | None = None  # with tokens from a cache
-    tokens_out: Count | None = None  # with thinking
-    dollars: Seconds | None = None  # US, the agent program's own figure
+    tokens_in: Count | None = None  # including tokens from a cache
+    tokens_out: Count | None = None  # including thinking
+    dollars: Seconds | None = None  # US dollars, as the agent program reports them
     seconds: Seconds | None = None  # of the agents
-    at_least: tuple[Figure, ...] = ()  # lower bounds: not every agent reported its part
+    at_least: tuple[Figure, ...] = ()  # lower bounds, because an agent did not report its part
     num_proposals: Count = 1
     run_seconds: Seconds | None = None
-    gpu_seconds: Seconds | None = None  # the seconds of each run times its GPUs
+    gpu_seconds: Seconds | None = None  # the seconds of each run times its number of GPUs
 
     def is_whole(self, figure: Figure) -> bool:
-        """True if every agent that was asked reported `figure`."""
+        """Return True if every agent that was asked reported `figure`."""
         return figure not in self.at_least and (self.num_proposals == 0 or getattr(self, figure) is not None)
 
     def __add__(self, other: Cost) -> Cost:
@@ -83,7 +82,7 @@ class Cost(Struct, frozen=True):
         return Cost(**sums, at_least=tuple(f for f in reported if not (self.is_whole(f) and other.is_whole(f))))
 
     def __str__(self) -> str:
-        """One line: `1.20 h of runs, 2.40 GPU-hours; 5 proposals: 0.30 h, 120,345 tokens in, 4,321 out, $1.23`."""
+        """`1.20 h of runs, 2.40 GPU-hours; 5 proposals: 0.30 h, 120,345 tokens in, 4,321 out, $1.23`."""
         times = ((self.run_seconds, "h of runs"), (self.gpu_seconds, "GPU-hours"), (self.seconds, "h"))
         *machine, hours = ["" if seconds is None else f"{seconds / 3600:.2f} {unit}" for seconds, unit in times]
         tokens = f"{self.text('tokens_in')} tokens in, {self.text('tokens_out')} out"
@@ -94,6 +93,7 @@ class Cost(Struct, frozen=True):
         return "; ".join(filter(None, (", ".join(filter(None, machine)), proposals))) or "nothing yet"
 
     def text(self, figure: Figure) -> str:
+        """Return `$1.23`, `at least 4,321`, or `?`."""
         value = getattr(self, figure)
         if value is None:
             return "dollars not reported" if figure == "dollars" else "?"
@@ -106,21 +106,21 @@ NOTHING = Cost(num_proposals=0)
 
 def together(costs: Iterable[Cost | None]) -> Cost | None:
     """Return the cost of one proposal that several agents made; None if no agent was asked."""
-    asked = [cost for cost in costs if cost is not None]
-    return replace(sum(asked, NOTHING), num_proposals=1) if asked else None
+    reported = [cost for cost in costs if cost is not None]
+    return replace(sum(reported, NOTHING), num_proposals=1) if reported else None
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
-    """Why an experiment is run, in the words of its proposer. Every text is cleaned, also when a record is read."""
+    """The proposer's reasons for an experiment. Every text is cleaned, also when a record is read."""
 
-    description: str = ""  # the hypothesis; of a search the change
+    description: str = ""  # the hypothesis; for a search, the change
     prediction: str | None = None  # the expected effect on the score
     mechanism: str | None = None  # why the hypothesis should hold
     falsifier: str | None = None  # which result would contradict it
     reported_outcome: str | None = None  # the proposer's view of the result, written with the lesson
     lesson: str | None = None  # one line, written after the verdict
-    notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
-    proposer: str = ""  # empty for you, and for runs that a night adds by itself
+    notes: tuple[str, ...] = ()  # what the agent did in addition to editing train.toml
+    proposer: str = ""  # empty for the user's proposals, and for runs that a night adds
     sandbox: str = ""  # of the agent (--sandbox); empty if no agent was asked
     cost: Cost | None = None  # None if no agent was asked
 
@@ -140,8 +140,8 @@ class Proposal(Struct, frozen=True, kw_only=True):
 class Outcome(StrEnum):
     FINISHED = "finished"  # max_steps reached
     BUDGET = "budget"  # the training budget was used up: the normal end
-    NO_GRADIENT = "no_gradient"  # nothing was left to learn from; the weights are scored as they are
-    DEADLINE = "deadline"  # the hard stop was reached: a crash
+    NO_GRADIENT = "no_gradient"  # the last steps had no gradient; the weights are scored
+    DEADLINE = "deadline"  # the time limit of the whole run was reached: a crash
     CRASHED = "crashed"  # a process died, or training became impossible
 
     @property
@@ -153,7 +153,7 @@ class Outcome(StrEnum):
 class Verdict(StrEnum):
     KEEP = "keep"
     DISCARD = "discard"
-    MEASURED = "measured"  # no new change: the baseline, the incumbent or an earlier config ran again
+    MEASURED = "measured"  # a re-run without a new change
     CRASH = "crash"
 
 
@@ -171,9 +171,9 @@ class Progress:
     reward: float | None = None  # mean of the last step, usually 0..1
     num_done: Count | None = None  # evaluation: examples completed
     slot: str = ""  # slot or node, if there are several
-    num_with_gradient: Count = 0  # training: of all steps so far
+    num_with_gradient: Count = 0  # training: among all steps so far
     num_without_gradient: Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
-    note: str = ""  # what else the live line shows, such as a run that stands still
+    note: str = ""  # more text for the live line, for example that a run makes no progress
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -189,30 +189,28 @@ class Completion(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success. `failure`:
-    None if the cause is not known; worker.py then settles whose fault it is. `log`: the log, in the run's folder, whose
-    last lines show the cause; None if no log does."""
+    """The result of `Session.train`."""
 
     outcome: Outcome
     num_steps: Count  # policy updates
     training_seconds: Seconds | None = None
     reward_mean: float | None = None  # of all training rollouts
     peak_memory_gb: float | None = None
-    cause: str | None = None  # one line; set, as `failure`, if the outcome is no success
-    failure: Failure | None = None
-    log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None  # whose last lines show the cause
+    cause: str | None = None  # one line, set if the outcome is no success
+    failure: Failure | None = None  # None if the cause is not known: worker.py then finds out whose fault it is
+    log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None  # a file whose last lines show the cause
 
 
 class Weights(Struct, frozen=True):
-    """Which weights were evaluated."""
+    """The weights that were evaluated."""
 
-    step: Count  # after which they were written
+    step: Count  # after which the weights were written
     sha256: str
-    served_sha256: str | None = None  # as a server reported it; None if the policy reads the files itself
+    served_sha256: str | None = None  # as the server reported it; None if the policy reads the files itself
 
 
 class Part(Struct, frozen=True):
-    """The evaluation of one environment of several. The examples of an environment stand together."""
+    """The evaluation of one of several environments. The examples of an environment are adjacent."""
 
     environment: str
     num_examples: Place
@@ -225,7 +223,7 @@ class Guard(Struct, frozen=True):
     """The score of an environment that is never trained."""
 
     environment: str
-    limit: Scale  # by how much it may fall, a fraction of 1
+    limit: Scale  # by how much the score may fall, a fraction of 1
     score: Fraction
     stderr: Fraction  # over examples
 
@@ -233,25 +231,25 @@ class Guard(Struct, frozen=True):
 class Evaluation(Struct, frozen=True):
     """Scores of one run's final policy. Two evaluations are paired only if `examples_sha256` is equal."""
 
-    eval_score: Fraction  # of answers in any format; decides. The weighted mean of `parts`, if there are any
-    eval_stderr: Fraction  # over examples, by environment; of one environment: sqrt(p (1 - p) / n)
-    scores: Raw  # JSON that is decoded on use: a campaign has thousands of records, and few are looked into
+    eval_score: Fraction  # of answers in any format. The weighted mean of `parts`, if there are any
+    eval_stderr: Fraction  # over examples, by environment; for one environment sqrt(p (1 - p) / n)
+    scores: Raw  # JSON, decoded on use: a campaign can have thousands of records
     examples_sha256: str  # of keys and right answers, in order
     truncated_share: float
     completion_tokens_mean: float
     weights: Weights
     seconds: float
-    strict_score: Fraction | None = None  # of answers in the requested format; None: an environment requests no format
+    strict_score: Fraction | None = None  # of answers in the requested format; None if no format is requested
     format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
     guards: tuple[Guard, ...] = ()  # not in `scores`
-    cut_wrong_share: Fraction | None = None  # of examples with a truncated answer that scored 0
-    unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
-    figures: dict[str, dict[str, float]] = {}  # of a game, by environment; for display
+    cut_wrong_share: Fraction | None = None  # share of examples with a truncated answer that scored 0
+    unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers (scored 0)
+    figures: dict[str, dict[str, float]] = {}  # of a game, by environment; only shown
 
     @property
     def example_scores(self) -> tuple[float, ...]:
-        """The score of each example, in order. ValueError if they are not fractions."""
+        """The score of each example, in order. Raises ValueError if a score is no fraction."""
         return json.decode(self.scores, type=tuple[Fraction, ...])
 
 
@@ -260,9 +258,9 @@ def packed(scores: Sequence[float]) -> Raw:
 
 
 class Rollout(Struct, frozen=True):
-    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl."""
+    """One answer of the final policy to one validation example: a line of evaluation.jsonl."""
 
-    environment: str  # its package
+    environment: str  # name of its package
     key: str
     score: float
     answer: str
@@ -273,7 +271,7 @@ class Rollout(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """What a worker returns of one run: `result.json`. `evaluation` is None unless training succeeded."""
+    """The result of one run, which the worker writes: `result.json`. `evaluation` is None unless training succeeded."""
 
     seed: int
     training: Training
@@ -282,22 +280,22 @@ class Result(Struct, frozen=True):
     total_seconds: Seconds = 0.0
     hardware: str = ""
     versions: dict[str, str] = {}
-    token: str = ""  # of its job
+    token: str = ""  # of the job
     job_sha256: str = ""  # of the job.json that the worker read
     started: str = ""  # ISO 8601, UTC, by the worker's clock
-    slot: str = ""  # slot or node; empty if runs follow each other
+    slot: str = ""  # slot or node; empty if there is only one
     disk_bytes: Count | None = None  # of the run's folder when the run ended
 
 
 class Effect(Struct, frozen=True):
-    """What a change adds to the score, a fraction of 1: posterior mean and standard deviation."""
+    """The effect of a change on the score, a fraction of 1: posterior mean and standard deviation."""
 
     mean: float
     sd: float
 
     @property
     def p_helps(self) -> float:
-        """P(the change helps): the probability that its effect is above 0."""
+        """P(it helps): the probability that the effect is above 0."""
         return NormalDist().cdf(self.mean / self.sd)
 
     def __str__(self) -> str:
@@ -311,15 +309,15 @@ class Effect(Struct, frozen=True):
 
 
 def percent(probability: float) -> int:
-    """Return a probability in whole percent, rounded down: 59.9 % is not the 60 % at which a change comes in."""
+    """Return a probability in whole percent, rounded down: at 59.9 % a change is not kept, at 60 % it is."""
     return math.floor(100 * probability + 1e-9)
 
 
 class Action(StrEnum):
-    KEEP = "keep"  # a new change joins the incumbent
-    DISCARD = "discard"  # a new change does not join
-    ADOPT = "adopt"  # a change that left, or never joined, joins
-    REVERT = "revert"  # a kept change leaves
+    KEEP = "keep"  # a new change is kept
+    DISCARD = "discard"  # a new change is not kept
+    ADOPT = "adopt"  # a change that was discarded or reverted is kept later
+    REVERT = "revert"  # a kept change is taken out
 
     @property
     def past(self) -> str:
@@ -333,8 +331,8 @@ Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of
 class Change(Struct, frozen=True, kw_only=True):
     """The keys of train.toml that a proposal set."""
 
-    experiment: int = 0  # the first one that proposed the change; 0 if a `commit` of the user's made it
-    keys: dict[str, str | None] = {}  # the new values as train.toml spells them, None for a removed key
+    experiment: int = 0  # the first experiment that proposed the change; 0 if the user made it in `commit`
+    keys: dict[str, str | None] = {}  # the new values as train.toml spells them; None for a removed key
     commit: str | None = None
 
     @property
@@ -362,23 +360,23 @@ def settings_of(changes: Iterable[Change]) -> dict[str, str | None]:
 
 
 def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
-    """Return each change with the settings that remain of it in a config: a later change wins on a shared key."""
-    taken = set[str]()
+    """Return each change with those of its settings that apply: if two changes set the same key, the later one wins."""
+    set_later = set[str]()
     pairs = []
     for settings in reversed(list(changes)):
-        pairs.append((settings, frozenset(item for item in settings if item[0] not in taken)))
-        taken.update(key for key, _ in settings)
+        pairs.append((settings, frozenset(item for item in settings if item[0] not in set_later)))
+        set_later.update(key for key, _ in settings)
     return pairs[::-1]
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What was decided about one change."""
+    """The decision about one change."""
 
     change: Change
     action: Action
-    effect: float | None = None  # posterior mean, less the effect of changes that it replaces; None: the user decided
+    effect: float | None = None  # posterior mean, minus the effect of replaced changes; None if the user decided
     effect_stderr: float | None = None  # posterior standard deviation
-    commit: str | None = None  # the user's commit that decided this
+    commit: str | None = None  # the user's commit that made the decision
 
     @property
     def estimate(self) -> Effect | None:
@@ -387,17 +385,17 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 class Stage(IntEnum):
-    SEARCH = 0  # changes come in and go out
-    LAST_BASELINES = 1  # the run measures the baseline: kept changes may still go out
-    LAST_INCUMBENTS = 2  # the run measures the incumbent, which is fixed
+    SEARCH = 0  # changes are kept and reverted
+    LAST_BASELINES = 1  # the run measures the baseline; changes may still be reverted
+    LAST_INCUMBENTS = 2  # the run measures the incumbent, which does not change any more
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """What one run measures. A later change wins on a shared key."""
+    """The changes that one run measures. If two changes set the same key, the later one wins."""
 
-    kept: tuple[Change, ...] = ()  # of the incumbent, in the order of adoption, or all of a config that is run again
-    rider: Change | None = None  # discarded, and measured again
-    new: Change | None = None  # proposed; None if it has no keys
+    kept: tuple[Change, ...] = ()  # of the incumbent, in the order in which they were kept; or of a config run again
+    rider: Change | None = None  # a discarded change that is tested again
+    new: Change | None = None  # the proposed change; None if the proposal changes no key
     stage: Stage = Stage.SEARCH
 
     @property
@@ -425,15 +423,15 @@ class Request:
     prime_rl: Path | None = None
     budget_seconds: float | None = None
     again: bool = False
-    baseline: bool = False  # run the campaign's baseline again, whatever train.toml holds
-    run: Run | None = None  # None: what train.toml says
-    only: tuple[str, ...] = ()  # the scope of the direction: the keys and tables that may change; empty for all
+    baseline: bool = False  # run the campaign's baseline again, whatever train.toml contains
+    run: Run | None = None  # None: train.toml determines the run
+    only: tuple[str, ...] = ()  # the keys and tables that the direction allows to change; empty for all
     detach: bool = False
     dry_run: bool = False
     verbose: bool = False  # of a dry run
     keys: bool = False
-    branch: str | None = None  # that a campaign begins on, or continues on
-    pairs: int | None = None  # how many run side by side; None: as the campaign does
+    branch: str | None = None  # the campaign's branch, new or not
+    pairs: int | None = None  # number of slots; None: as the campaign began
     slurm: Path | None = None
 
 
@@ -443,9 +441,10 @@ class Standing(Struct, frozen=True, kw_only=True):
     incumbent: float
     incumbent_sd: float
     baseline: float
-    gain: float  # the reported gain: incumbent less baseline
+    gain: float  # the reported gain of the incumbent over the baseline
     gain_halfwidth: float  # half of its 95 % interval
-    # The estimated gain and half of its interval, if the final check runs contradict it: `gain` is their difference.
+    # The estimated gain and half of its interval, if the final check runs contradict it. Then `gain` is the difference
+    # of these runs.
     contradicted: tuple[float, float] | None = None
     run_sd: float  # noise of one run's score: seeds and examples
 
@@ -453,40 +452,40 @@ class Standing(Struct, frozen=True, kw_only=True):
 class PlannedCommit(Struct, frozen=True, kw_only=True):
     """The planned commit of one decision."""
 
-    name: str  # the first words of its subject: `keep 0012`
-    keys: dict[str, tuple[str | None, str | None]]  # values of train.toml before and after it, as in `Change.keys`
-    reason: str  # its message below the subject
+    name: str  # the start of the subject: `keep 0012`
+    keys: dict[str, tuple[str | None, str | None]]  # values before and after the commit, as in `Change.keys`
+    reason: str  # the message below the subject
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """What was decided after a run, and the posterior at that moment."""
+    """The decisions after a run, and the posterior at that moment."""
 
     why: str
     decisions: tuple[Decision, ...] = ()  # in the order of their commits
-    kept: tuple[Change, ...] = ()  # the incumbent's changes after the decisions, in the order of adoption
-    expected_score: float | None = None  # before the run: of its kept changes, without rider and new change
+    kept: tuple[Change, ...] = ()  # the incumbent's changes after the decisions, in the order in which they were kept
+    expected_score: float | None = None  # predicted before the run for its kept changes, without rider and new change
     standing: Standing | None = None  # after the decisions
-    steps: tuple[PlannedCommit, ...] = ()  # the commits that the decisions mean
-    refused: tuple[Decision, ...] = ()  # not carried out: no train.toml that the engine runs would hold the rest
+    steps: tuple[PlannedCommit, ...] = ()  # the commits that carry out the decisions
+    refused: tuple[Decision, ...] = ()  # not carried out: the other changes would leave no valid train.toml
 
 
 class Record(Document, frozen=True, kw_only=True, tag="experiment"):
-    """Everything known of one experiment: `runs/NNNN/record.json`."""
+    """All data of one experiment: `runs/NNNN/record.json`."""
 
     number: int
-    status: Annotated[str, Meta(pattern="^(started|keep|discard|measured|crash)$")]  # `started`: without a verdict
+    status: Annotated[str, Meta(pattern="^(started|keep|discard|measured|crash)$")]  # `started`: no verdict yet
     branch: str  # "" if HEAD is detached
     commit: str | None  # HEAD when the experiment started
     started: Annotated[str, Meta(pattern=_MOMENT)]
 
     # What was proposed.
-    parent: int | None  # the last kept experiment before, whose answers are compared; None: this is the first one
+    parent: int | None  # the last kept experiment, with whose answers it is compared; None for the first experiment
     decided_before: int = 0  # how many experiments of this checkout were decided when this one started
-    user_decisions: tuple[Decision, ...] = ()  # from the user's commits to train.toml since the experiment before
+    user_decisions: tuple[Decision, ...] = ()  # by the user's commits to train.toml since the experiment before
     proposal: Proposal
     run: Run = Run()
-    diff: tuple[str, ...]  # the new change, key by key
-    scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, a line each
+    diff: tuple[str, ...]  # the new change, one line per key
+    scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, one line each
     unused_keys: tuple[str, ...] = ()
     config_hash: str
     effective: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -502,48 +501,48 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     # What was measured.
     result: Result | None = None  # None until the run is collected
-    num_starts: Place = 1  # of experiments with these effective settings on this branch, this one included
+    num_starts: Place = 1  # number of experiments with these effective settings on this branch, including this one
     total_seconds: Seconds | None = None
-    health: str | None = None  # problems that the run's curves show (health.py), in a few lines
+    health: str | None = None  # the health digest, a few lines (health.py)
     failure: Failure | None = None  # of a crash
 
     # What was decided, and what git did.
     judgement: Judgement | None = None
-    decided: Place | None = None  # its place in the order of decisions; None: it decides nothing
-    git_action: str | None = None  # what was done to git and train.toml, or why nothing was
+    decided: Place | None = None  # position in the order of decisions; None if the experiment decides nothing
+    git_action: str | None = None  # what Nightshift did to git and train.toml, or why it did nothing
     git_error: str | None = None  # why the planned commits are still owed
-    commits: dict[str, str] = msgspec.field(default_factory=dict)  # by decision: `keep 0012` -> id
+    commits: dict[str, str] = msgspec.field(default_factory=dict)  # commit ids by decision: `keep 0012` -> id
 
     @property
     def environments(self) -> tuple[str, ...]:
-        """Names of the environments: `arithmetic+gsm8k-trl` has two."""
+        """Names of the environments: the rules `arithmetic+gsm8k-trl` have two."""
         return tuple(self.rules_name.partition("-")[0].split("+"))
 
     @property
     def place(self) -> int:
-        """Its place in the order of decisions; 0 if it decides nothing."""
+        """Position in the order of decisions; 0 if the experiment decides nothing."""
         return self.decided or 0
 
     @property
     def is_keep(self) -> bool:
-        """True if its new change was kept, also if that was reverted later; and for the baseline."""
+        """True for the baseline, and if the new change was kept, even if it was reverted later."""
         return self.status == Verdict.KEEP
 
     @property
     def decision(self) -> Decision | None:
-        """The decision about its new change; None without a new change, and for a crash."""
+        """The decision about the new change; None without a new change, and for a crash."""
         decisions = self.judgement.decisions if self.judgement and self.run.new else ()
         return next((d for d in decisions if self.run.new and d.change.keys == self.run.new.keys), None)
 
     @property
     def moved(self) -> tuple[Decision, ...]:
-        """The decisions about other changes, which joined or left."""
+        """The decisions that kept or reverted other changes."""
         decisions = self.judgement.decisions if self.judgement else ()
         return tuple(d for d in decisions if d.action is not Action.DISCARD and d != self.decision)
 
     @property
     def is_incumbent(self) -> bool:
-        """True if its run held the changes that were kept after it, and nothing else."""
+        """True if the run contained exactly the changes that are kept after it, and no new change."""
         judged = self.judgement
         return judged is not None and self.status == Verdict.MEASURED and self.run.changes == judged.kept
 
@@ -553,7 +552,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def why(self) -> str:
-        """The reason for its verdict; empty without a verdict."""
+        """The reason for the verdict; empty without a verdict."""
         return self.judgement.why if self.judgement else ""
 
     @property
@@ -571,7 +570,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def environment_scores(self) -> dict[str, float]:
-        """Scores by environment, guards included; empty for one environment without a guard."""
+        """Scores by environment, including guards; empty for one environment without a guard."""
         parts = self.evaluation.parts if self.evaluation else ()
         guards = self.evaluation.guards if self.evaluation else ()
         return {part.environment: part.score for part in parts} | {g.environment: g.score for g in guards}
@@ -583,7 +582,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker needs to make one run: `job.json`. A worker with another rules hash or hardware refuses."""
+    """The input of a worker for one run: `job.json`. A worker with another rules hash or hardware refuses the job."""
 
     rules: Rules
     rules_hash: str
@@ -595,11 +594,11 @@ class Job:
     name: str = ""  # of the job in SLURM; empty on this machine
     hardware: str | None = None  # the campaign's; None for its baseline
     gpus: str | None = None  # --gpus
-    # Settings whose start tells whether a failed start is the config's fault. None for a baseline, whose training does
-    # not end when no gradient is left.
+    # Settings of the incumbent, which are started to find out whether a failed start is the config's fault. None for a
+    # baseline, whose training does not end early without a gradient.
     incumbent: dict[str, Any] | None = None
     cores: tuple[int, ...] = ()  # to which the run is pinned
-    layout: str = ""  # the part of its hardware that no machine reports
+    layout: str = ""  # number and cores of the slots: the part of the hardware text that the machine does not report
     slot: str = ""
 
     @property
@@ -608,9 +607,9 @@ class Job:
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a comparison measures: `plan.json`."""
+    """The plan of a comparison: `plan.json`."""
 
-    number: int  # of its folder, and of its use of the test split
+    number: int  # of the folder, and of the use of the test split
     branch: str
     rules_hash: str
     split: Literal["test", "validation"]
@@ -618,10 +617,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     names: dict[str, str]  # by side: `experiment 0004`, or a commit
     num_seeds: int
     first_seed_index: int
-    environment: str = ""  # with the next two: options of `nightshift certify`
+    environment: str = ""  # this and the next two are options of `nightshift certify`
     budget_seconds: float | None = None
     revisions: dict[str, str] = {}
-    night: str = ""  # `started` of the night that began it; empty for `nightshift certify`
+    night: str = ""  # `started` of the night that began the comparison; empty for `nightshift certify`
 
 
 class Estimate(Struct, frozen=True):
@@ -651,11 +650,11 @@ class FreshRun(ComparedRun, frozen=True):
     """One finished run of a comparison: `run.json`."""
 
     result: Result
-    proof: str | None = None  # what the engine proves of the weights that were scored
+    proof: str | None = None  # what the engine showed about the scored weights
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Incumbent minus baseline by fresh runs of both: `comparison.json`."""
+    """The gain of the incumbent over the baseline in fresh runs of both: `comparison.json`."""
 
     plan: Plan
     created: str  # ISO 8601, UTC
@@ -664,12 +663,12 @@ class Comparison(Struct, frozen=True, kw_only=True):
     model: str
     verdict: str  # better, worse, or no significant difference: a test at `level`
     level: float
-    access: int | None  # number of the use of the test split by this campaign; None on the validation split
+    access: int | None  # 1 for the campaign's first use of the test split; None on the validation split
     estimate: Estimate
     runs: tuple[ComparedRun, ...]
     num_examples: int
     strict_scores: tuple[float, float] | None
-    by_environment: dict[str, Estimate]  # not corrected for their number
+    by_environment: dict[str, Estimate]  # without a correction for the number of environments
     guards: dict[str, tuple[float, float]] = {}  # mean scores of baseline and incumbent, by environment
     notes: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""What experiments came to: the row that every view and export prints, their counts, and lines that name both."""
+"""The outcome of experiments: the row that every view and export prints, counts, and lines of text."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from nightshift.campaign.records import (
 from nightshift.errors import Failure
 from nightshift.text import clean, counted, escape_formula
 
-# Of results.tsv. The first five are those of autoresearch's results.tsv; `status` is the verdict. A new one goes last.
+# The columns of results.tsv. The first five are autoresearch's; `status` is the verdict. Append new columns.
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
     *("run", "parent", "eval_stderr", "effect_at_decision", "p_helps", "rider", "num_steps", "reward_mean"),
     *("training_seconds", "total_seconds", "engine", "rules", "started", "now", "proposer"),
 )
-UNDECIDED = "undecided"  # in place of a verdict: in flight, or cut off and not closed yet
+UNDECIDED = "undecided"  # shown instead of a verdict: in flight, or interrupted and not closed yet
 
 VerdictName = Literal["baseline", "keep", "discard", "re-run", "crash", "interrupted"]
-# What a change that was kept once is now. "kept later": its own experiment discarded it.
+# The status of a change that was kept at some time. "kept later": its own experiment discarded the change.
 Now = Literal["kept", "kept later", "replaced", "reverted", ""]
-Fate = tuple[Now, str | None]  # and the commit that kept it last
+Fate = tuple[Now, str | None]  # and the last commit that kept the change
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One experiment as every view and export prints it. None: not measured, or there is none."""
+    """One experiment as every view and export prints it. None: not measured or not applicable."""
 
     number: int
     verdict: VerdictName | None
-    now: Now  # `replaced` if kept changes set all keys of its change
+    now: Now  # `replaced` if kept changes set all keys of the new change
     failure: Failure | None
-    commit: str | None  # that kept its change: of the keep, or else of the last adoption
+    commit: str | None  # the commit that kept the new change
     description: str
-    change: str | None  # the name of its new change: of the experiment that proposed it first
-    changes: tuple[str, ...]  # the new change, key by key
+    change: str | None  # the name of the new change: the number of the experiment that proposed it first
+    changes: tuple[str, ...]  # the new change, one line per key
     parent: int | None
-    kept: tuple[str, ...]  # its run's other changes
+    kept: tuple[str, ...]  # the run's kept changes
     rider: str | None
     eval_score: float | None
     eval_stderr: float | None
     strict_score: float | None
-    environment_scores: dict[str, float]  # by column; of several environments
-    incumbent_score: float | None  # expected after the decision
-    effect_at_decision: float | None  # of its new change, at its own decision
+    environment_scores: dict[str, float]  # by column, if there are several environments
+    incumbent_score: float | None  # estimated after the decision
+    effect_at_decision: float | None  # of the new change
     effect_at_decision_stderr: float | None
     p_helps: float | None  # P(effect_at_decision > 0)
     why: str
@@ -78,7 +78,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_kept(self) -> bool:
-        """True if the incumbent has its change."""
+        """True if the incumbent contains the new change."""
         return self.now in ("kept", "kept later")
 
     @property
@@ -89,14 +89,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cells(self) -> dict[str, Any]:
-        """The row on one level: tuples joined, and a column for each environment."""
+        """The row as a flat table row: tuples are joined, and each environment has a column."""
         fields = {name: ", ".join(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
         del fields["environment_scores"]
         return fields | self.environment_scores
 
 
 def verdict_of(record: Record) -> VerdictName | None:
-    """Return the verdict as every view spells it; None before it."""
+    """Return the verdict as every view spells it; None if there is no verdict yet."""
     if record.failure is Failure.INTERRUPTED:
         return "interrupted"
     if record.is_keep:
@@ -142,7 +142,7 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
 
 
 def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) -> dict[Settings, Fate]:
-    """Return the fate of each change that was kept once. `kept`: the incumbent's changes, None: by the records."""
+    """Return the fate of each change that was ever kept. `kept`: the incumbent's changes; None: as in the records."""
     kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=attrgetter("place"))
     names = [item for record in records for item in record.commits.items()]
     commits = {name.partition(" ")[2]: id for name, id in names if not name.startswith("revert")}
@@ -156,7 +156,7 @@ def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) ->
 
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
-    """Return `Campaign.kept` before your own commits, without the slow fold of thousands of records."""
+    """Return the incumbent's changes as the records have them. Much faster than a Campaign of thousands of records."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=attrgetter("place"), default=None)
     if last is None or last.judgement is None:
         return ()
@@ -164,16 +164,16 @@ def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     for decision in (d for r in records if r.decided_before >= last.place for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
-    rests = [rest for _, rest in remaining(change.identity for change in kept)]  # a change without a rest is replaced
+    rests = [rest for _, rest in remaining(change.identity for change in kept)]
     return tuple(change for change, rest in zip(kept, rests, strict=True) if rest)
 
 
 def results_tsv(records: Sequence[Record]) -> str:
-    """Return the text of results.tsv: a line an experiment that is not in flight, of all campaigns."""
+    """Return the text of results.tsv: one line for each experiment with a verdict, of all campaigns."""
     campaigns: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
-    fates = {name: fates_of(own) for name, own in campaigns.items()}
+    fates = {name: fates_of(its_records) for name, its_records in campaigns.items()}
     table = [row(r, fates[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
     lines = [(*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))]
     for line in table:
@@ -190,13 +190,13 @@ def _cell(value: str | float | None) -> str:
 
 
 def column_of(environment: str) -> str:
-    """Return the column of one environment's score, which differs from `eval_score`, `strict_score` and so on."""
+    """Return the column of an environment's score. The name never equals another column, such as `eval_score`."""
     prefix = "environment_" if environment in ("eval", "strict", "incumbent") else ""
     return f"{prefix}{environment}_score"
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Numbers of experiments by verdict, and of their different changes by `now`; without zeros."""
+    """The number of experiments by verdict, and of changes by `now`, without zeros."""
 
     verdict: dict[str, int]
     now: dict[str, int]
@@ -231,13 +231,12 @@ def measured_text(record: Record) -> str:
 
 
 def decisions_text(decisions: Iterable[Decision]) -> str:
-    """Return the changes that were kept or reverted: `0003 reverted, 0005 kept later`."""
+    """Return `0003 reverted, 0005 kept later`."""
     return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
 
 
 def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
-    """Return `gain +4.1 ± 2.4 pp over the baseline (estimated scores 47.1 % → 51.2 %; ± is half of a 95 % interval) by
-    0003, 0007`."""
+    """Return `gain +4.1 ± 2.4 pp over the baseline (estimated scores 47.1 % → 51.2 %; ...) by 0003, 0007`."""
     names = ", ".join(change.name for change in kept)
     text = f"nothing is kept; estimated score of the baseline {percents(standing.baseline)}"
     if kept:
@@ -248,13 +247,13 @@ def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
 def estimates(standing: Standing) -> str:
     """Return the estimated scores of baseline and incumbent, and what ± means."""
     text = "± is half of a 95 % interval"
-    if standing.contradicted:  # the gain is no difference of estimates
+    if standing.contradicted:  # the reported gain is not the difference of the estimates
         return text
     return f"estimated scores {percents(standing.baseline)} \N{RIGHTWARDS ARROW} {incumbent_text(standing)}; {text}"
 
 
 def incumbent_text(standing: Standing) -> str:
-    """Return the incumbent's estimated score: to the shown digits it is the baseline's plus the gain."""
+    """Return the incumbent's estimated score, rounded so that it is the shown score of the baseline plus the gain."""
     return percents(round(standing.baseline, 3) + round(standing.gain, 3))
 
 
@@ -264,7 +263,7 @@ def percents(score: float) -> str:
 
 
 def contradiction(standing: Standing) -> str:
-    """Return the sentence beside a gain that is the difference of the final check runs; empty for an estimated gain."""
+    """Return a sentence if the reported gain is the difference of the final check runs; else an empty string."""
     text = (
         "The final check runs differ from the estimate ({:+.1f} ± {:.1f} pp): the gain shown is their plain difference"
     )
@@ -277,7 +276,7 @@ def gain_text(standing: Standing) -> str:
 
 
 def last_scores(records: Sequence[Record]) -> str:
-    """Return the scores of a night's last runs: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
+    """Return the scores of the final check runs: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
     stages = {"incumbent": Stage.LAST_INCUMBENTS, "baseline": Stage.LAST_BASELINES}
     runs = [(r.run.stage, f"{100 * r.score:.1f}") for r in records if r.score is not None]
     sides = {name: ", ".join(score for of, score in runs if of is stage) for name, stage in stages.items()}
@@ -285,5 +284,5 @@ def last_scores(records: Sequence[Record]) -> str:
 
 
 def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
-    """Return branch and rules hash of the last experiment with a verdict; empty ones if there is none."""
+    """Return branch and rules hash of the last experiment with a verdict; two empty strings if there is none."""
     return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))

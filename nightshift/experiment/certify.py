@@ -1,21 +1,21 @@
-"""`nightshift certify`: train two configs afresh, with seeds that no experiment had, and compare them.
+"""`nightshift certify`: train two configs with fresh seeds, and compare them.
 
 Runs start in the order baseline, incumbent, incumbent, baseline, ..., in all slots of the campaign, so that a machine
-that slows down slows both. runs/certify/NNNN/ has the plan and the finished runs: `--resume NNNN` makes the missing
-ones. No text of the test split is kept, because agents read in runs/.
+that becomes slower slows both. runs/certify/NNNN/ contains the plan and the finished runs; `--resume NNNN` makes the
+missing runs. No text of the test split is kept, because agents read in runs/.
 
-Each config was trained m0 and m1 times, every run with a seed of its own. Runs are crossed with the same n examples:
-score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i]. Then
+The baseline is trained m0 times, the incumbent m1 times, with a different seed for each run. All runs are scored on the
+same n examples: score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i] for config c, run r, example i.
 
-    difference = mean of the incumbent's runs - mean of the baseline's
+    difference = mean of the incumbent's runs - mean of the baseline's runs
     variance   = V / n + k * (S - E / n),  S = max(R, E / n),  k = 1 / m0 + 1 / m1
 
-V is the sample variance over examples of the paired difference (each config's mean over its runs). R is the
-within-config variance of run scores, E the mean square of what run and example leave unexplained (two-way analysis of
-variance); both are pooled over the configs. The interval takes the t quantile at Satterthwaite's (1946) degrees of
-freedom, U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, U = V / n + k (2 S - E / n). Of few seeds S is
-often too small; with 2 S in its place the interval holds as often as it says (benchmarks/certificates.py). `note` says
-if R is `seed_sd` squared instead.
+V is the sample variance over examples of the paired difference (of each config's mean over its runs). R is the variance
+of run scores within a config, E the residual mean square of a two-way analysis of variance (run x example); both are
+pooled over the configs. The interval uses the t quantile at Satterthwaite's (1946) degrees of freedom,
+U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, U = V / n + k (2 S - E / n). S from few seeds is often
+too small; with 2 S in U the interval has its nominal coverage (benchmarks/certificates.py). If R cannot be measured,
+it is `seed_sd` squared, and `note` reports this.
 """
 
 from __future__ import annotations
@@ -75,21 +75,21 @@ from nightshift.text import counted
 from nightshift.waiting import lasted
 
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
-FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
-_SEEDS_OF_PLAN = 4 * MAX_SEEDS  # of both sides, and as many for repeats
+FIRST_SEED_INDEX = 100_000  # experiments use the seeds from index 0, and are fewer
+_SEEDS_OF_PLAN = 4 * MAX_SEEDS  # for both sides, and as many again for repeats
 _NUM_BLOCKS = 10_000_000  # blocks of seeds; the last seed is below 2^32
-_MAX_TRIES = 2  # of a run that infrastructure loses
+_MAX_TRIES = 2  # of a run that is lost to an infrastructure failure
 _CAMPAIGN = attrgetter("branch", "rules_hash")
 _QUESTION = attrgetter("branch", "rules_hash", "split", "configs")
-LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
-MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
-_KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with its logs
+LEVEL = 0.05  # of all tests of one campaign: the probability that any of them finds a difference of equal configs
+MIN_SEED_DF = 2  # with one degree of freedom the t quantile is 12.7, so the interval is useless
+_KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that are not deleted, in addition to logs
 
-Scores = Sequence[float] | NDArray[np.float64]  # one value an example, in the order of the split
+Scores = Sequence[float] | NDArray[np.float64]  # one value per example, in the order of the split
 
 
 class Task(NamedTuple):
-    """One comparison to make."""
+    """A comparison."""
 
     controller: Controller
     first: Record | None  # the campaign's first experiment
@@ -105,16 +105,16 @@ class Task(NamedTuple):
         return folder_of(self.controller.ledger, self.plan.number)
 
     def runs(self) -> list[_Run]:
-        """Return each run in its order. A crashed run is repeated once, at the end and with another seed."""
+        """Return the runs in order. A crashed run is repeated once, at the end and with another seed."""
         runs, num_runs = list[_Run](), 2 * self.plan.num_seeds
         indices = list(range(num_runs))
-        for index in indices:  # grows by the repeats
+        for index in indices:  # repeats are appended below
             number, is_repeat = index % num_runs, index >= num_runs
             side = "incumbent" if number % 4 in (1, 2) else "baseline"
             seed = self.bench.rules.seed(self.plan.first_seed_index + index)
             folder = self.folder / f"{side}-{seed}"
             place = f"run {number + 1} of {num_runs}{', repeated with another seed' * is_repeat}"
-            fresh = read_json(folder / RUN_NAME, FreshRun, f"Make it again: rm -r {folder}")
+            fresh = read_json(folder / RUN_NAME, FreshRun, f"Delete the run, to repeat it: rm -r {folder}")
             runs.append(_Run(self, side, seed, folder, place, fresh))
             if fresh and fresh.score is None and not is_repeat:
                 indices.append(index + num_runs)
@@ -124,11 +124,11 @@ class Task(NamedTuple):
         return [run.fresh for run in self.runs() if run.fresh]
 
     def num_waves(self) -> int:
-        """Return how often all slots are filled for the missing runs."""
+        """Return how often all slots have to be filled for the missing runs."""
         return math.ceil((len(self.runs()) - len(self.finished())) / self.bench.executor.num_slots)
 
     def describe(self) -> list[str]:
-        """Return the plan in lines for people."""
+        """Return the plan as lines of text."""
         rules, plan, num_slots = self.bench.rules, self.plan, self.bench.executor.num_slots
         num_done = len(self.finished())
         num_examples = sum(environment.num_validation for environment in rules.scored)
@@ -136,7 +136,7 @@ class Task(NamedTuple):
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         seeds = counted(plan.num_seeds, "new seed")
         lines = [
-            f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
+            f"certify:  {plan.names['incumbent']} (incumbent), compared with {plan.names['baseline']} (baseline)",
             f"number:   comparison {plan.number:04d}; to resume: uv run nightshift certify --resume {plan.number:04d}",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
             f"runs:     {seeds} for each config, {num_examples} examples of the {plan.split} split",
@@ -155,8 +155,8 @@ class _Run(NamedTuple):
     side: str
     seed: int
     folder: Path
-    place: str  # among the others, in words
-    fresh: FreshRun | None  # its result, None until it is finished
+    place: str  # `run 2 of 6`
+    fresh: FreshRun | None  # the result; None until the run is finished
 
     def note(self, text: str) -> None:
         self.task.controller.reporter.note(f"{self.side}, seed {self.seed}: {text}")
@@ -172,21 +172,21 @@ def open_task(
     resume: int | None = None,
     night: str = "",
 ) -> Task:
-    """Return the comparison to make; nothing is run. UsageError if there is nothing to compare, or a config is invalid
-    there. `environment`: a name, or several joined by +. With it, or with a budget, their validation split is used.
-    `revisions`: a commit by side. `resume`: a begun comparison, whose own arguments apply. `night`: the start of the
-    night that asks; it resumes its own."""
+    """Return a new comparison, or one to resume; nothing is run. `environment`: a name, or several joined by +. With an
+    environment or a budget the validation split is used. `revisions`: commits by side. `resume`: the number of a
+    comparison, whose options apply. `night`: the start of a night, which resumes its own comparison. UsageError if
+    there is nothing to compare, or a config is invalid under the rules."""
     ledger, here, revisions = controller.ledger, controller, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
-    plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
-    old = plans.get(
-        resume or max((n for n, plan in plans.items() if night and plan and plan.night == night), default=0)
-    )
+    fix = "Delete the comparison: rm -r"
+    plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"{fix} {path}") for path in folders}
+    of_night = (number for number, plan in plans.items() if night and plan and plan.night == night)
+    old = plans.get(resume or max(of_night, default=0))
     if resume is not None:
         if num_seeds or environment or revisions or budget_seconds is not None:
-            raise UsageError("--resume has the options with which the comparison began", "Leave the others out.")
+            raise UsageError("--resume uses the options with which the comparison began", "Leave out other options.")
         if old is None:
-            raise UsageError(f"runs/{CERTIFY_NAME} has no comparison {resume:04d}", "Leave --resume out.")
+            raise UsageError(f"runs/{CERTIFY_NAME} has no comparison {resume:04d}", "Leave out --resume.")
         environment, budget_seconds, revisions = old.environment, old.budget_seconds, old.revisions
     first, configs, names = _contenders(controller, revisions)
     is_elsewhere = bool(environment) or budget_seconds is not None
@@ -231,30 +231,31 @@ def _contenders(
     for side, revision in revisions.items():
         source = repo.config_at(revision)
         if source is None:
-            raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
+            cause = f"--{side} {revision}: there is no such commit, or no train.toml in it"
+            raise UsageError(cause, "Name a commit, after git fetch if need be.")
         configs[side] = parse(source, f"train.toml of {revision}")
     first = controller.first_to_compare(records)
     if not first and configs and head.commit and (changed := changed_files(repo, head.commit, controller.bench.rules)):
-        raise UsageError(f"{listed(changed)} differ from the commit checked out", "Commit or restore them.")
+        raise UsageError(f"{listed(changed)} differ from the checked-out commit", "Commit or restore these files.")
     if len(configs) < len(SIDES):
         if first is None:
             branch, _ = last_campaign(records)
             fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
-            raise UsageError(f"{head} has no measured campaign", fix or "Run one first: uv run run.py")
+            raise UsageError(f"{head} has no campaign with a baseline", fix or "Run it first: uv run run.py")
         campaign = controller.campaign()
         if not campaign.kept and not configs:
-            cause = "nothing was kept: the incumbent is the baseline"
-            raise UsageError(cause, "Come back when an experiment was kept.")
+            cause = "no change is kept, so the incumbent is the baseline"
+            raise UsageError(cause, "Run more experiments until a change is kept: uv run run.py")
         configs = {"baseline": campaign.compose(()), "incumbent": campaign.compose(campaign.kept)} | configs
         incumbent = f"incumbent after experiment {campaign.decided[-1].number:04d}"
         names = {"baseline": f"experiment {first.number:04d}", "incumbent": incumbent} | names
     elif configs["baseline"].hash == configs["incumbent"].hash:
-        raise UsageError("both commits have the same train.toml", "Name two that differ.")
+        raise UsageError("both commits have the same train.toml", "Name two commits whose train.toml differs.")
     return first, configs, names
 
 
 def _elsewhere(controller: Controller, environment: str, budget_seconds: float | None) -> Controller:
-    """Return a controller for other environments, or for another budget. UsageError if it is not possible here."""
+    """Return a controller for other environments, or for another budget. UsageError if this machine cannot run them."""
     bench = controller.bench
     names = environment.split("+") if environment else bench.rules.environment_names
     rules = rules_elsewhere(bench.root, bench.rules, names, num_gpus(os.environ))
@@ -273,20 +274,20 @@ def folder_of(ledger: Ledger, number: int) -> Path:
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
-    """Return the campaign of each use of the test split, from journal and certificates: one may be deleted."""
+    """Return the campaign of each use of the test split. Journal and certificates are read: one may be deleted."""
     plans = [comparison.plan for comparison in ledger.comparisons()]
     uses = {plan.number: _CAMPAIGN(plan) for plan in plans if plan.split == "test"}
     return uses | {access.number: _CAMPAIGN(access) for access in ledger.accesses()}
 
 
 def _access(ledger: Ledger, plan: Plan) -> int | None:
-    """Return the number of a plan's use of the test split within its campaign, from 1; None if it does not use it."""
+    """Return 1 for a campaign's first use of the test split, and so on; None for the validation split."""
     numbers = [number for number, campaign in _uses(ledger).items() if campaign == _CAMPAIGN(plan)]
     return None if plan.split != "test" else 1 + sum(number < plan.number for number in numbers)
 
 
 def certify(task: Task) -> Comparison:
-    """Make the missing runs, compare, and return the comparison. EngineError if no run of a side was evaluated."""
+    """Make the missing runs. Return the comparison. EngineError if no run of a side was evaluated."""
     controller, rules, path = task.controller, task.bench.rules, task.folder / COMPARISON_NAME
     for line in task.describe():
         controller.reporter.note(line)
@@ -323,9 +324,9 @@ def certify(task: Task) -> Comparison:
 
 
 def _make_runs(task: Task) -> None:
-    """Make the missing runs, one in each slot. A run that infrastructure loses is tried once more at the end."""
+    """Make the missing runs, one in each slot. After an infrastructure failure a run is tried again, at the end."""
     controller, executor, path = task.controller, task.bench.executor, task.folder / PLAN_NAME
-    executor.avoided = ()  # by its night
+    executor.avoided = ()  # also use the nodes that a night avoided
     task.bench.engine.prepare_at_start(controller.reporter.note)
     executor.require_ready()
     task.bench.require_ready(executor.free_slots)
@@ -334,40 +335,40 @@ def _make_runs(task: Task) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, task.plan)
         controller.ledger.log("begun", path)
-    num_tries, making = Counter[Path](), dict[Path, Generator[None, None, None]]()
+    num_tries, in_progress = Counter[Path](), dict[Path, Generator[None, None, None]]()
     try:
         while True:
-            runs = [run for run in task.runs() if not run.fresh and run.folder not in making]
-            runs = sorted(runs, key=lambda run: num_tries[run.folder])
-            runs = [run for run in runs if num_tries[run.folder] < _MAX_TRIES]
+            runs = [run for run in task.runs() if not run.fresh and num_tries[run.folder] < _MAX_TRIES]
+            runs = [run for run in runs if run.folder not in in_progress]
+            runs.sort(key=lambda run: num_tries[run.folder])
             for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(executor.in_flight())]:
-                making[run.folder] = _make_run(run, num_tries)
+                in_progress[run.folder] = _make_run(run, num_tries)
                 num_tries[run.folder] += 1
-            if not making:
+            if not in_progress:
                 break
-            ended = [folder for folder, steps in making.items() if next(steps, folder)]
+            ended = [folder for folder, steps in in_progress.items() if next(steps, folder)]
             for folder in ended:
-                del making[folder]
+                del in_progress[folder]
             if not ended:
                 controller.wait()
     finally:
-        if making:
-            executor.cancel([*making])  # all together: each has its own time to end
-        for steps in making.values():
+        if in_progress:
+            executor.cancel([*in_progress])  # all at once, because each has some time to end
+        for steps in in_progress.values():
             steps.close()
     if runs:
         raise Interrupted("stopped between two runs of the certificate")
 
 
 def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None]:
-    """Make a run and store it unless the infrastructure failed. Yields while the run or its proof is in flight."""
+    """Make a run and store it unless the infrastructure failed. Yield while the run or its proof is in flight."""
     task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
     controller, bench, executor = task.controller, task.bench, task.bench.executor
     job = job_left(folder)
     run.note(run.place)
     try:
         if job is None or not executor.take_over(folder, job):  # an earlier start of this command submitted it
-            remove_tree(folder)  # of an interrupted run
+            remove_tree(folder)  # the rest of an interrupted run
             folder.mkdir()
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
             use = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash}
@@ -388,14 +389,14 @@ def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None
                 line = proof.result()
     except (Interrupted, IntegrityError, GeneratorExit, EngineError) as error:
         executor.cancel([folder])
-        job_path.unlink(missing_ok=True)  # no later command waits for it
+        job_path.unlink(missing_ok=True)  # so that no later command waits for this job
         if not isinstance(error, EngineError):
             raise
-        num_tries[folder] -= error.failure is Failure.INTERRUPTED  # a preempted job
-        run.note(f"failed, not the config's fault: {error}")
+        num_tries[folder] -= error.failure is Failure.INTERRUPTED  # a preempted job is no try
+        run.note(f"infrastructure failure: {error}")
         return
     finally:
-        for path in folder.glob("*"):  # weights are large, and what trained may hold examples
+        for path in folder.glob("*"):  # weights are large, and other files may contain examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
     score, num_steps = scored.eval_score if scored else None, result.training.num_steps
@@ -404,14 +405,14 @@ def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None
 
 
 def _evaluations(task: Task) -> list[list[Evaluation]]:
-    """Return the evaluations of each side. EngineError if a side has none."""
+    """Return the evaluations of each side. EngineError if a side has no evaluation."""
     sides = list[list[Evaluation]]()
     for side in SIDES:
         runs = [run.result for run in task.finished() if run.side == side]
         sides.append([run.evaluation for run in runs if run.evaluation is not None])
         if not sides[-1]:
-            cause = runs[0].training.cause if runs else "all its runs were lost to infrastructure failures"
-            fix = f"Fix that, then: uv run nightshift certify --resume {task.plan.number:04d}"
+            cause = runs[0].training.cause if runs else "all runs were lost to infrastructure failures"
+            fix = f"Remove the cause, then: uv run nightshift certify --resume {task.plan.number:04d}"
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
     if len({evaluation.examples_sha256 for side in sides for evaluation in side}) > 1:
         cause = f"the examples changed since comparison {task.plan.number:04d} began"
@@ -420,7 +421,7 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
 
 
 def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | None = None) -> Estimate:
-    """Return the difference over all environments, or on the environment with this index."""
+    """Return the difference over all environments, or for the environment with this index."""
 
     def scores(e: Evaluation) -> Scores:
         return weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
@@ -430,7 +431,7 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
-    """Estimate incumbent minus baseline (formulae above). Each side needs a run, all on the same examples."""
+    """Estimate incumbent minus baseline (formulas above) from at least one run per side, all on the same examples."""
     sides = [np.asarray(runs, dtype=np.float64) for runs in (baseline, incumbent)]
     n = sides[0].shape[1]
     k = sum(1 / len(side) for side in sides)
@@ -444,7 +445,7 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Rul
         run_variance = max(squares / df, rest_variance)
     else:
         why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
-        note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
+        note = f"{why}: the expected standard deviation is used, {100 * rules.seed_sd:g} pp"
         run_variance, rest_variance, df = rules.seed_sd**2, 0.0, SEED_DF
     cautious = example_variance + k * (2 * run_variance - rest_variance)
     df = cautious**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
@@ -454,13 +455,13 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Rul
 
 
 def p_value(result: Estimate) -> float:
-    """Return the probability of a difference as far from 0, or farther, between equal configs."""
+    """Return the two-sided p-value of a difference."""
     difference, stderr = result.difference, result.stderr
     return t_probability(difference / stderr, result.df) if stderr else float(difference == 0)
 
 
 def level_of_access(number: int | None) -> float:
-    """Return the level of a campaign's k-th access to the test split, 0.05 / (k (k + 1)): the sum of all is 0.05."""
+    """Return the level of a campaign's k-th use of the test split, 0.05 / (k (k + 1)). The levels sum to 0.05."""
     return LEVEL / (number * (number + 1)) if number else LEVEL
 
 
@@ -472,10 +473,10 @@ def verdict(result: Estimate, level: float) -> str:
 
 
 def _notes(task: Task, result: Estimate) -> list[str]:
-    """Return lines on what limits the comparison."""
+    """Return the limitations of the comparison, one line each."""
     runs, plan, first = task.finished(), task.plan, task.first
     starts = Counter(line.file for line in task.controller.ledger.journal())
-    notes: list[tuple[object, str]] = [(result.note, result.note)]  # each with whether it applies
+    notes: list[tuple[object, str]] = [(result.note, result.note)]  # the first value is true if the note applies
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
         num_starts = starts[f"{CERTIFY_NAME}/{plan.number:04d}/{run.side}-{run.seed}/{JOB_NAME}"]
@@ -486,23 +487,23 @@ def _notes(task: Task, result: Estimate) -> list[str]:
         ]
     num_scored = Counter(run.side for run in runs if run.score is not None)
     numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items())
-    unequal = "with unequal numbers the 95 % interval held in 82 to 88 % of simulated certificates"
+    unequal = "with unequal numbers the 95 % interval had a coverage of 82 to 88 % in simulated certificates"
     num_lost, unused = len(task.runs()) - len(runs), task.effective["incumbent"].unused
     are_isolated = [r.proposal.is_isolated for r in task.controller.ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
-    is_own = first and {*first.environments} & {*task.bench.rules.environment_names}
-    flattered = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
+    is_chosen_on = first and {*first.environments} & {*task.bench.rules.environment_names}
+    too_high = "scored on the validation split, on which the incumbent was chosen: the gain may be too high"
     notes += [
         (len({*num_scored.values()}) > 1, f"{numbers} have a score: {unequal}"),
         (num_lost, f"{counted(num_lost, 'run')} lost to infrastructure failures"),
-        (unused, f"keys of the incumbent that change nothing there: {', '.join(unused)}"),
+        (unused, f"keys of the incumbent that have no effect here: {', '.join(unused)}"),
         (not all(are_isolated), f"agent: {NOT_ISOLATED}"),
-        (plan.split == "validation" and is_own, flattered),
+        (plan.split == "validation" and is_chosen_on, too_high),
     ]
     return [note for applies, note in notes if applies]
 
 
 class Certified(Document, frozen=True, kw_only=True, tag="certify"):
-    """The output of `nightshift certify`: comparisons, none with --dry-run, and the plan in lines for people."""
+    """The output of `nightshift certify`: the plan as lines of text, and the comparisons, none with --dry-run."""
 
     plan: tuple[str, ...]
     comparisons: tuple[Comparison, ...]

@@ -1,9 +1,9 @@
 """The checkout of a campaign: its branch and its measuring files.
 
 On main, master, the default branch of a remote, or a detached HEAD, a start continues the campaign that began at this
-commit under the same rules, or creates a branch. Any other branch is the campaign. An experiment or a decision is
-refused if a measuring file changed or another branch is checked out. Measuring files, those that the rules hash covers,
-are hashed from their bytes: git's index and configuration could hide a change.
+commit under the same rules, or else creates a branch. On any other branch, a start continues or begins the campaign of
+that branch. An experiment or a decision is refused if a measuring file changed or another branch is checked out. The
+measuring files are hashed from their bytes, because git's index and configuration could hide a change.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from nightshift.campaign.records import Record
 from nightshift.config.rules import RULES_NAME, Rules, is_covered
 from nightshift.errors import ExitCode, NightshiftError, UsageError, listed
 
-_MOST_NAMES = 5  # in a command; for more it is about the whole checkout
+_MOST_NAMES = 5  # in a `git diff` command; with more names the command has none
 
 
 class Start(NamedTuple):
-    """What a start does before its first experiment."""
+    """What a start does with branches before its first experiment."""
 
     before: Head
-    head: Head  # the campaign's branch and its commit, at which a new branch is created
+    head: Head  # the campaign's branch and its commit; a new branch is created at this commit
     is_new: bool = False
-    files: tuple[str, ...] = ()  # what is not committed of the baseline: the start commits them
+    files: tuple[str, ...] = ()  # files of the baseline that are not committed: the start commits them
     num_experiments: int = 0
 
     @property
@@ -37,7 +37,7 @@ class Start(NamedTuple):
         return not self.is_new and self.head.branch != self.before.branch
 
     def describe(self, is_done: bool) -> str:
-        """Return a line on what the start does, and how to go back. Empty if it only goes on with its own branch."""
+        """Return a line on what the start does, and how to go back. Empty if it continues the checked-out branch."""
         branch, before, num = self.head.branch, self.before, self.num_experiments
         would, ending, plural = ("", "d", "s") if is_done else ("would ", "", "")
         contents = f"its first commit {would}contain{plural} your {listed(self.files)}"
@@ -54,7 +54,7 @@ class Start(NamedTuple):
 
 
 def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> str:
-    """Return the last campaign's branch that began at this commit, or "". `rules_hash`: None for any."""
+    """Return the branch of the last campaign that began at this commit, or "". `rules_hash`: None for any rules."""
     head = repo.head()
     if head.commit is None or not repo.is_default(head.branch):
         return ""
@@ -67,13 +67,13 @@ def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> 
 
 
 def checked_head(repo: Repo) -> Head:
-    """Return HEAD. UsageError without a commit, and while an operation of git is not finished."""
+    """Return HEAD. UsageError without a commit, during an operation of git such as a merge, and in an agent's clone."""
     if (repo.root / ".git" / AGENT_CLONE_MARK).exists():
-        cause = f"{repo.root} is the throw-away clone of an agent, in which nothing is run"
-        raise UsageError(cause, "Edit train.toml, write hypothesis.txt, and end: the night runs the proposal.")
+        cause = f"{repo.root} is the temporary clone of an agent, in which no experiment may run"
+        raise UsageError(cause, "Edit train.toml, write hypothesis.txt, and exit: the night runs the proposal.")
     head = repo.head()
     if head.commit is None:
-        cause = f"{repo.root} is no git repository with a commit, and a campaign is a branch of one"
+        cause = f"{repo.root} is not a git repository with a commit, and a campaign needs a branch"
         raise UsageError(cause, "Create it: git init && git add -A && git commit -m start")
     if operation := repo.unfinished():
         command = "bisect reset" if operation == "bisect" else f"{operation} --abort"
@@ -90,7 +90,7 @@ def plan(
     name: str | None = None,
 ) -> Start:
     """Return what a start does with branches. UsageError if no campaign can begin or continue here. `name`: --branch.
-    `rules`, `rules_hash`: None for a command that only looks; then `files` are not determined."""
+    `rules`, `rules_hash`: None for a read-only command; then `files` is empty."""
     head, branches, known = checked_head(repo), repo.branches(), {record.branch for record in records}
     commit, is_new, files = (before := str(head.commit)), False, list[str]()
     if name in (None, head.branch) and not repo.is_default(head.branch):
@@ -99,13 +99,13 @@ def plan(
         commit = branches[branch]
     else:
         is_new = True
-        taken = {*branches} | known
-        branch = campaign_branch(now.astimezone(), taken) if name is None else name
+        in_use = {*branches} | known
+        branch = campaign_branch(now.astimezone(), in_use) if name is None else name
         if not repo.is_branch_name(branch):
-            raise UsageError(f"--branch {branch}: this is not a valid branch name", "Choose another.")
-        if branch in taken or repo.is_default(branch):
+            raise UsageError(f"--branch {branch}: this is not a valid branch name", "Choose another name.")
+        if branch in in_use or repo.is_default(branch):
             switch = f", or: git switch {shlex.quote(branch)}" if branch in branches else "."
-            raise UsageError(f"--branch {branch}: the name is in use", f"Choose another{switch}")
+            raise UsageError(f"--branch {branch}: the name is in use", f"Choose another name{switch}")
     experiments = [record for record in records if record.branch == branch]
     if rules is not None and baseline_of(experiments, branch) is None:
         tracked = repo.files_at(before)
@@ -115,7 +115,7 @@ def plan(
 
 
 def next_start(ledger: Ledger, repo: Repo) -> str:
-    """Return a line on what run.py or a night does with branches here; empty on a campaign's own branch."""
+    """Return a line on what run.py or a night would do with branches; empty on the branch of a campaign."""
     try:
         return plan(repo, ledger.readable()[0], datetime.now(UTC)).describe(is_done=False)
     except NightshiftError as error:
@@ -123,13 +123,13 @@ def next_start(ledger: Ledger, repo: Repo) -> str:
 
 
 class IntegrityError(NightshiftError):
-    """A measuring file or the branch is not the campaign's: nothing is decided until you restore it."""
+    """A measuring file changed, or another branch is checked out. Nothing is decided until you restore it."""
 
     exit_code = ExitCode.USAGE
 
 
 def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
-    """Name the measuring files that are other ones here than in `commit`, or are not in it."""
+    """Return the names of the measuring files that differ from `commit` or are not in it."""
     tracked = repo.files_at(commit)
     names = [name for name in tracked if is_covered(name, rules.measuring) and repo.differs(name, tracked[name])]
     return names + [name for name in repo.files() if name not in tracked and is_covered(name, rules.measuring)]
@@ -139,15 +139,15 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
     """Raise IntegrityError if a measuring file changed since the campaign's first experiment, which had `agreed_hash`
     and began at `commit`, or since this command began, with `rules_hash`."""
     try:
-        now = rules.hash(repo.root)
-        names = changed_files(repo, commit, rules) if commit and now != agreed_hash else []
-    except UsageError as error:  # a folder became a link
+        hash_now = rules.hash(repo.root)
+        names = changed_files(repo, commit, rules) if commit and hash_now != agreed_hash else []
+    except UsageError as error:  # a folder was replaced by a link
         raise IntegrityError(error.cause, error.fix) from None
     if names and commit:
         command = shlex.join(["git", "diff", commit[:7], *(["--", *names] if len(names) <= _MOST_NAMES else [])])
         cause = f"{listed(names)} differ from commit {commit[:7]}, with which this campaign measures"
         raise IntegrityError(cause, f"See how: {command}. Restore them, or begin another campaign: --branch NEW.")
-    if now not in (agreed_hash, rules_hash):
-        places = [str(place) for place in rules.elsewhere(repo.root)]
-        cause = f"{listed(places) or 'a measuring file that git ignores'} changed since this command began"
-        raise IntegrityError(cause, "Restore what changed.")
+    if hash_now not in (agreed_hash, rules_hash):
+        paths = [str(path) for path in rules.elsewhere(repo.root)]
+        cause = f"{listed(paths) or 'a measuring file that git ignores'} changed since this command began"
+        raise IntegrityError(cause, "Restore the file.")

@@ -1,5 +1,5 @@
-"""One experiment: from train.toml to a verdict in the ledger, from which a controller reads all that it needs; and the
-bench on which it runs: the rules, the engine and the executor that machine, checkout and flags mean."""
+"""One experiment, from train.toml to a verdict in the ledger, which has all state of the controller; and the bench on
+which it runs: the rules, the engine and the executor, as machine, checkout and flags determine them."""
 
 import itertools
 import json
@@ -46,32 +46,33 @@ from nightshift.waiting import lasted
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 _TICK_SECONDS = 0.5
-_LEAST_DISK_BYTES = 10_000_000  # before a run of the campaign has ended. Estimated
-_SUSPENDED_SECONDS = 30.0  # by which the wall clock is ahead: an adjusted clock makes small steps
+_LEAST_DISK_BYTES = 10_000_000  # for a run, before a run of the campaign has ended. Estimated
+_SUSPENDED_SECONDS = 30.0  # smaller jumps of the wall clock are adjustments
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
+    """Everything that one machine, one checkout and the flags determine about runs."""
+
     root: Path
     rules: Rules
     rules_hash: str
     engine: Engine
     executor: Executor[Any]
     request: Request
-    # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
-    engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
-    # Proofs under way, each with the result of its run, by the run's folder: the slot is free for the next run.
+    engine_of: Mapping[str | None, Engine] = field(default_factory=dict)  # by the GPUs of a slot, if there are several
+    # By the run's folder: results whose proof is not finished. The slot is already free for the next run.
     proofs: dict[Path, tuple[Result, Proof]] = field(default_factory=dict)
 
     def require_ready(self, slots: Sequence[Slot] | None = None) -> None:
-        """Raise EngineError with the first problem of these slots; None: of the slot of the next run."""
+        """Raise EngineError with the first problem of these slots; None: the slot of the next run."""
         for engine in self._engines(self.executor.free_slots[:1] if slots is None else slots):
             if problems := engine.check():
                 more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
                 raise EngineError(problems[0] + more)
 
     def warnings(self) -> list[str]:
-        """Return what may make a run fail in the slots of this machine, each a line with its fix."""
+        """Return problems that may make a run fail in the slots of this machine, one line each with the remedy."""
         checks = itertools.chain(*(engine.warnings() for engine in self._engines(self.executor.free_slots)))
         return [*dict.fromkeys(str(check.problem) for check in checks)]
 
@@ -79,28 +80,28 @@ class Bench:
         return [self.engine_of.get(slot.gpus, self.engine) for slot in slots]
 
     def hardware(self, first: Record | None) -> str:
-        """Return what a run has here, as records name it; of a cluster what the campaign's `first` experiment had."""
+        """Return the hardware text of a run here. A cluster's is that of the campaign's `first` experiment."""
         return self.executor.hardware(self.engine.hardware()) or (first.hardware if first else "")
 
     @property
     def in_flight(self) -> list[int]:
-        """The numbers of the experiments whose runs or proofs are in flight; a certificate's runs have other names."""
+        """The numbers of the experiments whose runs or proofs are in flight."""
         folders = [*self.executor.in_flight(), *self.proofs]
-        return sorted(int(folder.name) for folder in folders if folder.name.isdigit())
+        return sorted(int(folder.name) for folder in folders if folder.name.isdigit())  # not a certificate's runs
 
     def is_over(self, folder: Path) -> bool:
-        """Return whether the run in `folder` has ended, and its proof if one began."""
+        """Return True if the run in `folder` has ended, and its proof if there is one."""
         return self.proofs[folder][1].is_over() if folder in self.proofs else self.executor.is_over(folder)
 
     def next_seed(self, campaign: Campaign) -> int:
-        """Return the first seed that no scored and no running run of the campaign has: a lost run keeps its seed."""
+        """Return the first seed that no scored or running run of the campaign has. A lost run's seed is used again."""
         results = [record.result for record in campaign.decided if record.evaluation]
         used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
         used |= {result.seed for result, _ in self.proofs.values()}
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
     def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:
-        """Return the job of one run. `fields`: of Job, besides those of the bench."""
+        """Return the job of one run. `fields`: further fields of Job."""
         return Job(
             rules=self.rules,
             rules_hash=self.rules_hash,
@@ -115,18 +116,18 @@ class Bench:
 
 
 class Reporter(Protocol):
-    """Where an experiment tells how it goes; cli/progress.py implements it."""
+    """Shows the progress of experiments; cli/progress.py implements it."""
 
     def note(self, text: str) -> None:
-        """Show a line of news."""
+        """Show a line."""
 
     def show(self, readings: Mapping[Path, Progress | None]) -> None:
-        """Show the live line: how far the runs in these folders are, None for a run that has not begun."""
+        """Show the live line: the progress of the runs in these folders, None for a run that has not begun."""
 
 
 @dataclass(slots=True)
 class Controller:
-    """What runs experiments. All methods but `campaign` and `admit` need the lock (Ledger.lock)."""
+    """Makes experiments. All methods except for `campaign` and `admit` need the lock (Ledger.lock)."""
 
     bench: Bench
     ledger: Ledger
@@ -134,27 +135,27 @@ class Controller:
     reporter: Reporter
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     clock: Callable[[], float] = time.monotonic  # seconds
-    is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
+    is_stopping: Callable[[], bool] = lambda: False  # True if the user wants that no run starts any more
     _folded: Campaign | None = field(default=None, init=False)
-    _begins: dict[int, float] = field(default_factory=dict, init=False)  # of experiments, by the monotonic clock
-    _ahead: float | None = field(default=None, init=False)  # seconds, of the wall clock before the monotonic one
+    _begins: dict[int, float] = field(default_factory=dict, init=False)  # of experiments, on the monotonic clock
+    _ahead: float | None = field(default=None, init=False)  # wall clock minus monotonic clock, in seconds
 
     def folded(self) -> Campaign:
-        """Return the campaign of the branch that is checked out, as its records have it. Only new ones are folded."""
+        """Return the campaign of the checked-out branch from its records. Only new records are folded."""
         records, branch = self.ledger.records(), self.repo.head().branch
         self._folded = Campaign.of(records, branch, self.bench.rules_hash, self._folded)
         return self._folded
 
     def campaign(self) -> Campaign:
-        """Return the same with what your own commits since its last experiment decided."""
+        """Return the campaign of the checked-out branch, with the decisions of the user's commits."""
         return self.folded().with_user_commits(self.ledger, self.repo)
 
     def begin(self, branch: str | None) -> None:
-        """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch."""
+        """Check out the campaign's branch, and commit uncommitted files of its baseline. `branch`: --branch."""
         bench, repo = self.bench, self.repo
         records = self.ledger.records()
         start = plan(repo, records, self.now(), bench.rules, bench.rules_hash, branch)
-        if bench.request.baseline:  # refused without a baseline, before a branch is created
+        if bench.request.baseline:  # fail without a baseline before a branch is created
             Campaign.read(self.ledger, records, start.head.branch, bench.rules_hash).compose(())
         if start.is_new or start.files:
             bench.engine.validate(load(bench.root / CONFIG_NAME))
@@ -168,13 +169,13 @@ class Controller:
             self.reporter.note(line)
 
     def run(self, request: Request) -> Record:
-        """Make one experiment. Return its closed record. Only Interrupted and IntegrityError follow a record."""
+        """Make one experiment. Return its closed record. Interrupted and IntegrityError close the record too."""
         try:
-            config = load(self.bench.root / CONFIG_NAME)  # first: `resume` may write the file
+            config = load(self.bench.root / CONFIG_NAME)  # before `resume`, which may write the file
             resume(self.ledger, self.repo, self.reporter.note)
             record = self.start(request, config, self.campaign())
             while (closed := self.collect(record.number)) is None:
-                self.wait()  # while the worker trains and evaluates
+                self.wait()
             return closed
         except (Interrupted, IntegrityError) as error:
             self.interrupt(error.cause)
@@ -183,24 +184,23 @@ class Controller:
             self.cancel()
 
     def first_to_compare(self, records: Sequence[Record]) -> Record | None:
-        """Return the campaign's first experiment. IntegrityError or UsageError if a run here would not compare."""
+        """Return the campaign's first experiment. IntegrityError or UsageError if a run here is not comparable."""
         bench, first = self.bench, baseline_of(records, self.repo.head().branch)
         if first is None:
             return None
         require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
-        for what, then, now in (
+        for what, old, new in (
             ("engine", first.engine, bench.engine.name),
             ("rules", first.rules_hash, bench.rules_hash),
             ("hardware", first.hardware, bench.hardware(first)),
         ):
-            if then != now:
-                cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment"
-                fix = "Begin another campaign: --branch NEW. Or go back to what the campaign uses."
-                raise UsageError(f"{cause}, this is {now or 'unset'}", fix)
+            if old != new:
+                cause = f"campaign {first.branch} began with {what} {old or 'unset'}; now: {new or 'unset'}"
+                raise UsageError(cause, f"Begin another campaign: --branch NEW. Or restore the {what} of the campaign.")
         return first
 
     def admit(self, candidate: Config, request: Request, campaign: Campaign) -> Record:
-        """Return the record of an experiment to come, with number 0. UsageError or IntegrityError if it may not run."""
+        """Return the record of a new experiment, with number 0. UsageError or IntegrityError if it may not run."""
         bench, head = self.bench, self.repo.head()
         hardware = bench.hardware(self.first_to_compare(campaign.records))
         validated = bench.engine.validate(candidate)
@@ -214,15 +214,15 @@ class Controller:
             run = Run(kept=campaign.kept, new=campaign.known(keys) if keys else None)
             if request.again and run.new and (run.new.experiment or run.new.commit):
                 require_within(request.only, keys, candidate)
-                run, before = Run(kept=run.changes), candidate  # the same changes, none of them new
+                run, before = Run(kept=run.changes), candidate  # the same changes, none of which is new
         differences = diff(before, candidate)
         changes = tuple(change.line for change in differences)
         require_within(request.only, (change.key for change in differences), candidate)
         if not (is_baseline or request.again or (request.run and request.run.new is None)):
             if changes and bench.engine.validate(before).settings == validated.settings:
                 text = shorten(", ".join(changes), _LONGEST)
-                cause = f"the only changes are to keys that this engine does not use: {text}"
-                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+                cause = f"all changes are to keys that this engine does not use: {text}"
+                raise UsageError(cause, "Change a key that the engine uses, or run the config anyway: --again.")
             if tried := already_tried(campaign.decided, run, candidate.hash, effective):
                 effect = tried.decision and tried.decision.estimate
                 outcome = f"{tried.status}, effect {effect}" if effect else tried.status
@@ -262,7 +262,7 @@ class Controller:
         )
 
     def start(self, request: Request, config: Config, campaign: Campaign) -> Record:
-        """Admit a config, reserve its number, and submit its run. Return the record, closed if that failed."""
+        """Admit a config, reserve a number, and submit the run. Return the record, which is closed if this failed."""
         if request.baseline:
             config = campaign.compose(())
         record, rules = self.admit(config, request, campaign), self.bench.rules
@@ -270,7 +270,7 @@ class Controller:
         self.require_disk(campaign)
         record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
         self._begins[record.number] = self.clock()
-        limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in all"
+        limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in total"
         self.reporter.note(f"experiment {record.number:04d}: {limits}")
         try:
             parent = campaign.parent and self.ledger.stored_config(campaign.parent)
@@ -284,8 +284,7 @@ class Controller:
         return record
 
     def require_disk(self, campaign: Campaign) -> None:
-        """Raise EngineError if less disk is free than this run and those in flight need, if each uses as much as the
-        campaign's last one."""
+        """Raise EngineError if the disk is too small for all runs in flight, by the size of the last run."""
         sizes = (r.result.disk_bytes for r in reversed(campaign.decided) if r.result and r.result.disk_bytes)
         used, free = next(sizes, None), free_disk_gb(self.ledger.runs_dir)
         needed = (used or _LEAST_DISK_BYTES) * (1 + len(self.bench.in_flight)) / 1e9
@@ -295,22 +294,19 @@ class Controller:
             raise EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
 
     def submit(self, run_dir: Path, job: Job, **access: Any) -> None:
-        """Start a worker. The journal has its job, and its `access` to the test split, before the worker starts."""
+        """Start a worker. Its job, with any `access` to the test split, is in the journal before the worker starts."""
         event: Event = "access" if access else "submitted"
         self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, **access))
 
     def collect(self, number: int) -> Record | None:
-        """Judge and close an experiment; None while its run or its proof is in flight: a keep has its proof first.
-
-        IntegrityError if measuring files changed.
-        """
+        """Judge and close an experiment; None while its run or proof is in flight. IntegrityError: see `checkout`."""
         record, bench, run_dir = self.ledger.record(number), self.bench, self.ledger.run_dir(number)
         if record.status != STARTED:
             return record
         if not bench.is_over(run_dir):
             return None
-        if (now := self.repo.head().branch) != record.branch:
-            cause = f"the checkout moved from {record.branch} to {now or 'a detached HEAD'}"
+        if (branch := self.repo.head().branch) != record.branch:
+            cause = f"the checkout moved from {record.branch} to {branch or 'a detached HEAD'}"
             raise IntegrityError(cause, f"Go back: git switch {shlex.quote(record.branch)}")
         campaign = self.folded()
         first = campaign.baseline
@@ -330,7 +326,7 @@ class Controller:
             return self.conclude(crash(record, failure, result.training.cause or "no cause known"))
         record = campaign.judge(record, baseline, bench.engine.validate)
         if proof is None and (record.is_keep or record.is_incumbent):
-            try:  # the engine proves that the weights that stay are those that were scored
+            try:  # prove that the kept weights are the scored weights
                 proof = bench.engine.start_proof(run_dir, result.evaluation.weights, self.reporter.note)
             except EngineError as error:
                 return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
@@ -343,10 +339,10 @@ class Controller:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
         if record.decided is None and record.failure in (None, Failure.CONFIG):
             record = replace(record, decided=self.ledger.num_decided() + 1)
-        # The monotonic clock leaves out what the machine was suspended, and nobody can set it. Without a start in this
-        # process the wall clock is left, which may be set back: no less than its run took.
-        since = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
-        seconds = self.clock() - self._begins.pop(record.number, self.clock() - since)
+        # The monotonic clock excludes suspensions, and nobody can set it. If another process started the experiment,
+        # only the wall clock is left, which may be set back; the run's duration is the lower limit.
+        by_wall_clock = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
+        seconds = self.clock() - self._begins.pop(record.number, self.clock() - by_wall_clock)
         lines = [record.health] if record.health else []
         if record.result is not None:
             seconds = max(seconds, record.result.total_seconds)
@@ -355,11 +351,11 @@ class Controller:
                 keys = used_keys(self.bench.engine, config)
                 conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks)
                 lines += map(str, digest(read_steps(self.ledger.run_dir(record.number) / METRICS_NAME), conditions))
-            except UsageError as error:  # no reason to lose a verdict
+            except UsageError as error:  # the verdict does not depend on the curves
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
         record = close(record, self.ledger, self.repo)
-        with suppress(EngineError, UsageError):  # a full disk, a damaged proof.json: the verdict does not depend on it
+        with suppress(EngineError, UsageError):  # the verdict does not depend on proof.json either
             MachineProof(self.bench.root, self.bench.engine).add_runs(self.ledger.records(), record.rules_hash)
         return record
 
@@ -369,11 +365,8 @@ class Controller:
         return tuple(map(self.ledger.record, self.bench.in_flight))
 
     def wait(self) -> float:
-        """Wait until a run in flight ends, half a second at most; then report how far the others are.
-
-        Returns the seconds for which this machine was suspended meanwhile: then the monotonic clock, by which training
-        is limited, stands still, and the wall clock does not.
-        """
+        """Wait until a run in flight ends, at most half a second. Then show the progress of the others. Return the
+        seconds for which this machine was suspended: the monotonic clock, which limits training, stops meanwhile."""
         executor, starting = self.bench.executor, Progress(Phase.STARTING, 0)
         executor.wait(_TICK_SECONDS)
         folders = executor.in_flight()
@@ -382,11 +375,11 @@ class Controller:
         seconds = 0.0 if before is None else self._ahead - before
         if seconds < _SUSPENDED_SECONDS:
             return 0.0
-        self.reporter.note(f"{suspended(seconds)}; this is no training time")
+        self.reporter.note(f"{suspended(seconds)}; this does not count as training time")
         return seconds
 
     def cancel(self, number: int | None = None) -> None:
-        """Cancel the runs that were not collected, and the proofs; with `number` only the run of that experiment."""
+        """Cancel all runs that were not collected, and all proofs; with `number` only those of one experiment."""
         executor, proofs = self.bench.executor, self.bench.proofs
         folders = [*executor.in_flight(), *proofs] if number is None else [self.ledger.run_dir(number)]
         executor.cancel(folders)
@@ -395,7 +388,7 @@ class Controller:
                 proofs.pop(folder)[1].close()
 
     def interrupt(self, cause: str) -> None:
-        """End the runs in flight and close their records: as interrupted, unless a record has its verdict already."""
+        """End the runs in flight and close their records as interrupted, unless a record already has a verdict."""
         numbers = self.bench.in_flight
         self.cancel()
         records = self.ledger.records()
@@ -409,13 +402,13 @@ class Controller:
 
 
 def suspended(seconds: float) -> str:
-    """Describe a jump of the wall clock: a suspension, or a clock that was set forward."""
+    """Return words for a jump of the wall clock."""
     return f"this machine was suspended for {lasted(seconds)}, or its clock was set forward"
 
 
 def open_controller(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Controller:
-    """Return a controller of this checkout, which does not hold the lock yet, with engine and budget of the campaign
-    that continues unless flags name them. `branch`: --branch."""
+    """Return a controller of this checkout, without the lock. If a campaign continues, the controller has the engine
+    and the budget of the campaign, unless flags name others. `branch`: --branch."""
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     records, here = ledger.records(), repo.head().branch
     first = baseline_of(records, here) or baseline_of(records, continued(repo, records, None))
@@ -433,7 +426,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     engine, rules_hash = open_engine(rules, root, environ, request.gpus, request.prime_rl), rules.hash(root)
     least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
     if cluster is not None and cluster.time_minutes < least:
-        cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
+        cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than the time limit of a run"
         raise UsageError(cause, f"Write {least} or more.")
     if cluster is not None and request.gpus is None and cluster.gpus < rules.num_gpus:
         cause = f"{request.slurm}: gpus = {cluster.gpus}, and a run of {rules.name} uses {rules.num_gpus}"
@@ -444,8 +437,8 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     num_slots = (num_before or 1) if request.pairs is None else request.pairs
     if num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
         num_slots, text = num_before or fitting.num_runs, f"--pairs auto: {fitting}"
-        if first and num_slots != fitting.num_runs:  # free memory changes, a campaign does not
-            text += f"; {first.branch} began with {num_slots} and keeps to that: --branch NEW begins another campaign"
+        if first and num_slots != fitting.num_runs:  # because other programs use memory now, or did
+            text += f"; {first.branch} began with {num_slots}, which stays: --branch NEW begins another campaign"
         reporter.note(text)
     executor: Executor[Any] = LocalExecutor(root, environ)
     if cluster is not None:
@@ -453,7 +446,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     elif num_slots != 1:
         if request.gpus is not None:
             cause = f"--gpus {request.gpus} names the GPUs of one run"
-            raise UsageError(cause, "Leave it out: --pairs takes them in order.")
+            raise UsageError(cause, "Leave it out: --pairs uses all GPUs in order.")
         num_each = len({*engine.gpu_ids()})
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
         executor = LocalExecutor(root, environ, divide(num_slots, indices, num_each, own_cores()))

@@ -1,4 +1,4 @@
-"""The health digest: what limits a run, in at most five lines with the keys to change."""
+"""The health digest: at most five lines on what limits a run, with the keys to change."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nightshift.config.rules import Rules
 
 Steps = Sequence[Step]
 Values = Sequence[float]
-# Severities. HINT: to know for the next hypothesis; COSTLY: a good part of the budget or of the signal is lost;
-# BROKEN: it learnt nothing, or lost what it had learnt. Findings are shown from the highest down.
+# Severities; the highest is shown first. HINT: useful for the next hypothesis. COSTLY: a large part of the budget or of
+# the signal is lost. BROKEN: the run learned nothing, or lost what it had learned.
 NOTE, HINT, COSTLY, BROKEN = range(4)
-SURE = 3.0  # standard errors for "it moved": not two, because a digest makes a dozen such tests
+SURE = 3.0  # standard errors of a significant change: three, because a digest makes about twelve such tests
 TRENDS = ("reward_mean", "entropy", "completion_tokens_mean")  # fields of Step that need 8 points
 
 LR, MAX_NORM = "trainer.optim.lr", "trainer.optim.max_norm"
@@ -37,7 +37,7 @@ SERVING = ("inference.vllm.max_num_seqs", "inference.vllm.gpu_memory_utilization
 
 
 class Finding(NamedTuple):
-    """One line with its figure, and the keys of train.toml to change."""
+    """One line of the digest, and the keys of train.toml to change."""
 
     text: str
     keys: tuple[str, ...]
@@ -49,26 +49,26 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """A run beside its curves."""
+    """Everything about a run except for the curves."""
 
     run: Result
     rules: Rules
-    values: Mapping[str, Any]  # the config's keys with defaults
-    used_keys: Collection[str] | None = None  # of the engine; None: all
-    remarks: Sequence[str] = ()  # lines on its scores (Campaign.remarks)
+    values: Mapping[str, Any]  # of train.toml, with defaults
+    used_keys: Collection[str] | None = None  # keys that the engine uses; None: all
+    remarks: Sequence[str] = ()  # lines on the scores (Campaign.remarks)
 
 
 def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
-    """Return at most five findings, the worst first, with the keys that the engine uses; `healthy: ...` without any, if
-    the run did not crash."""
+    """Return at most five findings, the worst first, with keys that the engine uses. The last line begins with
+    `healthy:` if there are no other findings and the run did not crash."""
     if not steps:
         return []
     checks = (test(values, steps, conditions) for field, test in CHECKS if (values := curve(steps, field)))
     findings = [*filter(None, checks), *(Finding(text, (), COSTLY) for text in conditions.remarks)]
     findings.sort(key=lambda finding: -finding.severity)  # stable: in the order of CHECKS within a severity
     findings.append(pace(steps, is_healthy=not findings and conditions.run.training.outcome.is_success))
-    used, there = conditions.used_keys, conditions.values.keys()
-    closed = {KL_TAU, *MASKS} - there if LOSS in there else set()  # of another loss
+    used, keys = conditions.used_keys, conditions.values.keys()
+    closed = {KL_TAU, *MASKS} - keys if LOSS in keys else set()  # parameters of other losses
 
     def is_open(key: str) -> bool:
         return key not in closed and (used is None or key in used)
@@ -77,18 +77,18 @@ def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
 
 
 def curve(steps: Steps, name: str) -> list[float]:
-    """Return the measured values of a field; none of a trend's field with fewer than 8 points."""
+    """Return the measured values of a field. Fields in TRENDS need 8 values; else the result is empty."""
     measured = (getattr(step, name) for step in steps)
-    # A diverging run writes any finite number: sums and squares of these stay finite.
+    # A diverging run may write any finite number. The limits keep sums and squares finite.
     values = [min(max(value, -1e30), 1e30) for value in measured if value is not None]
     return values if len(values) >= 8 or name not in TRENDS else []
 
 
 def trend(values: Values) -> tuple[float, float, str]:
-    """Return how a curve of 2 points or more changes from first to last, the standard error, and a text with its
-    interval. The change is Theil's slope (the median over pairs of points) times the length. The error is that of least
-    squares over Theil's efficiency, wider for few points and for residuals that correlate."""
-    # The number of pairs grows with the square of the number of points.
+    """Return the change of a curve (2 points or more) from the first to the last point, the standard error, and both as
+    text. The change is Theil's slope (the median over pairs of points) times the length. The standard error is that of
+    least squares, divided by Theil's efficiency; it is larger for few points and for correlated residuals."""
+    # At most 200 parts, because the number of pairs grows with the square of the number of points.
     y = np.array([part.mean() for part in np.array_split(values, min(len(values), 200))])
     n = len(y)
     first, second = np.triu_indices(n, k=1)
@@ -106,12 +106,12 @@ def trend(values: Values) -> tuple[float, float, str]:
 
 
 def deviation(values: np.ndarray) -> float:
-    """Return the standard deviation as the median absolute deviation gives it for normal noise."""
+    """Return the standard deviation of normal noise, estimated by the median absolute deviation."""
     return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
 def levels(values: Values, num_points: int) -> list[float]:
-    """Return the medians of at most ten equal parts of a curve, in order, each of `num_points` at least."""
+    """Return the medians of at most ten equal parts of a curve, in order. Each part has at least `num_points`."""
     num_parts = min(10, len(values) // num_points)
     return [float(np.median(part)) for part in np.array_split(values, num_parts)] if num_parts else []
 
@@ -121,7 +121,7 @@ def late(values: Values) -> Values:
 
 
 def no_gradient(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
-    """Find the step from which on there was no gradient, and why. In prime-rl, empty batches are no steps."""
+    """Find the step after which there was no gradient, and why. An empty batch of prime-rl is not a step."""
     rows = steps[len(steps) - num_without_gradient(steps) :]
     if len(rows) >= min(NO_GRADIENT_STEPS, len(steps)):
         shares = {"all_right_share": "every answer is right", "all_wrong_share": "every answer is wrong"}
@@ -136,10 +136,10 @@ def no_gradient(_: Values, steps: Steps, conditions: Conditions) -> Finding | No
 
 
 def reward(values: Values, steps: Steps, _: Conditions) -> Finding | None:
-    """Compare the end, whose weights are scored, with the best part; find a reward that rises or does not move."""
+    """Compare the end, whose weights are scored, with the best part. Find a reward that still rises, or is flat."""
     parts, (change, stderr, text) = levels(values, 4), trend(late(values))
     best, last = max(parts), parts[-1]
-    # The best of several noisy parts is too high (winner's curse): one more standard error than elsewhere.
+    # The best of several noisy parts is too high (winner's curse): one standard error more is required.
     error = deviation(np.diff(values)) / math.sqrt(2) * (2 * len(parts) / len(values)) ** 0.5 * 1.25
     is_falling = change < min(-SURE * stderr, -0.05)
     if best - last > 0.05 and (is_falling or best - last > (SURE + 1) * error):
@@ -147,10 +147,10 @@ def reward(values: Values, steps: Steps, _: Conditions) -> Finding | None:
         step = steps[int((parts.index(best) + 0.5) * len(values) / len(parts))].step
         text = f"from {best:.2f} (about step {step}) to {last:.2f} at the end, error {error:.2f}"
         return Finding(f"reward {word} {text}", (LR, MAX_NORM, KL_TAU, AGE), severity)
-    if change > max(SURE * stderr, 0.02):  # smaller gains are not worth a longer run
-        text = f"{text} over the last half, {last:.2f} at the end: more or larger steps pay"
+    if change > max(SURE * stderr, 0.02):  # a smaller gain does not justify a longer run
+        text = f"{text} over the last half, {last:.2f} at the end: more or larger steps would help"
         return Finding(f"reward still rising: {text}", (LR, BATCH, GROUP), HINT)
-    change, stderr, text = trend(values)  # on the trl engine (256 rollouts) 40 steps tell a change of about 0.03
+    change, stderr, text = trend(values)  # on the trl engine (256 rollouts) 40 steps show a change of about 0.03
     if change >= min(2 * stderr, 0.05 - stderr) or last >= 0.95:
         return None
     text = f"reward flat: {text} over {len(values)} steps, at {median(values):.2f}"
@@ -158,64 +158,59 @@ def reward(values: Values, steps: Steps, _: Conditions) -> Finding | None:
 
 
 def entropy(values: Values, steps: Steps, _: Conditions) -> Finding | None:
-    """Gains are paid with entropy (arXiv 2505.22617); healthy recorded runs keep 0.6 to 0.9 of it."""
+    """Find an entropy that doubled or collapsed. Healthy recorded runs keep 0.6 to 0.9 of it (arXiv 2505.22617)."""
     first, *_parts, last = levels(values, 2)
     change, stderr, _text = trend(values)
     if last > 2 * first > 0 and change > SURE * stderr:  # never in a healthy run
-        text = f"rose from {first:.3g} to {last:.3g} (x{last / first:.2g}): the policy comes apart"
+        text = f"rose from {first:.3g} to {last:.3g} (x{last / first:.2g}): the answers become random"
     elif first > 0 and last < 0.1 * first and (levels(curve(steps, "reward_mean"), 2) or [0.0])[-1] < 0.95:
-        text = f"collapsed from {first:.3g} to {last:.3g} ({last / first:.0%} left): exploration is used up"
+        text = f"collapsed from {first:.3g} to {last:.3g} ({last / first:.0%} left): almost no exploration is left"
     else:
         return None
     return Finding(f"entropy {text}", (LR, TEMPERATURE, KL_TAU, MASKS[1]), COSTLY)
 
 
 def above(limit: float, text: str, keys: tuple[str, ...], values: Values, *_: Any) -> Finding | None:
-    """Compare the mean of the last half with a limit."""
+    """Find a curve whose mean over the last half is at least `limit`."""
     mean = fmean(late(values))
     return Finding(f"{text.format(mean)} in the last half", keys, COSTLY) if mean >= limit else None
 
 
 def errors(values: Values, steps: Steps, _: Conditions) -> Finding | None:
-    """Find failed rollouts; those that the server did not answer have no key of train.toml."""
+    """Find failed rollouts. No key of train.toml helps if the server did not answer."""
     text = "{:.0%} of the rollouts failed"
-    if sum(curve(steps, "server_error_share")) / len(steps) > fmean(values) / 2:  # no error, no value
+    if sum(curve(steps, "server_error_share")) / len(steps) > fmean(values) / 2:  # a step without errors has no value
         return above(0.02, f"{text}: the server did not answer, see inference.log", (), values)
     return above(0.02, text, (INFLIGHT, MAX_TOKENS), values)
 
 
-def branches(values: Values, *_: Any) -> Finding | None:
-    """Find rollouts that train as several samples, because the chat template writes an earlier turn anew."""
-    text = "{:.1f} samples a rollout: a later turn has other tokens than the server saw, so its prompt is paid again"
-    return above(1.1, text, (), values)
-
-
 def cut(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
-    """Both engines' healthy recorded runs cut below 0.01."""
+    """Find answers that reach the token limit. In healthy recorded runs of both engines they are below 0.01."""
     evaluation, shares = conditions.run.evaluation, dict[str, float]()
     if training := curve(steps, "truncated_share"):
         limit = min(conditions.values.get(MAX_TOKENS) or math.inf, conditions.rules.max_completion_tokens)
         shares[f"of the training completions at {limit} tokens in the last half"] = fmean(late(training))
     if evaluation is not None and evaluation.cut_wrong_share is not None:
-        shares["of the answers cut at evaluation, and so scored 0"] = evaluation.cut_wrong_share
+        shares["of the answers at evaluation, which scored 0"] = evaluation.cut_wrong_share
     text = ", ".join(f"{share:.0%} {where}" for where, share in shares.items())
     keys = (MAX_TOKENS, "orchestrator.algo.length_penalty", "seq_len")
-    return Finding(f"cut: {text}", keys, COSTLY) if max(shares.values(), default=0.0) >= 0.05 else None
+    return Finding(f"truncated: {text}", keys, COSTLY) if max(shares.values(), default=0.0) >= 0.05 else None
 
 
 def groups(values: Values, steps: Steps, conditions: Conditions) -> Finding | None:
-    """Groups all right or all wrong have no gradient (DAPO, arXiv 2503.14476, section 3.2). The arithmetic task learns
-    well at 0.78 to 0.87 in groups of 4; at 0.95 one group in twenty teaches."""
+    """Find many groups that are all right or all wrong: they have no gradient (DAPO, arXiv 2503.14476, section 3.2).
+    The arithmetic task learns well at 0.78 to 0.87 in groups of 4; at 0.95 one group in twenty has a gradient."""
     wrong_shares = curve(steps, "all_wrong_share")
     if not wrong_shares or no_gradient(values, steps, conditions):
         return None
     right, wrong = fmean(late(values)), fmean(late(wrong_shares))
     severity, parts = COSTLY if right + wrong >= 0.95 else HINT, f"({right:.0%} all right, {wrong:.0%} all wrong)"
-    text = f"{right + wrong:.0%} of the groups teach nothing in the last half {parts}"
+    text = f"{right + wrong:.0%} of the groups have no gradient in the last half {parts}"
     return Finding(text, (GROUP, TEMPERATURE, SAMPLER), severity) if right + wrong >= 0.8 else None
 
 
 def unused(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
+    """Find a run that `max_steps` ended long before the budget."""
     used, whole = steps[-1].time, conditions.rules.budget_seconds
     if conditions.run.training.outcome is not Outcome.FINISHED or used is None or used >= 0.8 * whole:
         return None
@@ -223,18 +218,18 @@ def unused(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
     return Finding(f"{end}: {whole - used:.0f} s of the budget unused", ("max_steps",), COSTLY)
 
 
-# A field of Step ("step" for a test that reads several), and the test of its curve.
+# A field of Step and the test of its curve. "step" stands for tests that read several fields.
 CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]], ...] = (
     ("step", no_gradient),
     ("reward_mean", reward),
     ("entropy", entropy),
-    # Recorded: KL 1e-5 to 2e-4 a token when healthy, 0.003 to 0.04, in bursts, at ten times that learning rate.
+    # Recorded KL per token: 1e-5 to 2e-4 in healthy runs; 0.003 to 0.04, in bursts, at ten times their learning rate.
     ("kl", partial(above, 0.003, "KL between trainer and server {:.1e}", (LR, AGE, KL_TAU))),
     ("masked_share", partial(above, 0.05, "{:.0%} of the tokens are masked out of the loss", MASKS)),
     # prime-rl aims at an age of 1 and drops rollouts beyond 8 by default; recorded: 1.1.
     ("off_policy_mean", partial(above, 4, "rollouts are {:.1f} policy versions old", (AGE, INFLIGHT))),
     ("error_share", errors),
-    ("branches_mean", branches),
+    ("branches_mean", partial(above, 1.1, "{:.1f} samples per rollout (the chat template changes earlier turns)", ())),
     ("step", cut),
     ("all_right_share", groups),
     ("step", unused),
@@ -242,8 +237,8 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
 
 
 def pace(steps: Steps, is_healthy: bool) -> Finding:
-    """Return the last line: number, length and parts of the steps, and the keys of the longest part."""
-    later = steps[1:] or steps  # the first step compiles, and has no gap before it
+    """Return the last line: number, duration and parts of the steps, and the keys of the longest part."""
+    later = steps[1:] or steps  # the first step includes compilation
     gaps, train = np.diff(curve(steps, "time")), curve(later, "train_seconds")
     text, keys = f"{len(steps)} steps", tuple[str, ...]()
     if np.any(gaps):

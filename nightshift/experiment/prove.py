@@ -1,7 +1,7 @@
-"""proof.json: what was shown to work on this machine's GPUs, and `prepare.py --prove`, which shows what is missing.
+"""proof.json lists what works on this machine's GPUs. `prepare.py --prove` measures the rows that are missing.
 
-prepare.py, its smoke run and ordinary runs write their rows. A row has the measured figure or the line that failed, and
-applies to one engine, hardware, driver and code. The file has no path, user name, host name or secret.
+prepare.py, its smoke run and ordinary runs write rows. A row has a measured figure or the line of an error, and applies
+to one engine, hardware, driver and code. The file contains no path, user name, host name or secret.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from nightshift.files import Document, read_json, write_atomically, write_json
 from nightshift.waiting import look, markers, waiting
 
 PROOF_NAME = "proof.json"
-# What decides whether an engine works on a machine: its bytes, and the pins.
+# The code, and the pinned versions, that determine whether an engine works on a machine.
 _CODE = ("pyproject.toml", "nightshift/engines/", "nightshift/evaluation/", "nightshift/executors/")
-_BASELINE_SECONDS = 600.0  # of training at least
-_RELEASE_SECONDS = 10.0  # in which a killed run has to leave the GPUs; not measured
-_GRACE_SECONDS = 60.0  # run.py closes its record on SIGTERM
+_BASELINE_SECONDS = 600.0  # the shortest training time of the last three rows
+_RELEASE_SECONDS = 10.0  # after which a killed run must not use a GPU any more; not measured
+_GRACE_SECONDS = 60.0  # for run.py to close its record after SIGTERM
 _POLL_SECONDS = 0.5
 _RATE = "trainer.optim.lr"
-# Private words, and their placeholders.
+# Patterns of private text, and their placeholders.
 _PRIVATE = (
     (r"[a-z][a-z0-9+.-]*://\S+|\S+@\S+|\b\d{1,3}(?:\.\d{1,3}){3}\b", "<address>"),
     (r"(?<![\w<])(?:~|\.{1,2})?(?:/[^\s/:;,'\"()<>|]+)+/?", "<path>"),
@@ -51,16 +51,16 @@ _PRIVATE = (
 
 
 class Step(Struct, frozen=True):
-    """How a row is measured: `command` is program and flags, the others are for people."""
+    """How a row is measured. `time` and `download` are shown."""
 
-    command: str
+    command: str  # program and flags
     time: str
     download: str = "none"
     engines: tuple[str, ...] = ENGINES
 
 
-_SMOKE, _RUN = "prepare.py --smoke", "10 min of training, at most 20 min in all"
-# Cheap ones first. The names are those of `mark` in the engines.
+_SMOKE, _RUN = "prepare.py --smoke", "10 min of training, at most 20 min in total"
+# Cheap rows first. Engines call `mark` with these names.
 STEPS = {
     "driver and memory": Step("nightshift doctor", "a second"),
     "install": Step(_SMOKE, "not measured", "not measured; fills up to 20 GB of disk (estimated)", ("prime-rl",)),
@@ -80,25 +80,24 @@ _KILL, _UP = "kill and nothing left", "server up"
 
 
 class Row(Struct, frozen=True):
-    """`figure`: what was measured, or the line that failed. `time`: ISO 8601, UTC."""
+    """A row of proof.json."""
 
-    is_shown: bool
-    figure: str
+    is_shown: bool  # True if the row works
+    figure: str  # the measured figure, or the line of the error
     seconds: float | None
-    time: str
+    time: str  # ISO 8601, UTC
 
 
 class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
-    """proof.json. `machines`: the rows by name, for each engine, hardware, driver and code. `versions`: of the engine
-    that wrote last; `commit`: HEAD at that moment."""
+    """proof.json."""
 
-    commit: str | None
-    versions: dict[str, str]
-    machines: dict[str, dict[str, Row]]
+    commit: str | None  # HEAD when the last row was written
+    versions: dict[str, str]  # of the engine that wrote the last row
+    machines: dict[str, dict[str, Row]]  # rows by name, for each engine, hardware, driver and code
 
 
 def public(text: str) -> str:
-    """Return a line without paths, addresses, names of user and machine, and what may be a secret."""
+    """Return a line without paths, addresses, names of user and machine, and possible secrets."""
     secrets = {value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)}
     host, user = socket.gethostname(), {os.environ.get("USER", ""), Path.home().name}
     names = sorted({*user, host, host.partition(".")[0]} - {"root", ""}, key=len, reverse=True)
@@ -109,15 +108,15 @@ def public(text: str) -> str:
 
 
 class MachineProof:
-    """The rows of an engine on this machine; where its rules use no GPU none is written."""
+    """The rows of an engine on this machine. No row is written if the engine uses no GPU."""
 
     def __init__(self, root: Path, engine: Engine) -> None:
         self.root, self.engine = root, engine
-        self.began: dict[str, float] = {}  # of rows that have not ended, in their order
+        self.began: dict[str, float] = {}  # start times of unfinished rows, in order
 
     @cached_property
     def machine(self) -> str:
-        """`prime-rl on 2 x NVIDIA A100, driver 580.95, code 1f2e3d4c5b6a`: hex digits over the code that ran."""
+        """`prime-rl on 2 x NVIDIA A100, driver 580.95, code 1f2e3d4c5b6a`. The last part is a hash of _CODE."""
         digest = hashlib.sha256()
         for path in covered_files(self.root, _CODE):
             digest.update(path.encode() + b"\0" + (self.root / path).read_bytes())
@@ -126,17 +125,17 @@ class MachineProof:
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The rows that hold for this machine, by their names."""
+        """The rows that apply to this machine, by name."""
         return self._machines().get(self.machine, {})
 
     def missing(self, command: str = "") -> list[str]:
-        """Return the rows of a command, or of all, that are not shown."""
+        """Return the names of the rows, of one command or of all, that are not shown to work."""
         shown = {name for name, row in self.rows.items() if row.is_shown}
         steps = {name: step for name, step in STEPS.items() if self.engine.name in step.engines and name not in shown}
         return [name for name, step in steps.items() if command in ("", step.command)]
 
     def mark(self, name: str, figure: str = "", is_shown: bool = True) -> None:
-        """Begin a row, or with a figure write it, unless another figure has shown it: `waiting.mark`."""
+        """Begin a row, or write the row with its figure. A failure does not replace a success. See `waiting.mark`."""
         now = time.monotonic()
         began = self.began.setdefault(name, now)
         if figure:
@@ -145,7 +144,7 @@ class MachineProof:
             self.write(name, is_shown, figure, now - began or None)
 
     def add_runs(self, records: Sequence[Record], rules_hash: str) -> None:
-        """Write what runs under these rules show, or the causes of their crashes, into rows that are not shown yet."""
+        """Write the last three rows from runs under these rules, unless they are already shown to work."""
         key = rules_hash, self.engine.hardware()
         runs = [r for r in records if (r.rules_hash, r.hardware) == key and r.failure != Failure.INTERRUPTED]
         if not runs or self.engine.rules.budget_seconds < _BASELINE_SECONDS:
@@ -163,7 +162,7 @@ class MachineProof:
         return proof.machines if proof else {}
 
     def write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
-        """Write a row, and drop rows of another code or driver. EngineError if the disk refuses."""
+        """Write a row, and delete rows of another code or driver. EngineError if the disk refuses."""
         engine, commit, now = self.engine, None, datetime.now(UTC).isoformat(timespec="milliseconds")
         if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
             return
@@ -179,7 +178,7 @@ class MachineProof:
 
 
 def _figure(record: Record) -> str:
-    """Return what a run measured, or why it crashed."""
+    """Return the figures of a run, or why it crashed."""
     if record.score is None or record.result is None:
         return record.why
     training, start = record.result.training, record.result.startup_seconds or 0.0
@@ -191,7 +190,7 @@ def _figure(record: Record) -> str:
 
 @contextmanager
 def proving(root: Path, engine: Engine) -> Iterator[MachineProof]:
-    """Write the rows that are marked inside. The line of an error that leaves is that of the first that did not end."""
+    """Write the rows that are marked inside the context. An error is the figure of the first unfinished row."""
     proof = MachineProof(root, engine)
     markers[:] = [proof.mark]
     try:
@@ -205,8 +204,7 @@ def proving(root: Path, engine: Engine) -> Iterator[MachineProof]:
 
 
 def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
-    """Measure the rows that are missing by the commands that write them. Return the exit code: of the command that
-    failed, or CRASH if a row is not shown."""
+    """Run the commands of the missing rows. Return a failed command's exit code, or CRASH if rows are missing."""
     engine, ledger, rules_hash = proof.engine, Ledger(proof.root), proof.engine.rules.hash(proof.root)
     if not engine.free_gpus():
         fix = f"Leave out --gpus none, or write environments = [] in {RULES_NAME}."
@@ -237,17 +235,17 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
             proof.mark(missing[0], " | ".join(tail(log, 1)) or f"exit code {code}", is_shown=False)
         for name, row in proof.rows.items():
             if row != before.get(name) and not row.is_shown:
-                note(f"{name}: {row.figure} (all of it: {log})")
+                note(f"{name}: {row.figure} (log: {log})")
         if code:
             return max(code, ExitCode.CRASH)
-    left = proof.missing()
-    note(f"not shown: {', '.join(left)}" if left else f"all {len(proof.rows)} rows are shown")
+    missing = proof.missing()
+    note(f"not shown: {', '.join(missing)}" if missing else f"all {len(proof.rows)} rows are shown")
     note(f"for a bug report: {proof.root / PROOF_NAME}")
-    return ExitCode.CRASH if left else ExitCode.MEASURED
+    return ExitCode.CRASH if missing else ExitCode.MEASURED
 
 
 def _run(proof: MachineProof, name: str, words: Sequence[str], log: Path) -> int:
-    """Run a command to its end, or for the row `_KILL` until its run trains. Return its exit code."""
+    """Run a command and return its exit code. For the row `_KILL` kill it when its run trains."""
     group, before, argv = ProcessGroup("prove", _GRACE_SECONDS), proof.rows.get(_UP), [sys.executable, *words]
     try:
         child = group.start(name, argv, log_path=log, env=os.environ, cwd=proof.root)
@@ -264,7 +262,7 @@ def _run(proof: MachineProof, name: str, words: Sequence[str], log: Path) -> int
 
 
 def _kill(proof: MachineProof, child: Child) -> int:
-    """Kill a run that trains, and mark whether its processes and what they held of the GPUs are gone in time."""
+    """Kill a run that trains, and mark the row: do its processes and their GPU memory disappear in time?"""
     began, processes = time.monotonic(), psutil.Process(child.pid).children(recursive=True)
     child.kill()
     while left := [*map(describe, filter(is_alive, processes)), *map(str, gpu_problems(proof.engine.gpus()))]:

@@ -1,5 +1,5 @@
-"""Make one run in its own process: `worker.py ROOT FOLDER`. FOLDER has job.json; the worker adds `result.json`. On this
-machine the controller holds the pipe to stdin, so a worker ends with its controller."""
+"""The process of one run: `worker.py ROOT FOLDER` reads job.json from FOLDER and writes result.json to it. A local
+worker ends with its controller, because the pipe to stdin closes."""
 
 import math
 import os
@@ -38,13 +38,13 @@ from nightshift.files import read_file, temporary_beside, write_atomically, writ
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
-_CONFIG_FAULT = "the incumbent starts, so it is the config's fault"
-_CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
-INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to tell whose fault a failed start is
+_CONFIG_FAULT = "the incumbent starts, so the config is at fault"
+_CHANCE = 1e-4  # a series of steps without a gradient that is less likely than this by chance ends the run
+INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to find out whose fault a failed start is
 
 
 def main(root: Path, folder: Path) -> int:
-    """Make the run of `folder`. Return the exit code, MEASURED if there is a result."""
+    """Make the run of `folder`. Return the exit code: MEASURED if there is a result."""
     try:
         (folder / STARTED_NAME).touch(exist_ok=False)
     except FileExistsError:  # SLURM may start a job twice
@@ -63,14 +63,14 @@ def main(root: Path, folder: Path) -> int:
 
 
 def _end_with_the_controller() -> None:
-    """Wait for the end of stdin, which means that the controller is dead. Then end as if it had asked."""
+    """Wait until stdin closes, which means that the controller has ended. Then end by SIGTERM."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def make_run(job: Job, root: Path, folder: Path) -> Result:
-    """Train, evaluate, return the result; without scores `training` has the cause. No process is left."""
+    """Train and evaluate. Return the result; if it has no scores, `training` has the cause. No process is left."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
     slot, rules = job.slot or os.environ.get("SLURMD_NODENAME", ""), job.rules
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.INFRASTRUCTURE)
@@ -78,31 +78,31 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     engine: Engine | None = None
     answers: Path | None = None
     try:
-        # A cluster's node adds what a login there brings, with its tokens.
+        # The environment variables of a cluster's node may contain tokens.
         engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus)
-        here = engine.hardware() + job.layout  # before this process is pinned to its part of it
-        pairs = {"rules": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or here, here)}
-        for what, (wanted, actual) in pairs.items():
-            if wanted != actual:
-                raise EngineError(f"the worker has other {what} than its job: {actual}, not {wanted}")
+        hardware = engine.hardware() + job.layout  # before this process is pinned to a part of the hardware
+        pairs = {"rules hash": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or hardware, hardware)}
+        for what, (expected, actual) in pairs.items():
+            if expected != actual:
+                raise EngineError(f"the worker's {what} differs from the job's: {actual} instead of {expected}")
         if job.cores and hasattr(os, "sched_setaffinity"):  # not on macOS
             os.sched_setaffinity(0, job.cores)
         examples = examples_of(job.split, rules, root)
-        if job.split != "test":  # of which only scores are written: runs/ is where agents read
-            # The file appears with the result: whoever read scores earlier could end a run whose score is low.
+        if job.split != "test":  # agents read in runs/, so no answers to test examples are written
+            # The file appears together with the result, so nobody can end a run because its first scores are low.
             answers = temporary_beside(folder / ANSWERS_NAME)
         machine = {MACHINE_NAME: engine.machine.text} if engine.machine.text else {}
         if memory := os.environ.get("SLURM_MEM_PER_NODE", "") if job.name else "":
             machine["memory of the job"] = f"{memory} MiB"
-        result = structs.replace(result, hardware=here, versions=engine.versions() | machine)
+        result = structs.replace(result, hardware=hardware, versions=engine.versions() | machine)
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
             result = structs.replace(result, startup_seconds=time.monotonic() - opened)
             callback = ending(progress, rules.budget_seconds) if job.incumbent else progress
             training = session.train(rules.budget_seconds, callback)
-            if training.outcome.is_success and training.num_steps < 1:  # the base model is no result of this config
-                cause = f"no step fitted into the budget of {rules.budget_text}"
+            if training.outcome.is_success and training.num_steps < 1:  # the weights are still those of the base model
+                cause = f"the budget of {rules.budget_text} is too short for one step"
                 fix = "Lower orchestrator.batch_size or max_completion_tokens."
                 raise EngineError(cause, fix, failure=Failure.CONFIG)
             if training.outcome.is_success:
@@ -121,11 +121,11 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             failure, log = error.failure, error.log
         cause = str(error)
         if failure is Failure.UNKNOWN and engine and job.incumbent:
-            reporter(folder / PROGRESS_NAME, slot, "trying the incumbent's start: the cause of a failure is not known")
+            reporter(folder / PROGRESS_NAME, slot, "starting the incumbent to find the cause of a failure")
             problem = _start_incumbent(engine, job, folder / INCUMBENT, began)
             failure = Failure.INFRASTRUCTURE if problem else Failure.CONFIG
             cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
-        if failure is Failure.UNKNOWN:  # there is no incumbent to try
+        if failure is Failure.UNKNOWN:  # there is no incumbent yet
             failure = Failure.INFRASTRUCTURE
         cause = clean(cause, 4 * MAX_TEXT)
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
@@ -135,14 +135,14 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
     disk_bytes = None
-    with suppress(OSError):  # a file is deleted meanwhile, by the user or by NFS
+    with suppress(OSError):  # a file may be deleted meanwhile, by the user or by NFS
         disk_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     seconds = time.monotonic() - began
     return structs.replace(result, training=training, total_seconds=seconds, disk_bytes=disk_bytes)
 
 
 def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> str:
-    """Start the incumbent once and stop it. Return why that failed; empty if it starts: then the config is at fault."""
+    """Start the incumbent and stop it. Return why this failed; empty if it starts, so that the config is at fault."""
     try:
         folder.mkdir()
         engine.open(job.incumbent or {}, job.seed, folder, job.deadline_seconds - (time.monotonic() - began)).close()
@@ -154,15 +154,14 @@ def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> st
 
 
 def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
-    """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`. `note`: of
-    the first reading."""
+    """Return a callback that writes the last reading to `path`, for the live line. `note`: of the first reading."""
     phase, written = Phase.STARTING, -math.inf
 
     def report(reading: Progress) -> None:
         nonlocal phase, written
         if reading.phase is not phase or time.monotonic() - written >= _PROGRESS_SECONDS:
             phase, written = reading.phase, time.monotonic()
-            with suppress(OSError):  # a full disk ends the run where it matters, not here
+            with suppress(OSError):  # a full disk does not end the run before the result is written
                 write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
 
     report(Progress(Phase.STARTING, 0, note=note))
@@ -170,21 +169,21 @@ def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
 
 
 def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
-    """Return `report` with an end: it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient, if the
-    row is less likely than _CHANCE given the steps before it: sparse rewards give many steps without a gradient.
-    Without any gradient a run trains for half of its budget, because sparse rewards start late."""
+    """Return a callback that calls `report` and ends a run without a gradient by NoGradient: after NO_GRADIENT_STEPS
+    steps in a row, if the earlier steps make this less likely than _CHANCE, because sparse rewards give many steps
+    without a gradient. A run that never had a gradient ends after half of the budget: sparse rewards may start late."""
 
     def watch(reading: Progress) -> None:
         report(reading)
-        row, left = reading.num_without_gradient, reading.seconds_left
-        if row < NO_GRADIENT_STEPS or left is None:
+        num, left = reading.num_without_gradient, reading.seconds_left
+        if num < NO_GRADIENT_STEPS or left is None:
             return
-        before = reading.num_steps - row
+        before = reading.num_steps - num
         without = before - reading.num_with_gradient
-        # Probability that all of the next `row` steps have no gradient: steps are independent, uniform prior.
-        chance = math.comb(without + row, row) / math.comb(before + 1 + row, row)
+        # Probability that each of the next `num` steps has no gradient: independent steps, uniform prior.
+        chance = math.comb(without + num, num) / math.comb(before + 1 + num, num)
         if chance < _CHANCE if before else left <= budget_seconds / 2:
-            raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", failure=Failure.CONFIG)
+            raise NoGradient(f"no gradient in the last {num} of {reading.num_steps} steps", failure=Failure.CONFIG)
 
     return watch
 

@@ -43,7 +43,7 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
     fault(root, "no_step", once=False)
     code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
     assert code == 1
-    assert "no step fitted into the budget of 1 s of CPU time. Lower orchestrator.batch_size or max_co" in stdout
+    assert "the budget of 1 s of CPU time is too short for one step. Lower orchestrator.batch_size or max_co" in stdout
     [record] = Ledger(root).records()
     assert (record.status, record.failure, record.evaluation) == ("crash", "config", None)
     assert "evaluating" not in (root / "runs" / "0001" / "progress.json").read_text()

@@ -140,11 +140,11 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
     assert code == 1, stderr
     kept, last = records(root)[1:]
     assert (kept.status, kept.kept_commit, last.number) == ("keep", None, 3)
-    line = f"keep 0002: decided and not committed: git could not write: its lock file {lock} is "
+    line = f"keep 0002: decided, but not committed: git could not write: its lock file {lock} is "
     assert f"\ngit:          {line}" in (root / "runs" / "night.txt").read_text()
     assert "\nstopped:      3 experiments are done\n" in stdout
     for name in ("report.md", "report.html"):
-        assert "Not in git: keep 0002: decided and not committed" in (root / "runs" / name).read_text()
+        assert "Not in git: keep 0002: decided, but not committed" in (root / "runs" / name).read_text()
     lock.unlink()
     _, stderr = good_night(root, agent="lr", proposer="lr", experiments=1, page=True)
     assert "experiment 0002 was decided before git was called; now: committed " in stderr
@@ -226,7 +226,7 @@ def test_a_campaign_keeps_its_number_of_slots(root: Path) -> None:
     """Free memory changes, and results of another number do not compare."""
     assert whole_night(root, agent="lr", proposer="lr", pairs=1, experiments=1)[0] == 0
     _, stderr = good_night(root, agent="lr", proposer="lr", pairs=0, experiments=1)
-    assert ("began with 1 and keeps to that" in stderr) == (TrlEngine(ARITHMETIC_TRL, ROOT, {}).capacity().num_runs > 1)
+    assert ("began with 1, which stays" in stderr) == (TrlEngine(ARITHMETIC_TRL, ROOT, {}).capacity().num_runs > 1)
     assert len({r.hardware for r in records(root)}) == 1
 
 
@@ -314,7 +314,7 @@ def test_a_certificate_is_made_in_all_slots_resumed_by_its_night_and_told(root: 
 
 def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> None:
     stdout, _ = good_night(root, agent="random", proposer="lr", experiments=1, certify=2)
-    assert "certificate:  not certified: nothing was kept" in stdout
+    assert "certificate:  not certified: no change is kept" in stdout
     assert not (root / "runs" / "certify").exists()
 
 

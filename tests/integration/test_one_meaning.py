@@ -306,7 +306,7 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
         task = open_task(controller, 1)
         assert task.plan.configs["incumbent"] == parse(source).hash
     else:
-        with pytest.raises(UsageError, match="nothing was kept"):
+        with pytest.raises(UsageError, match="no change is kept"):
             open_task(controller, 1)
     write(controller, "1e-7")
     against = "against:  the baseline" + (f" with {', '.join(names)}" if names else "")

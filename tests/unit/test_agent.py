@@ -69,7 +69,7 @@ def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clo
     clone.open(b"lr = 7\n")
     assert stat.S_IMODE(clone.folder.parent.stat().st_mode) == 0o700
     assert (clone.path / "train.toml").read_bytes() == b"lr = 7\n"
-    with pytest.raises(UsageError, match=r"is the throw-away clone of an agent, in which nothing is run\. Edit"):
+    with pytest.raises(UsageError, match=r"is the temporary clone of an agent, in which no experiment may run\. Edit"):
         checked_head(Repo(clone.path))
     assert clone.changes() == ()
     (clone.path / "folder").mkdir()

@@ -182,12 +182,12 @@ def test_an_edit_is_the_candidate_of_a_campaign_that_kept_nothing_yet(controller
 @pytest.mark.parametrize("name", ["a b", "refs/../x", "-x", "HEAD", "autoresearch"])
 def test_a_name_that_git_refuses_is_one_line(controller: Controller, name: str) -> None:
     git(controller.bench.root, "branch", "autoresearch/x")
-    assert refusal(controller, name).endswith(("Choose another.", "choose another name: --branch NAME."))
+    assert refusal(controller, name).endswith(("Choose another name.", "choose another name: --branch NAME."))
 
 
 def test_a_baseline_to_run_once_more_is_needed_before_a_branch_is_created(controller: Controller) -> None:
     again = with_bench(controller, request=Request(baseline=True))
-    assert refusal(again) == "there is no baseline to run once more. Run the first one: uv run run.py"
+    assert refusal(again) == "there is no baseline to run again. Run the first one: uv run run.py"
     begin(controller)
     controller.run(Request())
     begin(again)

@@ -368,7 +368,7 @@ def test_revert_of_a_loss_whose_parameter_a_later_change_set_is_refused(branch: 
 def test_revert_overwrites_no_edit_and_waits_for_owed_commits(branch: Branch, is_staged: bool) -> None:
     first, second = change(1, lr="5e-6"), change(2, kl="0.01")
     branch.decide(keep(first))
-    with pytest.raises(UsageError, match="does not have the commits of all decisions yet"):
+    with pytest.raises(UsageError, match="not all decisions are committed to"):
         commits.revert(branch.repo, BASELINE, (first, second), first)
     path = branch.repo.root / "train.toml"
     path.write_bytes(mine := b"# mine\n" + branch.config().source)

@@ -200,7 +200,7 @@ def test_a_ratio_of_nothing_is_refused(rules: Rules, text: str, said: str) -> No
     assert said in str(raised.value)
 
 
-# Strict and flexible scores: a gain in form only is told as one, wherever it is told
+# Strict and flexible scores: a gain by the answer format alone is reported everywhere
 
 NUM = 1000
 Scores = tuple[float, float | None, float | None]  # eval_score, strict_score, format_rate
@@ -223,10 +223,10 @@ def pair(before: Scores, after: Scores) -> list[Record]:
 
 
 # Before, after, and what is said of it.
-ONLY_FORM = ((0.40, 0.10, 0.12), (0.50, 0.45, 0.90), "a gain in form only")
-SAME_SCORE = ((0.50, 0.10, 0.20), (0.50, 0.45, 0.90), "written better, not right more often")
-LOWER = ((0.50, 0.10, 0.20), (0.40, 0.36, 0.90), "written better, not right more often")
-FROM_NONE = ((0.40, 0.00, 0.00), (0.405, 0.405, 1.00), "written better, not right more often")
+ONLY_FORM = ((0.40, 0.10, 0.12), (0.50, 0.45, 0.90), "the gain is the answer format alone")
+SAME_SCORE = ((0.50, 0.10, 0.20), (0.50, 0.45, 0.90), "the answer format improved, not the score")
+LOWER = ((0.50, 0.10, 0.20), (0.40, 0.36, 0.90), "the answer format improved, not the score")
+FROM_NONE = ((0.40, 0.00, 0.00), (0.405, 0.405, 1.00), "the answer format improved, not the score")
 MORE_THAN_FORM = ((0.40, 0.20, 0.50), (0.60, 0.54, 0.90), None)
 FORMATTED_BEFORE = ((0.40, 0.38, 0.95), (0.50, 0.48, 0.96), None)
 FORM_LOST = ((0.50, 0.45, 0.90), (0.55, 0.10, 0.20), None)
@@ -250,12 +250,13 @@ def test_the_parts_of_a_gain_add_up_to_it_and_the_digest_says_them() -> None:
     """Every formatted answer is right as often as before, and so is every other: all of the gain is form."""
     found = compare(scored(2, (0.7, 0.64, 0.8)), scored(1, (0.5, 0.32, 0.4)))
     assert found.gain == pytest.approx(0.2)
-    assert "eval_score +20.0 pp, the form alone is worth +20.0 pp: a gain in form only" in found.line
+    assert "eval_score +20.0 pp, the format explains +20.0 pp: the gain is the answer format alone" in found.line
     assert compare(scored(2, (0.6, 0.48, 0.8)), scored(1, (0.5, 0.2, 0.4))) is None  # as often right in either form
     run = scored(2, ONLY_FORM[1])
     form = (
-        "form: 90% of the answers end as asked, 12% before: strict_score +35.0 pp, eval_score +10.0 pp, "
-        "the form alone is worth +19.2 pp: a gain in form only"
+        "answer format: 90% of the answers are in the requested format, 12% before: "
+        "strict_score +35.0 pp, eval_score +10.0 pp, "
+        "the format explains +19.2 pp: the gain is the answer format alone"
     )
     assert compare(run, scored(1, ONLY_FORM[0])).line == form
     assert form in map(str, digest([Step(step=1)], Conditions(run.result, ARITHMETIC_TRL, {}, None, (form,))))
@@ -271,7 +272,10 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
 def test_the_headline_says_that_a_gain_is_one_in_form_only(tmp_path: Path) -> None:
     ledger = stored(tmp_path, pair(*ONLY_FORM[:2]))
     sentence = headline(gather(ledger, None)).sentence
-    assert "strict score 10.0 % \N{RIGHTWARDS ARROW} 45.0 %, score +10.0 pp: a gain in form only." in sentence
+    assert (
+        "strict score 10.0 % \N{RIGHTWARDS ARROW} 45.0 %, score +10.0 pp: the gain is the answer format alone."
+        in sentence
+    )
 
 
 class Parrot:

@@ -26,7 +26,7 @@ from tests.stand_in_controller import GOOD, POOR, during, furnish, make_controll
 from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0)
-UNTOUCHED = "left train.toml alone: it is neither the config that ran nor the incumbent"
+UNTOUCHED = "left train.toml as it is: it is neither the config that ran nor the incumbent"
 BAD = "3e-5"  # of GOOD, POOR and BAD the stand-in scores about 0.60, 0.35 and 0.25
 
 
@@ -121,8 +121,8 @@ def test_a_helpful_change_is_kept_and_committed(controller: Controller) -> None:
     assert tomllib.loads((controller.bench.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
     assert controller.ledger.read(record.number) == record
     # All that is not right says "#### no": the stand-in learns nothing but to write a number.
-    assert record.judgement.why.endswith("P(it helps) 99 %: keep; a gain in form only")
-    assert any(line.startswith("form: ") for line in (record.health or "").splitlines())
+    assert record.judgement.why.endswith("P(it helps) 99 %: keep; the gain is the answer format alone")
+    assert any(line.startswith("answer format: ") for line in (record.health or "").splitlines())
     assert record.evaluation.strict_score == record.score
 
 
@@ -249,7 +249,7 @@ def test_unused_keys_alone_and_other_rules_are_refused_and_nothing_is_recorded(c
     write(controller, GOOD, "max_off_policy_steps = 2")
     with pytest.raises(UsageError, match=r"does not use: .*max_off_policy_steps"):
         run(controller)
-    with pytest.raises(UsageError, match="uses rules "):
+    with pytest.raises(UsageError, match="began with rules "):
         with_bench(controller, rules_hash="other").run(Request())
     assert controller.ledger.numbers() == [1]
 
@@ -311,9 +311,9 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(controller,
     lock.touch()
     record = run(controller)
     assert (record.status, record.kept_commit) == ("keep", None)
-    assert record.git_action.startswith(f"not done: git could not write: its lock file {lock} is ")
+    assert record.git_action.startswith(f"not committed yet: git could not write: its lock file {lock} is ")
     missing = uncommitted(controller.ledger.records(), record.branch)
-    assert missing.startswith("keep 0002: decided and not committed: git could not write")
+    assert missing.startswith("keep 0002: decided, but not committed: git could not write")
     assert (controller.bench.root / "train.toml").read_bytes() == source
     for rate in ("4e-5", "5e-5")[:num_between]:  # discarded while the lock is still held
         assert tried(controller, rate).status == "discard"
@@ -337,7 +337,9 @@ def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(controller:
     good = write(controller, GOOD)
     assert run(controller).status == "keep"
     for error in (None, "git update-ref failed"):
-        controller.ledger.write(replace(record, commits={}, git_action=error and f"not done: {error}", git_error=error))
+        controller.ledger.write(
+            replace(record, commits={}, git_action=error and f"not committed yet: {error}", git_error=error)
+        )
         tried(controller, BAD, again=True)
         assert controller.repo.config_at("HEAD") == good
 
@@ -389,7 +391,9 @@ def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(controller
     stored = controller.ledger.run_dir(1) / "train.toml"
     stored.write_bytes(source.replace(GOOD.encode(), b"1e-9") if damage == b"another learning rate" else damage)
     write(controller, BAD)
-    with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what .* Put it back: git show") as refused:
+    with pytest.raises(
+        UsageError, match=r"runs/0001/train\.toml is not the config that .* Restore it: git show"
+    ) as refused:
         run(controller)
     assert controller.ledger.numbers() == [1]
     stored.write_bytes(git(controller.bench.root, *refused.value.fix.partition("git ")[2].split()[:2]).encode())

@@ -177,7 +177,7 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(tmp_path: Path) -> N
     assert [record.number for record in campaign.decided] == [1, 3, 4]
     (ledger.run_dir(1) / "train.toml").write_bytes(b"closed = 1\n")
     assert list(load_configs(ledger, campaign.decided)) == [3, 4]
-    with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what experiment 0001 ran"):
+    with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not the config that experiment 0001 ran"):
         of_last_campaign(ledger)
     (ledger.run_dir(1) / "train.toml").write_bytes(SHIPPED)
     text = str(of_last_campaign(ledger))

@@ -464,7 +464,7 @@ def test_a_suspended_machine_is_reported_and_costs_no_training_time(controller: 
     made, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=6)
     assert stop.cause == "6 experiments are done"
     text = "this machine was suspended for 2 h 0 min, or its clock was set forward"
-    assert controller.reporter.notes.count(f"{text}; this is no training time") == 1
+    assert controller.reporter.notes.count(f"{text}; this does not count as training time") == 1
     assert [wait.cause for wait in made.state.waits] == [text]
     assert max(record.total_seconds for record in controller.ledger.records()) < 7_200.0
     [line] = [line for line in made.state.morning(controller.ledger.records(), controller.now()) if text in line]

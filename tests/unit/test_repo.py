@@ -110,7 +110,7 @@ def test_a_checkout_below_the_top_of_its_repository_is_refused(tmp_path: Path) -
     git(tmp_path, "add", "--all")
     git(tmp_path, "commit", "--quiet", "-m", "start")
     repo = Repo(tmp_path / "deep")
-    with pytest.raises(UsageError, match=r"holds no train\.toml at its top"):
+    with pytest.raises(UsageError, match=r"has no train\.toml at the top"):
         repo.files_at(str(repo.head().commit))
 
 
