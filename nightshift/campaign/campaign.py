@@ -66,8 +66,8 @@ class Campaign:
         # By number: the score of each run after the baseline, minus the prediction for its config without its new
         # change.
         self.differences = dict[int, Effect]()
-        self.posterior: Posterior | None = None  # None before the baseline
-        self.guards = dict[str, Posterior]()  # by environment: of the scores of environments that never train
+        # By environment: of the scores of guards, which never train. "": of eval_score. Empty before the baseline.
+        self._posteriors = dict[str, Posterior]()
         self.user_decisions: tuple[Decision, ...] = ()  # by commits that are in no record yet
         self.config: Config | None = None  # the baseline's train.toml
         self.unread: str | None = None  # why the user's own commits could not be read
@@ -108,29 +108,28 @@ class Campaign:
         for decision in decisions_since(ledger, repo, self.records, baseline.branch, self.config, self.kept):
             change = campaign.posterior.known(decision.change)
             campaign.user_decisions += (replace(decision, change=change),)
-            for posterior in campaign._posteriors:
+            for posterior in campaign._posteriors.values():
                 posterior.decide_for_user(change, decision.action is Action.KEEP)
         return campaign
 
     def _copy(self) -> Campaign:
         campaign = copy.copy(self)
-        campaign.posterior = self.posterior and self.posterior.copy()
-        campaign.guards = {name: guard.copy() for name, guard in self.guards.items()}
+        campaign._posteriors = {name: posterior.copy() for name, posterior in self._posteriors.items()}
         campaign.decided, campaign.differences = [*self.decided], {**self.differences}
         return campaign
 
     @property
-    def _posteriors(self) -> list[Posterior]:
-        return [*filter(None, [self.posterior]), *self.guards.values()]
+    def posterior(self) -> Posterior | None:
+        """The posterior of eval_score; None before the baseline."""
+        return self._posteriors.get("")
 
     def step(self, is_start: bool, record: Record) -> None:
         """Fold the start or the decision of one experiment."""
         if self.posterior is None:
             if not is_start and record.is_keep:
-                self.posterior = _first_posterior(record)
-                self.guards = _first_guards(record)
+                self._posteriors = _first_posteriors(record)
         elif is_start:
-            for posterior in self._posteriors:
+            for posterior in self._posteriors.values():
                 for decision in record.user_decisions:
                     posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
                 posterior.stage = record.run.stage
@@ -139,10 +138,10 @@ class Campaign:
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
             # The decisions are recorded, but a refused decision also discards the final check runs of an earlier night,
             # and guards judge the changes that the rule kept.
-            self._observe(record, decides=bool(record.judgement.refused or self.guards))
+            self._observe(record, decides=bool(record.judgement.refused or self._posteriors.keys() - {""}))
             assert record.score is not None
             self.differences[record.number] = Effect(record.score - expected, sd)
-            for posterior in self._posteriors:
+            for posterior in self._posteriors.values():
                 if posterior.kept != record.judgement.kept:
                     posterior.set_kept(record.judgement.kept)
         if not is_start:
@@ -155,17 +154,15 @@ class Campaign:
         hours, before, falls = self.hours(record), self.posterior.kept, dict[Settings, str]()
         decisions = self.posterior.observe(record.run, record.score, hours, decides=decides)
         for guard in record.evaluation.guards if record.evaluation else ():
-            posterior = self.guards[guard.environment]
+            posterior = self._posteriors[guard.environment]
             posterior.observe(record.run, guard.score, hours, decides=False)
             # The last final check runs measure an incumbent that does not change any more.
             for change in self.posterior.kept if posterior.stage is not Stage.LAST_INCUMBENTS else ():
                 effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
                 p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
                 if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
-                    limit = f"more than {100 * guard.limit:g} pp"
-                    falls[change.identity] = (
-                        f"guard {guard.environment} falls: {effect}, P(by {limit}) {percent(p_falls)} %"
-                    )
+                    p_text = f"P(by more than {100 * guard.limit:g} pp) {percent(p_falls)} %"
+                    falls[change.identity] = f"guard {guard.environment} falls: {effect}, {p_text}"
         for change in [change for change in self.posterior.kept if change.identity in falls]:
             if change in before:  # if the other changes leave no valid train.toml, the next run tries again
                 self.posterior.set_kept([other for other in self.posterior.kept if other != change])
@@ -179,7 +176,7 @@ class Campaign:
         """Return a measured experiment with its verdict and planned commits. `baseline`: config of the campaign's
         first experiment; None if `record` is the first. `validate` raises UsageError for an invalid config."""
         if self.posterior is None or baseline is None:
-            standing = self._standing(_first_posterior(record), record)
+            standing = self._standing(_first_posteriors(record)[""], record)
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why=BASELINE_WHY, standing=standing))
         after = self._copy()
         posterior = after.posterior
@@ -187,13 +184,11 @@ class Campaign:
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         before, (decisions, falls) = posterior.kept, after._observe(record)
         forbidden = [decision for decision in decisions if decision.change.identity in falls]
-        decisions = tuple(decision for decision in decisions if decision not in forbidden)
-        decisions += tuple(
-            Decision(change=change, action=Action.REVERT) for change in before if change.identity in falls
-        )
-        steps, final, kept, refused = plan(baseline, before, decisions, partial(self._reason, record), validate)
+        allowed = [decision for decision in decisions if decision not in forbidden]
+        allowed += [Decision(change=change, action=Action.REVERT) for change in before if change.identity in falls]
+        steps, final, kept, refused = plan(baseline, before, allowed, partial(self._reason, record), validate)
         posterior.set_kept(kept)  # in the order of the commits, without refused decisions
-        final += [decision for decision in decisions if decision.action is Action.DISCARD]
+        final += [decision for decision in allowed if decision.action is Action.DISCARD]
         stopped = [*(decision for decision, _ in refused), *forbidden]
         final += [replace(decision, action=Action.DISCARD) for decision in stopped if decision.action is Action.KEEP]
         judgement = Judgement(
@@ -314,12 +309,9 @@ class Campaign:
         """Return remarks on the scores of a measured experiment, one line each: only the answer format improved,
         answers without a score, an environment whose score falls."""
         parent, evaluation = self._parent_of(record), record.evaluation
-        form = compare(record, parent)
-        lines = [form.line] if form else []
-        if evaluation is None:
-            return lines
-        lines += evaluation.unscored
-        before = parent.evaluation if parent else None
+        assert evaluation is not None
+        form, before = compare(record, parent), parent.evaluation if parent else None
+        lines = [*([form.line] if form else []), *evaluation.unscored]
         sizes = [(part.environment, part.num_examples) for part in evaluation.parts]
         if before is None or sizes != [(part.environment, part.num_examples) for part in before.parts]:
             return lines
@@ -376,14 +368,12 @@ def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[E
     return [(is_start, record) for _, is_start, _, record in sorted(starts + decisions, key=lambda event: event[:3])]
 
 
-def _first_posterior(baseline: Record) -> Posterior:
-    assert baseline.evaluation is not None
-    return Posterior(baseline.evaluation.eval_score, baseline.evaluation.eval_stderr, baseline.decision_rules)
-
-
-def _first_guards(baseline: Record) -> dict[str, Posterior]:
-    guards = baseline.evaluation.guards if baseline.evaluation else ()
-    return {guard.environment: Posterior(guard.score, guard.stderr, baseline.decision_rules) for guard in guards}
+def _first_posteriors(baseline: Record) -> dict[str, Posterior]:
+    evaluation = baseline.evaluation
+    assert evaluation is not None
+    scores = {"": (evaluation.eval_score, evaluation.eval_stderr)}
+    scores |= {guard.environment: (guard.score, guard.stderr) for guard in evaluation.guards}
+    return {name: Posterior(*score, baseline.decision_rules) for name, score in scores.items()}
 
 
 def _began(record: Record) -> datetime:

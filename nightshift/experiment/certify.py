@@ -102,7 +102,7 @@ class Task(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return folder_of(self.controller.ledger, self.plan.number)
+        return self.controller.ledger.runs_dir / CERTIFY_NAME / f"{self.plan.number:04d}"
 
     def runs(self) -> list[_Run]:
         """Return the runs in order. A crashed run is repeated once, at the end and with another seed."""
@@ -267,10 +267,6 @@ def _elsewhere(controller: Controller, environment: str, budget_seconds: float |
     engine, engine_of = opened(bench.request.gpus), {gpus: opened(gpus) for gpus in bench.engine_of}
     bench = replace(bench, rules=rules, rules_hash=rules.hash(bench.root), engine=engine, engine_of=engine_of)
     return replace(controller, bench=bench)
-
-
-def folder_of(ledger: Ledger, number: int) -> Path:
-    return ledger.runs_dir / CERTIFY_NAME / f"{number:04d}"
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
