@@ -263,7 +263,7 @@ class Campaign:
 
     @property
     def parent(self) -> Record | None:
-        """The last experiment that kept its change, if the change is still kept; else the baseline."""
+        """The last experiment whose own change was kept and is still kept; else the baseline."""
         kept = [change.keys for change in self.kept]
         keeps = (r for r in reversed(self.decided) if r.is_keep and r.run.new and r.run.new.keys in kept)
         return next(keeps, self.baseline)

@@ -52,7 +52,7 @@ def plan(
     validate: Callable[[Config], object] = lambda config: None,
 ) -> tuple[list[PlannedCommit], list[Decision], tuple[Change, ...], list[tuple[Decision, str]]]:
     """Plan the commits of one run's decisions in their order. Each commit must leave a valid train.toml, for which
-    `validate` raises nothing. A decision that does not is tried again after each later commit. Return the commits,
+    `validate` raises nothing. If it would not, the decision is tried again after each later commit. Return the commits,
     their decisions, the kept changes after them, and each refused decision with its cause."""
     steps, planned, refused = list[PlannedCommit](), list[Decision](), list[tuple[Decision, str]]()
     kept, before = tuple(kept), incumbent_values(baseline, kept)

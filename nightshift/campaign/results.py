@@ -218,13 +218,13 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 def measured_text(record: Record) -> str:
-    """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, ...: keep`."""
+    """Return `measured 51.2 %; incumbent estimated at 50.4 % before the run; effect +0.9 ± 2.0 pp, ...: keep`."""
     run, decision = record.run, record.decision
     assert record.score is not None
     text = f"measured {percents(record.score)}{run.with_rider}"
     if record.judgement and record.judgement.expected_score is not None:
         name = "incumbent" if run.new or run.kept else "baseline"
-        text += f", expected of the {name} before the run {percents(record.judgement.expected_score)}"
+        text += f"; {name} estimated at {percents(record.judgement.expected_score)} before the run"
     if decision and decision.estimate:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text

@@ -232,7 +232,7 @@ def _contenders(
         source = repo.config_at(revision)
         if source is None:
             cause = f"--{side} {revision}: there is no such commit, or no train.toml in it"
-            raise UsageError(cause, "Name a commit, after git fetch if need be.")
+            raise UsageError(cause, "Fetch it (git fetch), or name another commit.")
         configs[side] = parse(source, f"train.toml of {revision}")
     first = controller.first_to_compare(records)
     if not first and configs and head.commit and (changed := changed_files(repo, head.commit, controller.bench.rules)):

@@ -299,7 +299,7 @@ class Controller:
         self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, **access))
 
     def collect(self, number: int) -> Record | None:
-        """Judge and close an experiment; None while its run or proof is in flight. IntegrityError: see `checkout`."""
+        """Judge and close an experiment; None while its run or its proof is in flight. Raises IntegrityError."""
         record, bench, run_dir = self.ledger.record(number), self.bench, self.ledger.run_dir(number)
         if record.status != STARTED:
             return record

@@ -82,7 +82,7 @@ _KILL, _UP = "kill and nothing left", "server up"
 class Row(Struct, frozen=True):
     """A row of proof.json."""
 
-    is_shown: bool  # True if the row works
+    is_shown: bool  # True if the measurement succeeded
     figure: str  # the measured figure, or the line of the error
     seconds: float | None
     time: str  # ISO 8601, UTC

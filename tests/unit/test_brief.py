@@ -345,7 +345,7 @@ def test_a_run_that_crashed_has_its_last_log_lines_and_a_short_run_few_rows(tmp_
     assert files["0004-log.txt"].decode() == "trainer.log:\n" + "| a line\n" * 59 + "| CUDA error"
     assert not [name for name in files if b"a server was asked" in files[name]]
     assert " 0003 is the latest kept change (also re-testing 0002).\n" in files["README.txt"].decode()
-    assert "\n| measured 60.0 % (also re-testing 0002), expected " in reflection([ledger.record(3)])
+    assert "\n| measured 60.0 % (also re-testing 0002); incumbent estimated at " in reflection([ledger.record(3)])
 
 
 # The user's direction: read from the option, a file or program.md, cleaned and bounded

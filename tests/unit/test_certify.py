@@ -333,7 +333,7 @@ def test_two_commits_are_compared(kept: Controller) -> None:
     assert answer.estimate.difference > 0
     with pytest.raises(UsageError, match="both commits have the same train"):
         open_task(kept, revisions={"baseline": "HEAD", "incumbent": "HEAD"})
-    with pytest.raises(UsageError, match="--incumbent 1234567: no train"):
+    with pytest.raises(UsageError, match="--incumbent 1234567: there is no such commit"):
         open_task(kept, revisions={"baseline": "HEAD", "incumbent": "1234567"})
     (kept.bench.root / MEASURING).write_text("MEASURES = 'better'\n")
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
