@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from nightshift.campaign.commits import UNREAD, commit, decisions_since, incumbent_config, plan
+from nightshift.campaign.commits import UNREAD, Validate, commit, decisions_since, incumbent_config, plan
 from nightshift.campaign.git import CONFIG_NAME, EXPERIMENT_TRAILER, Head, Repo
 from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
 from nightshift.campaign.posterior import Posterior
@@ -170,11 +170,9 @@ class Campaign:
                 self.posterior.decide_for_user(change, False)  # no later run keeps the change or tests it again
         return decisions, falls
 
-    def judge(
-        self, record: Record, baseline: Config | None, validate: Callable[[Config], object] = lambda config: None
-    ) -> Record:
+    def judge(self, record: Record, baseline: Config | None, validate: Validate = lambda config: None) -> Record:
         """Return a measured experiment with its verdict and planned commits. `baseline`: config of the campaign's
-        first experiment; None if `record` is the first. `validate` raises UsageError for an invalid config."""
+        first experiment; None if `record` is the first."""
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posteriors(record)[""], record)
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why=BASELINE_WHY, standing=standing))

@@ -22,6 +22,7 @@ UNREAD = "your own commits to train.toml since the last experiment cannot be rea
 _PATHS = {key.path for key in KEYS}
 _UNSET = {key.path for key in KEYS if key.default is None}
 Values = dict[str, Value]  # by dotted key
+Validate = Callable[[Config], object]  # raises UsageError for an invalid config
 
 
 def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
@@ -49,7 +50,7 @@ def plan(
     kept: Sequence[Change],
     decisions: Iterable[Decision],
     reason: Callable[[Decision], str] = lambda decision: "",
-    validate: Callable[[Config], object] = lambda config: None,
+    validate: Validate = lambda config: None,
 ) -> tuple[list[PlannedCommit], list[Decision], tuple[Change, ...], list[tuple[Decision, str]]]:
     """Plan the commits of one run's decisions in their order. Each commit must leave a valid train.toml, for which
     `validate` raises nothing. If it would not, the decision is tried again after each later commit. Return the commits,

@@ -152,11 +152,9 @@ class Repo:
             path.unlink(missing_ok=True)
         self._git("read-tree", parent, index=index)
         self._git("update-index", "-z", "--index-info", index=index, **change)
-        tree = self._git("write-tree", index=index).strip()
+        tree, author = self._git("write-tree", index=index).strip(), self._author()
         index.unlink(missing_ok=True)
-        commit = self._git(
-            *self._author(), "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()
-        ).strip()
+        commit = self._git(*author, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
         # The index is updated first: with the old index, the user's next commit would revert this one. A damaged index
         # does not stop the commit.
         self._run("update-index", "-z", "--index-info", **change)

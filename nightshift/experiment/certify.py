@@ -290,13 +290,10 @@ def certify(task: Task) -> Comparison:
     if not path.exists():
         _make_runs(task)
     sides = _evaluations(task)
-    result, access, parts = _estimate(task, sides), _access(controller.ledger, task.plan), enumerate(sides[0][0].parts)
+    result, access, first = _estimate(task, sides), _access(controller.ledger, task.plan), sides[0][0]
     baseline, incumbent = ([e.strict_score for e in side if e.strict_score is not None] for side in sides)
     level = level_of_access(access)
-    guards = {
-        guard.environment: [[e.guards[i].score for e in side] for side in sides]
-        for i, guard in enumerate(sides[0][0].guards)
-    }
+    guards = {g.environment: [[e.guards[i].score for e in side] for side in sides] for i, g in enumerate(first.guards)}
     comparison = Comparison(
         plan=task.plan,
         created=controller.now().isoformat(timespec="milliseconds"),
@@ -308,9 +305,9 @@ def certify(task: Task) -> Comparison:
         access=access,
         estimate=result,
         runs=tuple(ComparedRun(r.side, r.seed, r.num_steps, r.score) for r in task.finished()),
-        num_examples=len(sides[0][0].example_scores),
+        num_examples=len(first.example_scores),
         strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
-        by_environment={part.environment: _estimate(task, sides, i) for i, part in parts},
+        by_environment={part.environment: _estimate(task, sides, i) for i, part in enumerate(first.parts)},
         guards={name: (fmean(old), fmean(new)) for name, (old, new) in guards.items()},
         notes=tuple(_notes(task, result)),
     )

@@ -450,9 +450,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
         num_each = len({*engine.gpu_ids()})
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
         executor = LocalExecutor(root, environ, divide(num_slots, indices, num_each, own_cores()))
-    gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
-    engine_of: dict[str | None, Engine] = {
-        ids: open_engine(rules, root, environ, ids, request.prime_rl) for ids in gpus
-    }
+    gpus_of_slots: list[str | None] = [slot.gpus for slot in executor.free_slots if slot.gpus]
+    engine_of = {gpus: open_engine(rules, root, environ, gpus, request.prime_rl) for gpus in gpus_of_slots}
     bench = Bench(root, rules, rules_hash, engine, executor, request, engine_of)
     return Controller(bench, ledger, repo, reporter)
