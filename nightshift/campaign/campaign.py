@@ -385,8 +385,6 @@ def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
     values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
     if not parts:
         return values
-    if sum(sizes) != len(values):
-        raise ValueError(f"{len(values)} scores of environments with {sum(sizes)} examples")
     means = np.array([fmean(part_scores) for part_scores in split(scores, parts)])
     shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
     factors = np.repeat(shares * len(values) / sizes, sizes)

@@ -141,7 +141,6 @@ class Ledger:
 
     def next_number(self, last_committed: int = 0) -> int:
         """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
-        # Links and files count too: the new folder needs a free name.
         return 1 + max([last_committed, *(int(entry.name) for entry in self._numbered())])
 
     def num_decided(self) -> int:

@@ -87,7 +87,7 @@ def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> No
     assert record.score == pytest.approx(vector.mean())
     assert composite.weighted([1.0, 0.0], []).tolist() == [1.0, 0.0]
     assert vector.std() / math.sqrt(len(vector)) == pytest.approx(evaluation.eval_stderr)
-    with pytest.raises(ValueError, match="1 scores of environments with 6 examples"):
+    with pytest.raises(ValueError, match="data point"):
         composite.weighted([1.0], evaluation.parts)
 
 
