@@ -347,7 +347,7 @@ def test_tools_are_called_and_their_errors_are_answers(open_: Open, word: str, s
         (SEATS, "num_train = 9", 'has the seats first, second. Write which one scores: seat = "first"'),
         (ONE_SEAT, "num_train = 9", 'has the seats solver. Write which one scores: seat = "solver"'),
         (TURNS, 'seat = "solver"', 'has the seats agent. Write which one scores: seat = "agent"'),
-        (TOOLS, 'tool_parser = ""', "Task needs tools: Facts. Write how the model calls tools"),
+        (TOOLS, 'tool_parser = ""', "Task needs tools: Facts. Write vLLM's tool parser for the model"),
     ],
 )
 def test_what_is_missing_in_rules_toml_is_one_line(open_: Open, text: str, more: str, cause: str) -> None:
