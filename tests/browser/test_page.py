@@ -128,7 +128,7 @@ def test_without_scripts_headline_kept_changes_and_a_picture_are_there(
     open_tab: Callable[..., Tab], path: Path
 ) -> None:
     tab = open_tab(path, java_script_enabled=False)
-    for place in ("h1", "#take .copy >> nth=0", "table.kept", "#progress svg", "#certificate"):
+    for place in ("h1", "#take li .copy >> nth=0", "table.kept", "#progress svg", "#certificate"):
         assert tab.page.locator(place).is_visible(), place
     assert not tab.page.locator("#experiments").is_visible()
 
