@@ -353,7 +353,8 @@ def gain_ratio() -> str:
 MAIN_KEYS = {
     "trainer.optim.lr": "the strongest lever in a short budget; too high a value collapses the policy",
     "trainer.scheduler.type": "a schedule that ends with the budget; linear and cosine need `max_steps`",
-    "max_steps": "for a schedule: about the steps that fit into the budget (`num_steps` of a summary)",
+    "max_steps": "for a schedule: about the steps that fit into the budget (`num_steps` of a summary). Too low: "
+    "training ends early; too high: the budget ends it before the schedule does",
     "orchestrator.batch_size": "rollouts per step: a smaller batch makes more, noisier steps",
     "orchestrator.group_size": "rollouts per prompt: a group whose rollouts all have the same reward teaches nothing, "
     "which is less likely in a larger group",
@@ -361,7 +362,8 @@ MAIN_KEYS = {
     "orchestrator.train.sampling.max_completion_tokens": "longer completions are cut, and a cut answer often scores 0; "
     "a lower limit makes faster steps",
     "orchestrator.algo.type": "how rewards become advantages; `--keys` lists choices and length penalties",
-    "trainer.loss.type": "the policy loss; rules.toml may offer the user's own",
+    "trainer.loss.type": "the policy loss; `default` is the name of another loss, not the starting value; rules.toml "
+    "may offer the user's own",
     "trainer.loss.ipo_threshold": "masks a token whose probability moved by more since sampling",
     "trainer.loss.kl_tau": "penalty on leaving the policy that sampled",
     "trainer.optim.type": "the optimizer",
