@@ -161,11 +161,7 @@ class Campaign:
                 effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
                 p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
                 if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
-<<<<<<< HEAD
                     p_text = f"P(by more than {100 * guard.limit:g} pp) {percent(p_falls)}"
-=======
-                    p_text = f"P(by more than {100 * guard.limit:g} pp) {percent(p_falls)} %"
->>>>>>> w10-core
                     falls[change.identity] = f"guard {guard.environment} falls: {effect}, {p_text}"
         for change in [change for change in self.posterior.kept if change.identity in falls]:
             if change in before:  # if the other changes leave no valid train.toml, the next run tries again
@@ -226,12 +222,8 @@ class Campaign:
         runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
         texts = [record.proposal.description] if is_new else []
         texts += [run.proposal.description for run in runs if run.judgement and run.number == change.experiment]
-<<<<<<< HEAD
         runs = [run for run in runs if any(change.keys == other.keys for other in run.run.changes)]
         names = ", ".join(f"{run.number:04d}" for run in runs)
-=======
-        names = [f"{run.number:04d}" for run in runs if any(change.keys == other.keys for other in run.run.changes)]
->>>>>>> w10-core
         evidence = [f"effect {decision.estimate.with_p}"] if decision.estimate else []
         evidence += [f"measured by {names}{record.run.with_rider if is_new else ''}"] if names else []
         evidence += [] if record in runs else [f"decided after {record.number:04d}"]  # whose number the trailer has
@@ -292,15 +284,6 @@ class Campaign:
         assert self.posterior is not None
         return self.posterior.effect(change).p_helps > self.posterior.rules.confirmed_above
 
-<<<<<<< HEAD
-=======
-    def effect_now(self, record: Record) -> Effect | None:
-        """Return the current estimate of what an experiment's change adds to the config on which it was tried."""
-        if record.decision is None or record.run.new is None or self.posterior is None:
-            return None
-        return self.posterior.effect(record.run.new, record.run.kept)
-
->>>>>>> w10-core
     def known(self, keys: dict[str, str | None]) -> Change:
         """Return the change that sets these keys: as it was first proposed, or a new one."""
         change = Change(keys=keys)

@@ -308,7 +308,6 @@ class Effect(Struct, frozen=True):
         return f"{self}, P(it helps) {percent(self.p_helps)}"
 
 
-<<<<<<< HEAD
 def percent(probability: float) -> str:
     """Return `71 %`, rounded down: 59.9 % is not the 60 % at which a change is kept. `> 99 %` and `< 1 %` at the ends:
     no probability is certain."""
@@ -316,11 +315,6 @@ def percent(probability: float) -> str:
     if number < 1:
         return "< 1 %"
     return "> 99 %" if 100 * probability > 99 + 1e-9 else f"{number} %"
-=======
-def percent(probability: float) -> int:
-    """Return a probability in whole percent, rounded down: at 59.9 % a change is not kept, at 60 % it is."""
-    return math.floor(100 * probability + 1e-9)
->>>>>>> w10-core
 
 
 class Action(StrEnum):

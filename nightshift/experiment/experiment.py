@@ -82,14 +82,6 @@ class Bench:
                 more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
                 raise EngineError(problems[0] + more)
 
-<<<<<<< HEAD
-=======
-    def warnings(self) -> list[str]:
-        """Return problems that may make a run fail in the slots of this machine, one line each with the remedy."""
-        checks = itertools.chain(*(engine.warnings() for engine in self._engines(self.executor.free_slots)))
-        return [*dict.fromkeys(str(check.problem) for check in checks)]
-
->>>>>>> w10-core
     def _engines(self, slots: Sequence[Slot]) -> list[Engine]:
         return [self.engine_of.get(slot.gpus, self.engine) for slot in slots]
 

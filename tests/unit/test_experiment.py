@@ -121,11 +121,7 @@ def test_a_helpful_change_is_kept_and_committed(controller: Controller) -> None:
     assert tomllib.loads((controller.bench.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
     assert controller.ledger.read(record.number) == record
     # All that is not right says "#### no": the stand-in learns nothing but to write a number.
-<<<<<<< HEAD
     assert record.judgement.why.endswith("P(it helps) > 99 %: keep; the gain is the answer format alone")
-=======
-    assert record.judgement.why.endswith("P(it helps) 99 %: keep; the gain is the answer format alone")
->>>>>>> w10-core
     assert any(line.startswith("answer format: ") for line in (record.health or "").splitlines())
     assert record.evaluation.strict_score == record.score
 
