@@ -150,7 +150,7 @@ def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says
     assert run(controller).status == "keep"
     record = tried(controller, BAD)
     assert [str(d.action) for d in record.judgement.decisions] == ["revert", "discard"]
-    assert re.search(r"; 0002 reverted \(effect \S+ ± \S+ pp, P\(it helps\) \d+ %\)$", record.judgement.why)
+    assert re.search(r"; 0002 reverted \(effect \S+ ± \S+ pp, P\(it helps\) (< )?\d+ %\)$", record.judgement.why)
     assert summary(record).rstrip().splitlines()[-1].split() == ["train.toml:", "0002", "reverted"]
     assert controller.repo.config_at("HEAD") == source == (controller.bench.root / "train.toml").read_bytes()
     assert subjects(controller)[0].startswith("revert 0002: lr 3e-6 → 6e-7")
