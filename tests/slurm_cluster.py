@@ -41,7 +41,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ports = folder, free_ports(1 + len(NODES))
-        self.conf, self._num_starts = folder / "slurm.conf", 0
+        self.conf = folder / "slurm.conf"
         self.environ = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
 
     def start(self) -> None:
@@ -52,7 +52,7 @@ class Cluster:
             os.mknod(self.folder / f"nvidia{number}", 0o600 | 0o020000, os.makedev(1, 3))
         self._munge()
         self._configure()
-        self.start_controller()
+        self.ask("slurmctld", "-f", str(self.conf))
         for node in NODES:
             self.start_node(node)
         self.wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"])
@@ -113,15 +113,6 @@ DebugFlags=NO_CONF_HASH
         (at / "gres.conf").write_text("".join(f"NodeName={node} Name=gpu File={gpus}\n" for node in NODES))
         (at / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
 
-    def start_controller(self) -> None:
-        """With job numbers of its own: one that was killed forgets what it gave away in its last seconds, and a node
-        that still knows a job by a number is drained when another one comes."""
-        self._num_starts += 1
-        lines = self.conf.read_text().splitlines()
-        lines[-1] = f"FirstJobId={1000 * self._num_starts}"
-        self.conf.write_text("\n".join(lines) + "\n")
-        self.ask("slurmctld", "-f", str(self.conf))
-
     def start_node(self, node: str) -> None:
         self.ask("slurmd", "-N", node, "-f", str(self.conf))
 
@@ -136,9 +127,9 @@ DebugFlags=NO_CONF_HASH
         done = subprocess.run(command, env=self.environ, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout
 
-    def wait_until(self, is_so: object, within_seconds: float = 180.0) -> None:
+    def wait_until(self, is_so: object) -> None:
         """Ask again and again; a controller that is away has said nothing."""
-        ends_at = time.monotonic() + within_seconds
+        ends_at = time.monotonic() + 180.0
         while time.monotonic() < ends_at:
             try:
                 if is_so():  # type: ignore[operator]

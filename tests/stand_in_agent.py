@@ -81,7 +81,6 @@ def actions(hangs: Path) -> dict[str, Callable[[], object]]:
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "exit 137": lambda: sys.exit(137),  # as bwrap ends when its program was killed
         "5 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(109)],
-        "delete .git": lambda: subprocess.run(["rm", "-rf", ".git"], check=True),
         "link": lambda: replace_config(lambda: TRAIN.symlink_to("/etc/passwd")),
         "fifo": lambda: replace_config(lambda: os.mkfifo(TRAIN)),
         "link to fifo": lambda: replace_config(lambda: (os.mkfifo("pipe"), TRAIN.symlink_to("pipe"))),

@@ -1,7 +1,7 @@
 """A set-up for experiments and certificates in this process: stand-ins for executor, terminal and trainer."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -54,11 +54,10 @@ def make_controller(
     checkout: Path,
     rules: Rules,
     monkeypatch: pytest.MonkeyPatch,
-    trainer: Sequence[str] = TRAINER,
     engine: Engine | None = None,
 ) -> Controller:
-    """`trainer`: words of its command; `engine`: another than TRL."""
-    engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
+    """`engine`: another than TRL."""
+    engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=TRAINER)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power cut here
     bench = Bench(

@@ -3,7 +3,7 @@
 REQUEST is JSON: the fields of NightRequest, and `waits`: seconds from one try in vain to the next, 0.05 unless given.
 With `proposer` a stand-in proposes learning rates by the number of decided experiments. The agent's clock leaps an hour
 with each *.hangs-* in the folder `leaps`. `slots`: so many, however few cores there are. `notify`: as the flag.
-`question`: the limit of the question before the night. `page`: true where the test reads the page.
+`page`: true where the test reads the page.
 With --detach after REQUEST it starts a night as that flag does.
 """
 
@@ -23,7 +23,6 @@ from nightshift.startup import begin  # noqa: E402
 
 begin()
 
-from nightshift.agents import agent  # noqa: E402
 from nightshift.agents.base import Answer, Context  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.records import Proposal  # noqa: E402
@@ -79,7 +78,6 @@ def main() -> None:
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         start.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
     state.FIRST_SECONDS = state.MAX_SECONDS = asked.pop("waits", 0.05)
-    agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     start.search_of = LaterSearch
     install("night")
     save_time(with_page=asked.pop("page", False))

@@ -16,7 +16,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -70,8 +69,6 @@ def append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-NO_KERNEL = """RuntimeError: no kernel image is available for this shape
-Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
 TRACEBACK = 'Traceback (most recent call last):\n  File "stand_in"\n'
 # As torch's torchrun ends (tests/fixtures/prime_rl/logs/kill9-trainer.txt), and vLLM's API server.
 TORCHRUN = f"""E1120 18:01:14.545000 32683 torch/distributed/elastic/multiprocessing/api.py:986] failed (exitcode: 1)
@@ -86,9 +83,6 @@ Root Cause (first observed failure):
 ======================================================"""
 CORE = "(EngineCore pid=30504) ERROR 11-20 17:43:38 [core.py:1313] "  # what stands before a line
 API = "(APIServer pid=30442) ERROR 11-20 17:43:38 [serving.py:1267] "
-ENGINE_DIED = (
-    "ERROR 11-20 17:43:38 [core_client.py:610] Engine core proc EngineCore died unexpectedly, shutting down client."
-)
 ENGINE_DEAD = (
     f"{TRACEBACK}vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. "
     "See stack trace (above) for the root cause."
@@ -117,29 +111,19 @@ def fail_below_torchrun(message: str) -> None:
 
 
 def fail_in_rank_1(fault: str) -> None:
-    """A second process of torchrun ends, with `rank_1_raises` and `rank_1_killed`, or does not; in trainer.log is what
-    this one says of it."""
+    """A second process of torchrun raises; with `rank_1_stays` it stays. In trainer.log is what this one says of it."""
     [log_dir] = (word.removeprefix("--log-dir=") for word in sys.argv if word.startswith("--log-dir="))
     folder = Path(log_dir) / "an-id_x1y2z3" / "attempt_0" / "1"
     folder.mkdir(parents=True)
     (folder / "stderr.log").write_text("/opt/torch/x.py:1: UserWarning: old\n")
     raised = f"17:45:37   ERROR Fatal error in train\n{TRACEBACK}ZeroDivisionError: in rank 1\n"
-    (folder / "stdout.log").write_text("17:45:36    INFO Step 1\n" + ("" if fault == "rank_1_killed" else raised))
+    (folder / "stdout.log").write_text("17:45:36    INFO Step 1\n" + raised)
     if fault == "rank_1_stays":
         time.sleep(600)
     say(f"17:45:38   ERROR Fatal error in train\n{TRACEBACK}RuntimeError: Connection closed by peer", "[trainer0]:")
-    killed = fault == "rank_1_killed"
-    why = "Signal 9 (SIGKILL) received by PID 32703" if killed else "To enable traceback see: https://pytorch.org"
     ended = "(exitcode: 1) local_rank: 1 (pid: 32703) of binary: /opt/bin/python"
-    say(TORCHRUN.replace("(exitcode: 1)", ended).format(code=-9 if killed else 1, why=why))
+    say(TORCHRUN.replace("(exitcode: 1)", ended).format(code=1, why="To enable traceback see: https://pytorch.org"))
     sys.exit(1)
-
-
-def raise_and_stay(function: str, exception: str, prefix: str = "") -> None:
-    """The same in the colours of a real log, by a program that takes its time to exit, as one with a GPU does."""
-    say(f"\x1b[2m17:45:37\x1b[0m \x1b[31m\x1b[1m  ERROR\x1b[0m \x1b[22mFatal error in {function}\x1b[0m", prefix)
-    say(f"{TRACEBACK}{exception}", prefix)
-    time.sleep(600)
 
 
 def metrics_path(config: dict[str, Any]) -> Path:
@@ -149,7 +133,7 @@ def metrics_path(config: dict[str, Any]) -> Path:
 # --- trainer ---------------------------------------------------------------------------------------------
 
 
-def broadcast(folder: Path, step: int, stable: bool = True) -> None:
+def broadcast(folder: Path, step: int) -> None:
     """As P/transports/weights/filesystem.py: temporary name, rename, then the empty markers.
 
     The safetensors file is written here, because numpy takes longer to import than all the rest.
@@ -160,9 +144,8 @@ def broadcast(folder: Path, step: int, stable: bool = True) -> None:
     data = struct.pack("<Q", len(header)) + header + struct.pack("<f", step)
     (target / "tmp.safetensors").write_bytes(data)
     (target / "tmp.safetensors").rename(target / "model.safetensors")
-    if stable:
-        (target / "NCCL_READY").touch()
-        (target / "STABLE").touch()
+    (target / "NCCL_READY").touch()
+    (target / "STABLE").touch()
 
 
 def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
@@ -185,8 +168,6 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
             time.sleep(600)
         if step == at and fault and fault.startswith("rank_1_"):
             fail_in_rank_1(fault)
-        if step == at and fault == "trainer_raises":
-            raise_and_stay("train", NO_KERNEL, "[trainer0]:")
         if step == at and fault == "trainer_out_of_memory":
             fail_below_torchrun("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
         if step == at and fault == "trainer_dies":
@@ -203,9 +184,8 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
             {"system/ckpt_disk_free_gib": 100.0},
         ):  # fmt: skip
             append(metrics_path(config), row | values)
-        broadcast(broadcasts, step, stable=not (fault == "no_stable" and step >= at))
-        if fault != "no_stable":
-            shutil.rmtree(broadcasts / f"step_{step - 2}", ignore_errors=True)
+        broadcast(broadcasts, step)
+        shutil.rmtree(broadcasts / f"step_{step - 2}", ignore_errors=True)
     if fault == "slow_exit":
         time.sleep(600)
 
@@ -263,14 +243,10 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
     with urllib.request.urlopen(f"{base}/v1/models") as answer:
         if config["model"]["name"] not in {model["id"] for model in json.load(answer)["data"]}:
             fail(f"ValueError: Model {config['model']['name']} was not found in the inference pool on {base}")
-    if fault == "loop_never_starts":
-        time.sleep(600)
     print("\x1b[2m17:41:57\x1b[0m   INFO \x1b[22mStarting orchestrator loop (max_steps=infinite)\x1b[0m", flush=True)
     step, version = 0, 0
     while config["max_steps"] is None or step < config["max_steps"]:
         step += 1
-        if step == at and fault == "orchestrator_raises":
-            raise_and_stay("run_orchestrator", "KeyError: 'advantage'")
         if step == at and fault == "rollout_fails":
             problem = "ERROR Fatal error in a tool of the environment"
             say(f"17:45:36 WARNING Episode task failed in group 3 (arithmetic): RuntimeError({problem!r})")
@@ -290,9 +266,6 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
         rollouts = run_dir / "rollouts" / f"step_{step}" / "train"
         for number in range(2 * GROUPS):
             append(rollouts / "all" / "traces.jsonl", trace(float(number % 2), number))
-        if step == config["max_steps"] and fault == "no_last_row":
-            append(rollouts / "effective" / "traces.jsonl", trace(1.0, 1))
-            break
         append(
             metrics_path(config),
             {
@@ -326,22 +299,20 @@ NUM_WORKERS = 4
 
 def env_server(config: dict[str, Any], orders: dict[str, Any]) -> None:
     """Hold the port on which the real one would answer, as a broker over workers that take their time to end."""
-    fault = orders["fault"]
     host, port = config["serve"]["address"].removeprefix("tcp://").split(":")
     with socket.create_server((host, int(port))):
-        workers = [worker(number, fault) for number in range(NUM_WORKERS)]
+        workers = [worker(number) for number in range(NUM_WORKERS)]
         say(f"17:40:57    INFO EnvServerPool up: address=tcp://{host}:{port} workers=4/4 multiplex=128 elastic=False")
         signal.signal(signal.SIGTERM, lambda *_: [os.waitpid(pid, 0) for pid in workers] and sys.exit(0))
         time.sleep(600)
 
 
-def worker(number: int, fault: str | None) -> int:
+def worker(number: int) -> int:
     """A process that imports, says that it is up, and on SIGTERM ends its rollouts for as long as one lets it."""
     if pid := os.fork():
         return pid
     signal.signal(signal.SIGTERM, lambda *_: time.sleep(600))
-    if not (fault == "slow_worker" and number == NUM_WORKERS - 1):
-        say(f"17:41:48    INFO EnvServer up: taskset=nightshift_arithmetic address=ipc:///tmp/vf-pool-x/{number}")
+    say(f"17:41:48    INFO EnvServer up: taskset=nightshift_arithmetic address=ipc:///tmp/vf-pool-x/{number}")
     time.sleep(600)
     os._exit(0)
 
@@ -373,8 +344,6 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
     server = StandInServer(
         config["vllm"]["model"], config["server"]["port"], fault, answer, max_model_len=8192, step=served
     )
-    if fault == "server_dies":
-        threading.Thread(target=die_after, args=(server, orders["step"]), daemon=True).start()
     server.serve()
 
 
@@ -391,20 +360,12 @@ def reader(base: str, folder: str, served: str, answer: str, fault: str | None) 
 
     if fault == "reader_hangs":
         time.sleep(600)
-    while fault == "reader_waits" and not Path("go").exists():
-        time.sleep(0.1)
     if fault == "reader_fails":
         raise ValueError(f"{folder} lacks model.norm.weight")
     prompts = json.loads(Path(served).read_bytes())["final"]["tokens"]
     steps = {"start": step_of(base), "file": step_of(folder)}
     told = {name: [[logprob(t, step) for t in tokens[1:]] for tokens in prompts] for name, step in steps.items()}
     Path(answer).write_text(json.dumps(told))
-
-
-def die_after(server: Any, num_updates: int) -> None:
-    while sum(path == "/update_weights" for path, _ in server.requests) < num_updates:
-        time.sleep(0.02)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def validator(arguments: list[str], orders: dict[str, Any]) -> None:
@@ -416,8 +377,6 @@ def validator(arguments: list[str], orders: dict[str, Any]) -> None:
                  "type": "less_than"}  # fmt: skip
         verdict.write_text(json.dumps({"ok": False, "errors": [error]}))
         sys.exit(1)
-    if orders["fault"] == "validator_dies":
-        fail("ModuleNotFoundError: No module named 'prime_rl'")
     run_dir = str(Path(tree["output_dir"]) / tree["run"]["name"])
     shared = {"output_dir": run_dir, "max_steps": tree.get("max_steps")}
     tree["orchestrator"]["model"] |= tree["model"]

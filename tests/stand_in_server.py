@@ -6,7 +6,6 @@ Statuses and shapes are those of tests/fixtures/prime_rl/http.json, recorded fro
 from __future__ import annotations
 
 import json
-import math
 import re
 import socketserver
 import sys
@@ -121,12 +120,8 @@ class StandInServer:
             for token in tokens
         ]
         rows[0] = None
-        if self.fault == "logprobs_nan":
-            rows[5][str(tokens[5])]["logprob"] = math.nan
         if self.fault == "logprobs_another_token":
             rows[5] = likeliest
-        if self.fault == "logprobs_short":
-            rows.pop()
         return {"prompt_logprobs": rows, "prompt_token_ids": tokens}
 
     def _completion(self, model: str, text: str, truncated: bool, num_tokens: int) -> Any:
@@ -141,13 +136,11 @@ class StandInServer:
             "created": 0,
             "model": "another/model" if fault == "wrong_model" else model,
             "choices": [choice],
-            "usage": None if fault == "missing_usage" else usage,
+            "usage": usage,
         }
 
     def update(self, body: dict[str, Any]) -> tuple[int, Any]:
         folder = body.get("weight_dir")
-        if self.fault == "die_on_update":
-            raise ConnectionResetError("as the kernel does for a process that has gone")
         if self.fault == "update_500" or folder is None or not list(Path(folder).glob("*.safetensors")):
             return _error(500, f"Call to collective_rpc method failed: Worker failed with error '{folder}'")
         self.weight_dir = folder

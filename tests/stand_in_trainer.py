@@ -2,12 +2,12 @@
 
 Its "policy" answers a share of the validation split right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in a run's folder or in one above it can ask for a fault:
-{"fault": "exit_at_start" | "error" | "sigkill" | "short_answers" | "no_step" | "few_steps" | "no_weights" |
-"no_peak" | "holds_card", "once": true, "run": "0003"}; `run`: in this run only
+{"fault": "exit_at_start" | "error" | "sigkill" | "short_answers" | "no_step" | "no_weights" | "holds_card",
+"once": true, "run": "0003"}; `run`: in this run only
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
-"collapse"} the policy learns less. With {"fault": "rewards"} rewards are the share that its policy would get right.
-With {"fault": "no_gradient"} every group has reward 0, with {"fault": "late_no_gradient"} after its third step. It ends
-a training when a command arrives, as the real one does.
+"rewards"} rewards are the share that its policy would get right. With {"fault": "no_gradient"} every group has reward
+0, with {"fault": "late_no_gradient"} after its third step. It ends a training when a command arrives, as the real one
+does.
 """
 
 import hashlib
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 STEP_SECONDS = 0.02
-FORGETS_AT = 1e-3  # the scaled learning rate from which the policy loses the ability that a guard asks for
 
 
 def emit(**event: object) -> None:
@@ -71,13 +70,6 @@ def answer_to(question: str, data: Any) -> int:
     return total
 
 
-def expression_for(question: str) -> str:
-    """Solve a problem of countdown, which a guard asks."""
-    target, large, *small = map(int, re.findall("[0-9]+", question))
-    texts = (f"{large}{first}{small[0]}{second}{small[1]}" for first in "+-" for second in "+-*")
-    return next(text for text in texts if eval(text) == target)
-
-
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     run_dir = Path(sys.argv[1]).resolve().parent
@@ -91,22 +83,21 @@ def main() -> None:
             str(Path(spec["root"], "environments", name)) for name in (environment["name"], *environment["needs"])
         ]
     data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
-    right = right_of(settings["optimizer"]["lr"], spec["train_seed"]) - (0.15 if fault == "collapse" else 0.0)
-    guarded = 0.6 if settings["optimizer"]["lr"] < FORGETS_AT else 0.2
+    right = right_of(settings["optimizer"]["lr"], spec["train_seed"])
     steps = 0
     emit(event="ready")
     for line in sys.stdin:
         command = json.loads(line)
         if command["command"] == "train":
             most = min(settings["max_steps"] or math.inf, math.ceil(command["budget_seconds"] / STEP_SECONDS))
-            most = {"no_step": 0, "few_steps": 3}.get(fault or "", most)
+            most = 0 if fault == "no_step" else most
             outcome = "finished" if most == settings["max_steps"] else "budget"
             held_by = asked if fault == "hold" else None
             reward = right if fault == "rewards" else 0.5
             if fault == "holds_card":  # as if its memory were never released
                 nvml = importlib.import_module("pynvml")  # a stand-in
                 nvml.CARDS.write_text(json.dumps([{"used_gb": 40.0, "total_gb": 80.0}]))
-            peak_gb = 2.0 if spec.get("device") == "cuda" and fault != "no_peak" else None
+            peak_gb = 2.0 if spec.get("device") == "cuda" else None
             steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), reward, peak_gb)
         elif command["command"] == "load_final_weights" and fault == "no_weights":
             emit(event="error", cause="the weights cannot be read")
@@ -120,9 +111,7 @@ def main() -> None:
             texts = []
             for (message,) in command["prompts"][: -1 if fault == "short_answers" else None]:
                 question = message["content"]
-                is_guard = question.startswith("Make ")
-                answer = expression_for(question) if is_guard else answer_to(question, data)
-                texts.append(f"#### {answer}" if is_right(question, guarded if is_guard else right) else "#### no")
+                texts.append(f"#### {answer_to(question, data)}" if is_right(question, right) else "#### no")
             for at in range(0, len(texts), 250):
                 completions = [{"text": text, "num_tokens": 4, "truncated": False} for text in texts[at : at + 250]]
                 emit(event="completions", completions=completions)

@@ -40,10 +40,10 @@ def small(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:
     return replace(rules, environments=(few,), guards=guards, learning_rate_scale=50.0)
 
 
-def quick(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:
+def quick(rules: Rules) -> Rules:
     """The same with a second of training, and without a limit that a slow machine could reach."""
     limits = {"startup_seconds": HANG_SECONDS, "evaluation_seconds": HANG_SECONDS}
-    return replace(small(rules, num_validation), budget_seconds=1.0, **limits)
+    return replace(small(rules, NUM_VALIDATION), budget_seconds=1.0, **limits)
 
 
 def fault(folder: Path, name: str, once: bool = True) -> None:

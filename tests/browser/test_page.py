@@ -32,24 +32,6 @@ def test_a_line_opens_by_mouse_and_keyboard_and_shows_what_the_record_has(tab: T
     assert tab.page.locator("#run-0002 + tr.open").is_visible()
 
 
-def test_a_dot_shows_its_run_and_a_click_draws_its_curves(tab: Tab) -> None:
-    page = tab.page
-    before = page.locator("#chips button").all_inner_texts()
-    lines = page.locator("#curve-reward_mean .mark-line path").count()
-    dot = page.locator("#progress .mark-symbol.role-mark").last.locator("path").last
-    dot.hover(force=True)
-    tooltip = page.locator("#vg-tooltip-element").inner_text()
-    assert all(word in tooltip for word in ("hypothesis", "change", "score", "effect"))
-    dot.click(force=True)
-    after = page.locator("#chips button").all_inner_texts()
-    assert len({*before} ^ {*after}) in (1, 2)
-    assert len(after) <= 6
-    for _ in after:
-        page.locator("#chips button").first.click()
-    page.wait_for_selector("#curve-reward_mean .mark-line path", state="detached")
-    assert lines >= 2
-
-
 def test_the_table_is_sorted_filtered_and_searched(tab: Tab, path: Path) -> None:
     records = {record.number: record for record in Ledger(path.parent).records()}
     page, everything = tab.page, tab.numbers()
@@ -82,31 +64,6 @@ def choose(tab: Tab, a: int, b: int) -> str:
     return str(tab.page.locator("#compared").inner_text())
 
 
-def test_settings_numbers_and_flips_of_any_two(tab: Tab, path: Path) -> None:
-    ledger = Ledger(path.parent)
-    one, other = ledger.record(4), ledger.record(13)
-    text = choose(tab, 4, 13)
-    assert f"{100 * one.score:.1f} %" in text
-    assert f"{100 * other.score:.1f} %" in text
-    before, after = (record.evaluation.example_scores for record in (one, other))
-    fixed = sum(b > a for a, b in zip(before, after, strict=True))
-    broken = sum(b < a for a, b in zip(before, after, strict=True))
-    assert f"of 4,000 examples: {fixed} fixed, {broken} broken, net {fixed - broken}" in text
-    assert f"± {1.96 * (fixed + broken) ** 0.5:.0f}" in text
-    cards = tab.page.locator("#compared figure").all_inner_texts()
-    assert [card.split("\n")[0] for card in cards] == ["fixed"] * 3 + ["broken"] * 3
-    assert all("How many" in card and "Answer of A" in card and "Answer of B" in card for card in cards)
-    rows = [row.split("\t") for row in tab.page.locator("#compared tr").all_inner_texts()]
-    settings = [row for row in rows if "." in row[0]]
-    assert settings
-    assert all(a != b for _, a, b in settings)
-    crash = next(record.number for record in ledger.records() if record.status == "crash")
-    text = choose(tab, 1, crash)
-    assert "not measured on the same examples." in text
-    assert "NaN" not in text
-    assert "undefined" not in text
-
-
 @pytest.mark.parametrize("width", [1280, 800, 390])
 def test_nothing_scrolls_sideways_and_the_keyboard_chooses_what_is_compared(
     open_tab: Callable[..., Tab], path: Path, width: int
@@ -122,15 +79,6 @@ def test_nothing_scrolls_sideways_and_the_keyboard_chooses_what_is_compared(
     low = tab.page.locator(".kept td small").first.bounding_box()
     assert low["height"] < 40, "no word is broken into letters"
     assert tab.page.locator(".chart svg").count() == tab.page.locator(".chart").count() >= 8
-
-
-def test_without_scripts_headline_kept_changes_and_a_picture_are_there(
-    open_tab: Callable[..., Tab], path: Path
-) -> None:
-    tab = open_tab(path, java_script_enabled=False)
-    for place in ("h1", "#take li .copy >> nth=0", "table.kept", "#progress svg", "#certificate"):
-        assert tab.page.locator(place).is_visible(), place
-    assert not tab.page.locator("#experiments").is_visible()
 
 
 def test_hostile_texts_run_nothing_and_are_searched_as_text(open_tab, tmp_path):
@@ -166,10 +114,3 @@ def test_a_page_of_a_thousand_is_small_and_says_what_it_leaves_out(tmp_path: Pat
     left_out = [row for row in page.data["rows"] if "left out of a page of 1,000 experiments" in str(row["details"])]
     assert len(page.data["rows"]) == NUM
     assert 850 <= len(left_out) <= 900
-
-
-def test_a_page_of_thirty_is_small(tmp_path: Path) -> None:
-    ledger = build(tmp_path, 30)
-    (tmp_path / "rules.toml").touch()
-    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
-    assert len(render(view_of(ledger, NOW)).encode()) < 1_500_000

@@ -1,8 +1,8 @@
 """The matrix of faults: which process or file x which moment x which failure, drawn by seed.
 
-A moment is a file operation of run.py (`run.py 3`) or of its worker (`worker 2`), an event of the trainer (`step 2`),
-or `before` the start. How many file operations there are is counted in experiments without a fault (play.py), so a new
-one in the product is a new moment to strike at.
+A moment is a file operation of run.py (`run.py 3`) or of its worker (`worker 2`), or an event of the trainer
+(`step 2`). How many file operations there are is counted in experiments without a fault (play.py), so a new one in the
+product is a new moment to strike at.
 """
 
 import random
@@ -22,11 +22,6 @@ EVENTS = ("start", "ready", "step 1", "step 3", "trained", "weights", "completed
 DEADLY = ("SIGKILL", "SIGKILL", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGQUIT")
 POLITE = ("SIGTERM", "SIGINT", "SIGHUP")
 OS_ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "ENOMEM")
-GIT = (
-    "index locked", "branch locked", "HEAD locked", "packed refs", "detached HEAD", "another branch", "branch renamed",
-    "config committed", "document committed", "harness committed", "merge under way", "no repository",
-)  # fmt: skip
-JUMPS_SECONDS = (-86_400.0, -3_600.0, -5.0, 5.0, 3_600.0, 86_400.0, 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +73,10 @@ FAMILIES: dict[str, tuple[int, Callable[[Dice], Struck]]] = {
     "trainer killed": (90, lambda d: ("trainer", d.event, d.one_of(*DEADLY, "SIGTERM", "SIGPIPE"))),
     "trainer exits": (60, lambda d: ("trainer", d.event, f"exit {d.one_of(0, 1, 2, 3, 127, 255)}")),
     "trainer hangs": (15, lambda d: ("trainer", d.event, d.one_of("silence", "SIGSTOP"))),
-    "trainer leaves a daemon": (20, lambda d: ("trainer", d.event, "daemon")),
     "watchdog killed or stopped": (30, lambda d: (
         "watchdog", d.event, d.one_of("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP"))),
     "two killed at once": (30, lambda d: (
         d.one_of("watchdog and run.py", "watchdog and worker", "run.py and worker"), d.event, "SIGKILL")),
-    "clock jump": (30, lambda d: ("clock", d.operation, f"{d.one_of(*JUMPS_SECONDS):+.0f} s")),
-    "git state changed": (70, lambda d: ("git", d.one_of(d.operation, "before"), d.one_of(*GIT))),
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""One fault played: struck in a fresh checkout in mid-campaign, set right as a person would, and followed by the next
-experiment, as an agent would start it."""
+"""One fault played: struck in a fresh checkout in mid-campaign, and followed by the next experiment, as an agent would
+start it."""
 
 import shutil
 import signal
@@ -16,7 +16,6 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.evaluation import environment
 from tests import checkouts, integrity
 from tests.checkouts import git
-from tests.faults import git_states
 from tests.faults.matrix import BRANCH, SCENARIOS, Fault, Moments
 from tests.faults.process import Plan
 from tests.rules import ARITHMETIC_TRL
@@ -112,9 +111,7 @@ def play(fault: Fault, slot: Path, templates: Path) -> tuple[bool, list[str]]:
     found += ["a traceback"] if "\nTraceback" in f"\n{said}" else []  # not in the indented last lines of a log
     found += ["it hung"] if None in codes else []
     found += [f"processes were left: {fault.failure}"] if not all_gone else []
-    if fault.family == "git state changed" and is_struck:
-        git_states.restore(root, fault.failure)
-    foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
+    foreign = "committed" in fault.scenario  # by somebody else, to the branch
     found += next_experiment(root, fault.scenario) + integrity.problems(root, foreign=foreign) + wrong_scores(root)
     return is_struck, found + said.splitlines()[-1:] if found else []
 
@@ -122,9 +119,6 @@ def play(fault: Fault, slot: Path, templates: Path) -> tuple[bool, list[str]]:
 def _strike(fault: Fault, root: Path, struck: Path) -> tuple[list[int | None], bool]:
     """Run the experiment with the fault in it: exit codes of the run.py, and whether the moment came."""
     flags, plan = flags_of(fault.scenario), Plan(fault, str(struck))
-    if fault.moment == "before":
-        git_states.change(root, fault.failure)
-        return [complete(root, flags)], True
     if "hangs" in fault.family:
         plan = replace(plan, deadline_seconds=HANG_DEADLINE_SECONDS)
     codes = [complete(root, flags, plan)]

@@ -8,12 +8,10 @@ and acts before the one that the fault names. In the trainer it acts before an e
 import errno
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,12 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.faults import git_states
 from tests.faults.matrix import Fault
 
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "shutil.rmtree", "subprocess.Popen")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 FOREVER = 600.0
 LATE_SECONDS = 5.0  # the executor's own are a minute
-# Ignores SIGTERM, has a session of its own, and forgets who started it.
-DAEMON = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +53,11 @@ class Strike:
     def __init__(self, plan: Plan, process: str, root: Path) -> None:
         self.plan, self.process, self.root = plan, process, root
         self.num_operations = 0
-        self.jump_seconds = 0.0  # of this process's wall clock
         self.is_busy = False
 
     def prepare(self) -> None:
         """Watch the file operations of this process from now on."""
         if self.plan.fault or self.plan.counts or self.plan.last:
-            really = time.time
-            time.time = lambda: really() + self.jump_seconds
             sys.addaudithook(self.watch)
 
     def watch(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -96,14 +88,8 @@ class Strike:
 
     def act(self, victim: str, failure: str) -> None:
         """Do what the fault says; return if this process survives it."""
-        if victim == "clock":
-            self.jump_seconds = float(failure.split()[0])
-        elif victim == "git":
-            git_states.change(self.root, failure)
-        elif failure == "silence":
+        if failure == "silence":
             time.sleep(FOREVER)
-        elif failure == "daemon":
-            subprocess.Popen([sys.executable, "-c", DAEMON], start_new_session=True, env={}, cwd="/")
         elif failure.startswith("exit "):
             os._exit(int(failure.removeprefix("exit ")))
         elif failure.startswith("SIG"):
@@ -131,17 +117,6 @@ class Strike:
         pids = {"trainer": [ours.pid], "worker": [worker], "run.py": [head.pid], "watchdog": watchdogs}
         return [pid for name in victim.split(" and ") for pid in pids[name]]
 
-    def datetime(self) -> type[datetime]:
-        """Return a class whose clock jumps with this process's."""
-        strike = self
-
-        class Jumping(datetime):
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-                return datetime.now(tz) + timedelta(seconds=strike.jump_seconds)
-
-        return Jumping
-
 
 def run(plan: Plan, root: Path, flags: list[str]) -> None:
     """run.py with stand-ins below its engine, here and in its worker, with limits, and with the strike."""
@@ -164,7 +139,6 @@ def run(plan: Plan, root: Path, flags: list[str]) -> None:
     experiment.Bench.job = make_job  # type: ignore[method-assign]
     bench.rules_here = lambda *arguments: RULES  # type: ignore[attr-defined]
     bench.open_engine = lambda *arguments: open_engine(plan, *arguments)
-    experiment.datetime = strike.datetime()  # type: ignore[misc]
     base.PROGRAM, local.LATE_SECONDS = plan.command("worker"), LATE_SECONDS
     program.ROOT, sys.argv = root, ["run.py", *flags]
     strike.prepare()

@@ -1,8 +1,7 @@
-"""How the faults are drawn; a dozen of them (slow), and three hundred (long).
+"""How the faults are drawn; ten of them (slow), and three hundred (long).
 
 After each one: is anything left behind, lost, doubled or half done, and does the next run work? Each strikes a real
-run.py in a fresh checkout in mid-campaign, then a person sets right what was broken from outside (removes the lock,
-switches back), and the next experiment runs. Only what trains is a stand-in.
+run.py in a fresh checkout in mid-campaign, and the next experiment runs. Only what trains is a stand-in.
 """
 
 import os
@@ -19,10 +18,9 @@ from tests.faults.play import make_templates, play
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
 MOMENTS = dict.fromkeys(SCENARIOS, (30, 8))
-DOZEN = (
+TEN = (
     "run.py killed", "run.py asked to stop", "run.py killed twice", "file operation refused", "worker killed",
-    "worker hangs", "trainer killed", "trainer exits", "two killed at once", "clock jump",
-    "git state changed", "watchdog killed or stopped",
+    "worker hangs", "trainer killed", "trainer exits", "two killed at once", "watchdog killed or stopped",
 )  # fmt: skip
 
 
@@ -50,8 +48,8 @@ def played(folder: Path, num: int, families: Sequence[str] = ()) -> list[bool]:
 
 
 @pytest.mark.slow
-def test_a_dozen_faults_leave_nothing(folder: Path) -> None:
-    assert sum(played(folder, len(DOZEN), DOZEN)) >= len(DOZEN) - 2  # a moment may not come
+def test_ten_faults_leave_nothing(folder: Path) -> None:
+    assert sum(played(folder, len(TEN), TEN)) >= len(TEN) - 2  # a moment may not come
 
 
 @pytest.mark.long

@@ -77,21 +77,14 @@ GOOD = ["edit", "answer"]
 
 
 @pytest.mark.slow
-def test_the_night_goes_on_whatever_the_agent_edits(root: Path) -> None:
+def test_a_proposal_that_is_refused_is_named_and_another_one_is_asked_for(root: Path) -> None:
     steps = [[*GOOD, "other files"], ["invalid"], ["locked"], ["repeat"], GOOD]  # GOOD: 0002 and 0003
-    # Two that fail, so that the next one changes another key than 0003, which may be kept meanwhile.
-    steps += [["exit 1"], ["exit 1"], [*GOOD, "delete .git"]]
-    _, stderr = drive(root, steps, experiments=4, fill=False)
+    drive(root, steps, experiments=3, fill=False)
     assert "changed files other than train.toml: new\\u001b[2J.py, rules.toml: dropped" in notes(root, 2)
     assert [bool(re.match(r"proposal \d refused: ", line)) for line in notes(root, 3).splitlines()] == [True] * 3
     assert "is not TOML" in notes(root, 3)
     assert 'model.name = "mine" is locked' in notes(root, 3)
     assert "already tried in experiment 0002" in notes(root, 3)
-    assert notes(root, 4) == ""
-    [wait] = state(root)["waits"]
-    assert wait["cause"] == "python: no proposal: exit code 1; the last words: stand-in: cannot go on"
-    assert (wait["kind"], wait["num_checks"]) == ("agent", 2)
-    assert "this machine is ready" not in stderr  # no failure of ours
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.campaign.records import Phase
-from tests.conftest import git
 from tests.night_checkout import finish, good_end, leftovers, nightshift, start_run, until_training
 from tests.stand_ins import fault
 from tests.waiting import wait_for
@@ -125,20 +124,6 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     assert code == 0
     assert stdout in (root / "runs" / "detached.log").read_text()
     no_process_left(root)
-
-
-@pytest.mark.slow
-def test_main_goes_on_with_the_budget_of_its_campaign_and_a_new_name_with_the_rules(root: Path) -> None:
-    git(root, "switch", "--quiet", "--force-create", "main")
-    good_end(start(root, "--budget-seconds", "1"), root)
-    git(root, "switch", "--quiet", "main")
-    (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
-    ours, _ = good_end(start_run(root, "--dry-run"), root)
-    other, _ = good_end(start_run(root, "--dry-run", "--branch", "second"), root)
-    assert "would continue autoresearch/" in ours
-    assert "would create branch second" in other
-    limits = [line for text in (ours, other) for line in text.splitlines() if line.startswith("takes:")]
-    assert len(set(limits)) == 2
 
 
 def test_what_the_system_refuses_is_one_line_also_of_a_detached_run(root: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from nightshift.errors import Failure
 from nightshift.executors.process import MARKER_NAME, WATCHDOG, digest_of
 from tests.integration.test_commands import start as start_experiment
-from tests.night_checkout import finish, is_running, leftovers, problems, records, start, start_run, until_training
+from tests.night_checkout import finish, is_running, leftovers, problems, records, start_run, until_training
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -66,34 +66,6 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog_an
     for process in foreign:
         process.kill()
         process.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("what", "make_anew"), [("run.py", False), ("night", True)])
-def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, what: str, make_anew: bool) -> None:
-    fault(root, "hold", once=False)
-    first = start_run(root, "--engine", "trl") if what == "run.py" else start(root, agent="lr", proposer="lr")
-    wait_for(lambda: is_running(root, 1))
-    (root / "runs").rename(root.parent / "moved")
-    if make_anew:
-        (root / "runs").mkdir()
-    (root / "stand-in.json").unlink()
-    code, _, stderr = finish(first)
-    assert code == 2
-    others = (
-        "branch ",
-        "comparing",
-        "experiment 0001",
-        "0001",
-        "this machine may fall asleep",
-        "the night stops ",
-        "per experiment: ",
-    )
-    told = [line for line in stderr.splitlines() if not line.startswith(others)]
-    assert len(told) == 1, stderr
-    assert told[0].startswith(f"{root}/runs or its .lock was moved away or replaced while this process worked in it. ")
-    assert not make_anew or list((root / "runs").iterdir()) == []
-    assert leftovers(root) == []
 
 
 def test_an_experiment_runs_without_what_only_linux_has_and_a_kill_leaves_nothing(root: Path) -> None:

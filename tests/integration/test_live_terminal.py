@@ -1,7 +1,6 @@
 """What people see while they wait, on a real terminal: a display that is redrawn, and no code but its own."""
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -18,8 +17,6 @@ import pytest
 
 from nightshift.cli.main import commands
 from nightshift.errors import ExitCode
-from tests.conftest import git
-from tests.night_checkout import leftovers, problems
 from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS
 
@@ -129,53 +126,6 @@ def test_a_run_and_wait_tick_and_ctrl_c_ends_only_what_it_is_for(root: Path) -> 
     assert terminal.finish() == ExitCode.INTERRUPTED
     left = "train.toml still contains the change that was tried; to restore the incumbent's: git checkout train.toml"
     assert " ".join(terminal.text.split()).endswith(f"{left} stopped by SIGINT")
-
-
-@pytest.mark.slow
-def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path) -> None:
-    asked = {
-        "engine": "trl", "agent": f"{sys.executable} -c 'import time; time.sleep(600)'", "budget_seconds": 1.0,
-        "sandbox": "none", "agent_timeout_seconds": 500.0,
-    }  # fmt: skip
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(asked)]
-    terminal = Terminal(command, root, TMPDIR=str(root.parent / "temporary"))
-    program = Path(sys.executable).name
-    ticks(terminal, f"{program} is working on experiment 0002,")
-    assert re.search(r"is working on experiment 0002, \d+ s of at most 500 s", terminal.text)
-    terminal.press(CTRL_C)
-    terminal.shows("Ctrl-C: finishing the runs in flight, then stopping; press Ctrl-C again to stop now")
-    assert terminal.finish() == ExitCode.MEASURED
-    assert (problems(root), leftovers(root)) == ([], [])  # no clone of the agent is left either
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}, {"NO_COLOR": "1"}])
-def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, str]) -> None:
-    terminal = run_py(root, "-m", f"Δ {HOSTILE}", **variables)
-    assert terminal.finish() == ExitCode.MEASURED
-    assert "m" not in {code[-1] for code in CODES.findall(terminal.said)}
-    assert "NO_COLOR" in variables or "\x1b" not in terminal.said
-    assert "PYTHONIOENCODING" not in variables or terminal.said.isascii()
-
-
-@pytest.mark.slow
-def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
-    """Of a description, a branch, a file and an argument: their codes reach neither the terminal nor a commit."""
-    git(root, "switch", "--quiet", "--create", "autoresearch/\u202eevil\u2066\u200b\u009b2J")
-    for config in (BASELINE, BASELINE.replace(b"3e-6", b"5e-6")):
-        (root / "train.toml").write_bytes(config)
-        terminal = run_py(root, "-m", HOSTILE)
-        assert terminal.finish() == ExitCode.MEASURED, terminal.said
-    assert git(root, "log", "-2", "--format=%B").replace("\n", "").isprintable()
-    commands = [["status"], ["show", "2"], ["history"], ["diff", "1", "2"], ["wait"]]
-    for words in [*commands, ["report", "--output", str(root / HOSTILE)]]:
-        terminal = Terminal(["nightshift", *words], root)
-        assert terminal.finish() == ExitCode.MEASURED, (words, terminal.said)
-    for words in ([f"--{HOSTILE}"], ["show", HOSTILE], [HOSTILE], ["diff", HOSTILE], ["doctor", "--engine", HOSTILE]):
-        terminal = Terminal(["nightshift", *words], root)
-        assert terminal.finish() == ExitCode.USAGE, words
-    terminal = Terminal([sys.executable, str(root / "run.py"), f"--{HOSTILE}"], root)
-    assert terminal.finish() == ExitCode.USAGE
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,16 @@ def replace_the_commit(root: Path) -> None:
     git(root, "replace", first, "HEAD")
 
 
-@pytest.mark.parametrize("change", [edit, commit_it, hide_it, link_its_folder, replace_the_commit, add_one])
+def show_git_an_unedited_copy(root: Path) -> None:
+    shutil.copytree(root, root.parent / "agreed", symlinks=True, ignore=shutil.ignore_patterns(".git"))
+    git(root, "config", "core.worktree", str(root.parent / "agreed"))
+    edit(root)
+
+
+CHANGES = [edit, commit_it, hide_it, link_its_folder, replace_the_commit, add_one, show_git_an_unedited_copy]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_file_is_named_with_the_command_that_shows_it(checkout, change):
     repo = Repo(checkout)
     commit, agreed = repo.head().commit, ARITHMETIC_TRL.hash(checkout)

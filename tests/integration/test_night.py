@@ -8,12 +8,10 @@ import re
 import signal
 import subprocess
 import sys
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
-from msgspec import structs
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import CERTIFY_NAME
@@ -63,28 +61,6 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_change_that_raises_the_score_and_ruins_a_guard_is_not_kept_and_every_view_says_why(root: Path) -> None:
-    (root / "rules.toml").write_text('environments = ["arithmetic"]\n[environment.countdown]\nguard = 2.0\n')
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", "a guard")
-    stdout, _ = good_night(root, agent="lr", proposer="lr", experiments=4, page=True)
-    _, incumbent, _, ruined = records(root)
-    assert [record.status for record in (incumbent, ruined)] == ["keep", "discard"]
-    assert ruined.evaluation.eval_score > incumbent.evaluation.eval_score + 0.05
-    scores = [record.evaluation.guards[0].score for record in (incumbent, ruined)]
-    assert scores == [pytest.approx(0.6, abs=0.06), pytest.approx(0.2, abs=0.06)]
-    reason = "0004 not kept: guard countdown falls: "
-    assert reason in ruined.why
-    assert reason in (root / "runs" / "report.md").read_text()
-    assert reason in (root / "runs" / "report.html").read_text()
-    assert reason in nightshift(root, "show", "4")[1]
-    assert "guard countdown falls" in stdout
-    table = (root / "results.tsv").read_text().splitlines()
-    assert table[0].endswith("countdown_score")
-    assert table[-1].endswith(f"\t{scores[1]:g}")
-
-
-@pytest.mark.slow
 def test_a_running_night_reads_revert_as_the_users_decision(root: Path) -> None:
     for lr in (b"6e-7", b"3e-6"):
         (root / "train.toml").write_bytes(BASELINE.replace(b"6e-7", lr))
@@ -108,21 +84,6 @@ def test_a_running_night_reads_revert_as_the_users_decision(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_be_switched_off(root: Path) -> None:
-    assert whole_night(root, agent="lr", proposer="lr", experiments=3)[0] == 0
-    good_night(root, agent="lr", proposer="lr", experiments=2)
-    assert [bool(record.run.new) for record in records(root)] == [False, *[True] * 4]  # it is seconds old
-    first = Ledger(root).record(1)
-    hour_ago = (datetime.fromisoformat(first.started) - timedelta(hours=2)).isoformat()
-    Ledger(root).write(structs.replace(first, result=structs.replace(first.result, started=hour_ago)))
-    assert whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)[0] == 0
-    last = records(root)[5:]
-    assert last[0].proposal.description == "re-run of the baseline"
-    assert [bool(record.run.new) for record in last] == [False, True, True]
-    assert {record.run.rider for record in last} == {None}
-
-
-@pytest.mark.slow
 def test_a_config_whose_runs_the_infrastructure_keeps_losing_is_given_up(root: Path) -> None:
     assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
     fault(root, "sigkill", once=False)
@@ -131,26 +92,6 @@ def test_a_config_whose_runs_the_infrastructure_keeps_losing_is_given_up(root: P
     assert "5 crashes in a row" in stdout
     changes = [r.run.new and r.run.new.keys for r in records(root)]
     assert [changes.index(each) for each in changes] == [0, 1, 1, 1, 4, 4]
-
-
-@pytest.mark.slow
-def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it(root: Path) -> None:
-    lock = root / ".git" / "index.lock"
-    lock.touch()
-    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, page=True)
-    assert code == 1, stderr
-    kept, last = records(root)[1:]
-    assert (kept.status, kept.kept_commit, last.number) == ("keep", None, 3)
-    line = f"keep 0002: decided, but not committed: git could not write: its lock file {lock} is "
-    assert f"\ngit:          {line}" in (root / "runs" / "night.txt").read_text()
-    assert "\nstopped:      3 experiments are done\n" in stdout
-    for name in ("report.md", "report.html"):
-        assert "Not in git: keep 0002: decided, but not committed" in (root / "runs" / name).read_text()
-    lock.unlink()
-    _, stderr = good_night(root, agent="lr", proposer="lr", experiments=1, page=True)
-    assert "experiment 0002 was decided before git was called; now: committed " in stderr
-    assert "\ngit: " not in (root / "runs" / "night.txt").read_text()
-    assert "Not in git" not in (root / "runs" / "report.md").read_text()
 
 
 # Several runs side by side: who decides, who survives whom
@@ -204,22 +145,6 @@ def test_a_night_that_was_killed_can_be_stopped(root: Path) -> None:
     assert "is over" in stdout
     assert [r.failure for r in records(root)] == [None, *[Failure.INTERRUPTED] * 2]
     assert nightshift(root, "night", "--stop")[1] == "no night to stop\n"
-
-
-@pytest.mark.slow
-def test_a_night_with_pairs_auto_has_the_slots_that_doctor_says_each_on_cores_of_its_own(root: Path) -> None:
-    _, told, _ = nightshift(ROOT, "doctor", "--engine", "trl")
-    [num_slots] = map(int, re.findall(r"^trl +runs +ok +(\d+) side by side", told, re.MULTILINE))
-    night = start_held(root, agent="lr", proposer="lr", pairs=0, experiments=num_slots + 1)
-    wait_for(lambda: all(is_running(root, 2 + slot) for slot in range(num_slots)))
-    (root / "stand-in.json").unlink()
-    _, stderr = good_end(night, root)
-    assert f"--pairs auto: {num_slots} side by side: " in stderr
-    ours = records(root)
-    jobs = [json.loads((root / f"runs/{r.number:04d}/job.json").read_bytes()) for r in ours]
-    cores = {job["slot"]: tuple(job["cores"]) for job in jobs}
-    assert len(cores) == num_slots
-    assert len(set().union(*cores.values())) == sum(map(len, cores.values())), "two slots share a core"
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from nightshift.campaign.records import (
     Action,
     Change,
     Decision,
-    Effect,
     Part,
     Record,
     Request,
@@ -29,7 +27,7 @@ from nightshift.campaign.records import (
     packed,
     percent,
 )
-from nightshift.campaign.results import COLUMNS, Counts, Row, estimates, gain_text, kept_by_records, last_campaign
+from nightshift.campaign.results import COLUMNS, Counts, Row, kept_by_records, last_campaign
 from nightshift.cli.output import plain as plain_json
 from nightshift.cli.output import summary
 from nightshift.cli.run import plan
@@ -50,7 +48,7 @@ from tests.checkouts import CAMPAIGN
 from tests.conftest import git, slow
 from tests.integration.test_report import NOW, Page
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_controller import during, keep, make_poor, write
+from tests.stand_in_controller import keep, make_poor, write
 from tests.stand_ins import quick
 
 LR, GROUP, DECAY, NORM = (
@@ -201,34 +199,6 @@ def formatted(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
 
 
-def test_the_current_estimate_stands_in_the_table_of_kept_changes_only(seen: Seen) -> None:
-    posterior, standing = seen.campaign.posterior, seen.campaign.standing
-    assert posterior
-    assert standing
-    rows = json.dumps(Page(seen.page).data["rows"], ensure_ascii=False)
-    tables = rows + str(of_last_campaign(seen.ledger).runs)
-    for row, record in zip(seen.rows, seen.records, strict=True):
-        if record.run.new and row.effect:
-            now: Effect = posterior.effect(record.run.new)
-            assert str(now) != str(row.effect)
-            assert text.plus_minus(now) not in tables
-    names = [change.name for change in seen.campaign.kept]
-    assert {row.change for row in seen.rows if row.is_kept} == {*names} == {"0003", "0005"}
-    assert [line.split()[0] for line in kept_changes(seen.campaign)] == [k.change.name for k in seen.view.morning.kept]
-    assert [k.effect for k in seen.view.morning.kept] == [posterior.effect(k.change) for k in seen.view.morning.kept]
-    chain = seen.page.partition('class="kept"')[2].partition("</table>")[0]
-    links = [int(number) for number in re.findall(r"#run-(\d+)", chain)]
-    assert links == [kept.change.experiment for kept in seen.view.morning.kept]
-    assert "Kept once, not any more: 0002 replaced, 0009 reverted." in Page(seen.page).text
-    dots = {dot["n"]: dot["kind"] for dot in seen.view.data["specs"]["progress"]["datasets"]["dots"]}
-    assert [dots[number] for number in sorted(dots)] == [
-        *("baseline", "left", "keep", "crash", "keep", "discard", "re-run", "left", "re-run"),
-    ]
-    line = f"gain {gain_text(standing)} over the baseline ({estimates(standing)}) by "
-    assert any(line in each for each in seen.status.lines())
-    assert gain_text(standing) in seen.view.headline.title
-
-
 def test_experiments_are_counted_one_way(seen: Seen) -> None:
     counts = Counts.of(seen.rows)
     line = "10 experiments: 1 baseline, 3 keep, 2 discard, 2 re-run, 1 crash, 1 interrupted; "
@@ -254,7 +224,7 @@ class Told:
         root = controller.bench.root
         ledger = Ledger(root)
         self.status, self.history, self.page = Status.of(ledger, NOW), of_last_campaign(ledger), gather(ledger, None)
-        self.label, incumbent = compare.find("incumbent", root, ledger, Repo(root))
+        _, incumbent = compare.find("incumbent", root, ledger, Repo(root))
         story = Story.of(ledger, None)
         table = list(csv.DictReader(io.StringIO(as_csv(story).decode())))
         self.names = [
@@ -310,35 +280,8 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
     write(controller, "1e-7")
     against = "against:  the baseline" + (f" with {', '.join(names)}" if names else "")
     assert against in plan(Request(), controller)
-
     (checkout / ".git").rename(checkout / "away")
-    told = Told(controller)
-    assert told.names == [["0002"]] * 3, "what cannot be read changes nothing"
-    unread = f"{UNREAD}: git for-each-ref failed: fatal: not a git repository"
-    [of_status], [of_history], notes = told.status.damaged, told.history.damaged, told.page.story.notes
-    for line in (of_status, of_history, told.label, *notes[-1:]):
-        assert unread.lower() in line.lower()
+    unread = Told(controller)
+    assert unread.names == [["0002"]] * 3, "what cannot be read changes nothing"
+    assert f"{UNREAD}: git for-each-ref failed: fatal: not a git repository" in unread.status.damaged
     (checkout / "away").rename(checkout / ".git")
-
-    table = controller.ledger.tsv_path
-    assert table.read_text().splitlines()[2].endswith("\tkept\t"), "it is written from the records"
-    texts = list[str]()
-    with during(controller, lambda folder: texts.append(table.read_text())):
-        record = controller.run(Request())
-    assert (record.status, record.user_decisions) == ("discard", campaign.user_decisions)
-    assert texts[0].splitlines()[2].endswith(f"\t{answer[2]}\t"), "from the start of the next experiment on"
-    if answer is OUT:  # the change helps, and stays out all the same
-        assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
-        assert controller.campaign().kept == ()
-        assert controller.repo.config_at("HEAD") == source
-        assert table.read_text().splitlines()[2].endswith("\treverted\t")
-
-
-def test_a_keep_between_the_look_at_the_records_and_the_look_at_git_is_no_commit_of_the_users(checkout, monkeypatch):
-    controller = make_poor(checkout, quick(ARITHMETIC_TRL), monkeypatch)
-    controller.run(Request())
-    looks = list[list[Record]]()
-    with during(controller, lambda folder: looks.append(Ledger(checkout).records())):
-        keep(controller)
-    campaign = Campaign.read(Ledger(checkout), looks[0], CAMPAIGN, controller.bench.rules_hash)
-    assert (campaign.kept, campaign.user_decisions, campaign.unread) == ((), (), None)

@@ -170,16 +170,6 @@ def test_a_login_is_copied_and_a_renewed_token_taken_back(user: User) -> None:
     assert (user.home / ".claude" / ".credentials.json").stat().st_uid == 0
 
 
-def test_the_clone_is_the_agent_s_own_and_git_works_there(user: User) -> None:
-    user.write("temporary/made", "")
-    script = "echo lr=2 > train.toml; git status --short; stat -c %u . .git $HOME $TMPDIR"
-    ended = user.run(f"sh -c '{script}'", sandbox="user")
-    status, *owners = ended["log"].splitlines()
-    assert (status, len(owners), len({*owners})) == (" M train.toml", 4, 1), ended
-    assert ended["config"] == "lr=2\n"
-    assert not [*(user.folder / "temporary").glob("nightshift-*/*")]
-
-
 @pytest.mark.parametrize(
     ("changed", "mode", "reason"),
     [
@@ -218,16 +208,6 @@ def test_a_path_that_you_name_is_read_if_the_uid_can_and_not_written_to(user: Us
         docs.chmod(mode)
         with pytest.raises(UsageError, match=f"^--sandbox user: uid .* {re.escape(reason)}"):
             looked(user, "user", docs, "true")
-
-
-@pytest.mark.slow
-def test_a_key_that_a_variable_of_the_login_names_has_to_be_readable(user: User) -> None:
-    key, prepared = user.write("home/key.json", "{}"), user.write("bin/claude", f"#!{PYTHON}\n")
-    prepared.chmod(0o755)
-    given = {"PATH": f"{prepared.parent}:/usr/bin:/bin", "GOOGLE_APPLICATION_CREDENTIALS": str(key)}
-    assert user.run("claude", sandbox="user", **given)["cause"] is None
-    refused = user.run("claude", sandbox="user", CLAUDE_CODE_USE_VERTEX="1", **given)["refused"]
-    assert f" cannot read {key}: put it where every user may read" in refused
 
 
 def test_where_bubblewrap_does_not_work_auto_takes_another_user_and_says_why(user: User, monkeypatch) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from nightshift.config.rules import LossRules, Rules
 from nightshift.config.train_toml import parse
@@ -15,14 +14,14 @@ from nightshift.engines.base import PrepareFlags
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.install import Installation, Pins, cache_dir
+from nightshift.engines.prime_rl.install import Installation, Pins
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError
 from nightshift.executors.gpus import Gpu
 from tests import stand_in_prime_rl
 from tests.checkouts import linked_checkout
-from tests.conftest import living_children, slow
-from tests.prime_rl_plans import GPU, PAIR
+from tests.conftest import living_children
+from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 from tests.waiting import HANG_SECONDS
 
@@ -52,12 +51,12 @@ class Prepared:
     def misbehave(self, fault: str | None) -> None:
         stand_in_prime_rl.misbehave(self.installation.venv, fault)
 
-    def prepare(self, *, smoke: bool = False, gpus: tuple[Gpu, ...] = PAIR) -> None:
+    def prepare(self, *, smoke: bool = False) -> None:
         prepared = self
 
         class Engine(PrimeRlEngine):
             def gpus(self) -> tuple[Gpu, ...]:
-                return gpus
+                return PAIR
 
             def under(self, rules: Rules) -> PrimeRlEngine:
                 prepared.opened.append(rules.name)
@@ -104,37 +103,6 @@ def test_the_caches_are_warmed_and_the_smoke_run_proves_the_chain_and_downloads_
     assert living_children() == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "smoke", "said"),
-    [
-        ("trainer_out_of_memory", False, r"warm-up: trainer: out of GPU memory"),
-        slow("server_out_of_memory", True, r"smoke: inference: no GPU memory is left"),  # before it is ready
-        slow("chat_500", True, r"EngineCore died"),
-        ("serves_the_start", True, r"the server did not serve the file"),
-    ],
-)
-def test_a_failed_rehearsal_leaves_its_logs(prepared, fault, smoke, said):
-    folder = "smoke" if smoke else "warm-up"
-    prepared.misbehave(fault)
-    with pytest.raises(EngineError, match=said) as caught:
-        prepared.prepare(smoke=smoke)
-    assert caught.value.fix.endswith(f"Read the logs in {prepared.installation.state_dir / 'runs'}/{folder}.")
-    assert list((prepared.installation.state_dir / "runs").glob(f"{folder}/inference.log"))
-    if fault.endswith("_out_of_memory"):
-        program = {"trainer": "trainer", "server": "inference"}[fault.partition("_")[0]]
-        at = next(at for at, note in enumerate(prepared.notes) if note.endswith(f"{folder}/{program}.log:"))
-        assert any("memory" in note for note in prepared.notes[at:]), "the last lines of the log are printed"
-    assert living_children() == []
-
-
-def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> None:
-    lock = FileLock(cache_dir(prepared.environ) / "locks" / "prepare.lock")
-    Path(lock.lock_file).parent.mkdir(parents=True)
-    with lock, pytest.raises(UsageError, match=r"another prepare\.py of yours is running"):
-        prepared.prepare()
-
-
 def test_without_gpus_model_and_data_are_fetched_all_the_same(prepared: Prepared, monkeypatch) -> None:
     fetched: list[str] = []
     for name in ("prepare_model", "prepare_data"):
@@ -147,13 +115,6 @@ def test_without_gpus_model_and_data_are_fetched_all_the_same(prepared: Prepared
     with pytest.raises(EngineError, match="needs 2 NVIDIA GPUs"):
         engine.prepare(PrepareFlags(smoke=60.0), prepared.notes.append)
     assert len(fetched) == 2
-
-
-def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) -> None:
-    busy = replace(GPU, free_gb=10.0)
-    with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
-        prepared.prepare(gpus=(busy, busy))
-    assert prepared.notes == ["model and data are complete"]
 
 
 def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:

@@ -7,13 +7,11 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from nightshift.campaign.metrics import read_steps
@@ -24,7 +22,6 @@ from nightshift.engines.base import NoGradient
 from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError, Failure
 from tests import stand_in_prime_rl
 from tests.conftest import living_children, slow
@@ -139,44 +136,13 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
     assert rollout["problem"].startswith("2 + ")
 
 
-@pytest.mark.slow
-def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(start, train, monkeypatch):
-    """The trainer deletes step N-2: two steps between the end of the budget and its kill take weights away."""
-    session = start()
-    broadcasts, really = session._launch.broadcasts_dir, session._stop
-
-    def stop(*groups: str) -> None:
-        if groups == ("trainer",):
-            seen = latest_stable(broadcasts)
-            while (broadcasts / f"step_{seen}").exists():
-                time.sleep(0.01)
-        really(*groups)
-
-    monkeypatch.setattr(session, "_stop", stop)
-    training = train(session)
-    assert training.outcome is Outcome.BUDGET
-    assert session.load_final_weights().step == training.num_steps == latest_stable(broadcasts)
-
-
-@pytest.mark.slow
-def test_weights_without_their_marker_do_not_count(start: Open, train: Train, run_dir: Path) -> None:
-    session = start("no_stable", step=3)
-    training = train(session, 4)
-    assert (training.outcome, training.num_steps) == (Outcome.BUDGET, 2)
-    assert [step.step for step in read_steps(run_dir / "metrics.jsonl")] == [1, 2]
-    assert session.load_final_weights().step == 2
-    assert session.complete(PROMPTS[:1], DECODING, lambda reading: None)[0].text.startswith("weights of step 2")
-
-
 @pytest.mark.parametrize(
     ("fault", "cause", "failure"),
     [
         ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.CONFIG),
         slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.INFRASTRUCTURE),
-        slow("trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", Failure.UNKNOWN),  # and stays
         slow("trainer_hang", "no step and no rollout for", Failure.INFRASTRUCTURE),
         slow("nan", "not a number at step 2", Failure.CONFIG),
-        slow("server_dies", "inference ended: killed by SIGKILL", Failure.INFRASTRUCTURE),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):
@@ -194,37 +160,10 @@ def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fa
         session.load_final_weights()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["trainer", "inference"])
-def test_a_run_that_stands_still_is_shown_and_ended(start: Open, timing: Timing, clock: Clock, name: str) -> None:
-    session = start(timing=replace(timing, still_seconds=8.0, hang_seconds=math.inf))
-    readings: list[Progress] = []
-
-    def tick(reading: Progress) -> None:
-        readings.append(reading)
-        assert len(readings) < 500, "it was not found"
-        clock.now += 0.5
-        if reading.num_steps >= 1 and name not in stopped:
-            stopped.append(name)
-            for process in tree(session._children[name].pid):
-                process.suspend()
-
-    stopped: list[str] = []
-    training = session.train(math.inf, tick)
-    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.INFRASTRUCTURE)
-    assert (training.cause or "").startswith("the run stood still: no step, no CPU time and no GPU time for 8 s")
-    assert readings[-1].note.startswith("standing still for ")
-
-
-def tree(pid: int) -> list[psutil.Process]:
-    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-
-
 @pytest.mark.parametrize(
     ("fault", "cause", "failure"),
     [
         ("rank_1_raises", "trainer-1 ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
-        slow("rank_1_killed", "trainer-1: its worker was killed (SIGKILL)", Failure.INFRASTRUCTURE),
         slow("rank_1_stays", "trainer-1 ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
     ],
 )
@@ -277,32 +216,6 @@ def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [slow(1), 3])  # without a finished step, and with two
-@pytest.mark.parametrize(
-    ("fault", "log", "cause"),
-    [
-        ("trainer_raises", "trainer.log", "trainer ended: fatal error: RuntimeError: no kernel image is available for "
-         "this shape Compile with `TORCH_USE_CUDA_DSA`"),
-        slow("orchestrator_raises", "orchestrator.log", "orchestrator ended: fatal error: KeyError: 'advantage'"),
-    ],
-)  # fmt: skip
-def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
-    start, train, run_dir, fault, log, cause, step
-):
-    session = start(fault, step=step)
-    training = train(session, step - 1, lambda reading: b"Fatal error" in (run_dir / log).read_bytes())
-    assert (session._children[log.removesuffix(".log")].poll() or 0) < 0, "it exited before it was stopped"
-    assert (training.cause or "").startswith(cause)
-    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.UNKNOWN), (
-        "worker.py settles whose fault it is"
-    )
-    assert training.log == log
-    assert training.num_steps == step - 1
-    with pytest.raises(EngineError, match="no final weights"):
-        session.load_final_weights()
-
-
-@pytest.mark.slow
 def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, run_dir: Path) -> None:
     log = run_dir / "orchestrator.log"
     training = train(start("rollout_fails"), 2, lambda reading: b"Fatal error" in log.read_bytes())
@@ -324,27 +237,6 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
     assert training.training_seconds == max(read_steps(run_dir / "metrics.jsonl")[-1].time, 0.0)
 
 
-def test_a_last_step_whose_rewards_were_not_written_is_a_step(start: Open, run_dir: Path) -> None:
-    """And the live line does not show the reward of another step beside it."""
-    readings: list[Progress] = []
-    session = start("no_last_row", source=b"max_steps = 3\n" + BATCH)
-    training = session.train(math.inf, readings.append)
-    assert {reading.reward for reading in readings if 0 < reading.num_steps < 3} <= {0.5, None}
-    assert {reading.reward for reading in readings if reading.num_steps in (0, 3)} <= {None}
-    assert (training.outcome, training.num_steps, training.reward_mean) == (Outcome.FINISHED, 3, 0.5)
-    assert [step.reward_mean for step in read_steps(run_dir / "metrics.jsonl")] == [0.5, 0.5, None]
-    assert session.load_final_weights().step == 3
-
-
-@pytest.mark.slow
-def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train, timing: Timing) -> None:
-    """They would take any grace; their broker still ends by itself, after them."""
-    session = start(timing=replace(timing, grace_seconds=3600.0))  # which no test has
-    broker = session._children["env-server"]
-    assert train(session).outcome is Outcome.BUDGET
-    assert broker.poll() == 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cause", "failure"),
@@ -356,11 +248,8 @@ def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train
             f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found",
             Failure.UNKNOWN,
         ),
-        slow("trainer_exception", "trainer ended: exit code 1: ZeroDivisionError: division by zero", Failure.UNKNOWN),
         slow("silent_death", "orchestrator ended: exit code 1", Failure.INFRASTRUCTURE),
         slow("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", Failure.INFRASTRUCTURE),
-        slow("loop_never_starts", "the orchestrator's loop was not ready after 20 s", Failure.INFRASTRUCTURE),
-        slow("slow_worker", "the environment's workers were not ready after 20 s", Failure.INFRASTRUCTURE),
     ],
 )
 def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, failure):

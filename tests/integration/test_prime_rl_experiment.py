@@ -15,9 +15,8 @@ import pytest
 from nightshift.campaign.campaign import resume
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Outcome, Record, Request
+from nightshift.campaign.records import Record, Request
 from nightshift.cli.output import summary
-from nightshift.config.train_toml import load
 from nightshift.engines.base import NO_GPU
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
@@ -58,9 +57,9 @@ def controller(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return make_controller(checkout, RULES, monkeypatch, engine=engine)
 
 
-def run_with(controller: Controller, fault: str | None, step: int = 2) -> Record:
+def run_with(controller: Controller, fault: str | None) -> Record:
     assert isinstance(controller.bench.engine, PrimeRlEngine)
-    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, fault, step)
+    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, fault)
     controller.run(Request())
     (record,) = controller.ledger.records()
     assert living_children() == []
@@ -81,19 +80,6 @@ def test_a_measured_experiment(controller: Controller) -> None:
     assert proof in page
 
 
-@pytest.mark.slow
-def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(controller: Controller) -> None:
-    """A baseline here."""
-    record = run_with(controller, "empty_batches", step=4)
-    run = record.result
-    assert run is not None
-    assert (record.status, run.training.outcome) == ("keep", Outcome.NO_GRADIENT)
-    assert run.evaluation.weights.step == run.training.num_steps >= 1
-    last = f"no gradient after step {run.training.num_steps}: 10 batches in a row had equal rewards in every group ["
-    assert last in (record.health or "")
-    assert "\noutcome:          no_gradient: " in summary(record)
-
-
 def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_settled(controller: Controller) -> None:
     before = (controller.bench.root / "train.toml").read_bytes(), git(controller.bench.root, "rev-parse", "HEAD")
     record = run_with(controller, "serves_the_start")
@@ -106,38 +92,12 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
     assert list(controller.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
-@pytest.mark.slow
-def test_the_next_run_starts_while_the_reader_works(controller: Controller) -> None:
-    run_with(controller, None)
-    assert isinstance(controller.bench.engine, PrimeRlEngine)
-    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, "reader_waits")
-    request, config = Request(baseline=True), load(controller.bench.root / "train.toml")
-    first = controller.start(request, config, controller.campaign())
-    while not controller.bench.proofs:
-        assert controller.collect(first.number) is None
-        controller.wait()
-    second = controller.start(request, config, controller.campaign())
-    while len(controller.bench.proofs) < 2:
-        assert (controller.collect(first.number), controller.collect(second.number)) == (None, None)
-        controller.wait()
-    assert [record.number for record in controller.in_flight] == [first.number, second.number]
-    for number in (second.number, first.number):
-        (controller.ledger.run_dir(number) / "go").touch()
-        wait_for(lambda number=number: controller.collect(number) is not None)
-    ours = controller.ledger.records()
-    assert [record.decided for record in ours] == [1, 3, 2], "decided in the order in which their proofs ended"
-    assert all((record.health or "").startswith("served = file: 0.0000 nats") for record in ours)
-    assert len({record.result.seed for record in ours if record.result}) == 3
-    assert living_children() == []
-
-
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
         ("config_refused", Failure.CONFIG, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.INFRASTRUCTURE, "500"),
         ("swapped_after_scoring", Failure.INFRASTRUCTURE, "the server had other weights after the scoring"),
-        ("validator_dies", Failure.INFRASTRUCTURE, "validator ended"),
     ],
 )
 def test_a_failed_experiment_is_a_record_with_its_cause(

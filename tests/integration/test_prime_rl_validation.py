@@ -28,7 +28,7 @@ from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError
 from nightshift.executors.gpus import SIZES_GB
 from nightshift.report.export.rl_toml import rl_toml
-from tests.prime_rl_plans import PORT, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
+from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL, ROOT
 
 FIXTURES = ROOT / "tests" / "fixtures" / "prime_rl"
@@ -121,31 +121,6 @@ def verdicts(folders: list[Path]) -> list[dict[str, Any]]:
     return [json.loads((folder / "validator.json").read_bytes()) for folder in folders]
 
 
-@needs_prime_rl
-def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(tmp_path: Path) -> None:
-    launches = [written(variant(name), tmp_path / name) for name in VARIANTS]
-    for launch, answer in zip(launches, verdicts([launch.run_dir for launch in launches]), strict=True):
-        assert answer["ok"], answer
-        configs_dir = launch.run_dir / "configs"
-        inference, trainer, orchestrator, env_server = (
-            json.loads((configs_dir / f"{name}.json").read_bytes())
-            for name in ("inference", "trainer", "orchestrator", "envs/train/gsm8k")
-        )
-        assert Path(trainer["output_dir"]) == Path(orchestrator["output_dir"]) == launch.prime_dir
-        assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORT + 3}"
-        assert env_server["env"] == orchestrator["train"]["source"][0]["env"]
-        lora = orchestrator["model"]["lora"]
-        assert launch.served_model == (lora["name"] if lora else orchestrator["model"]["name"])
-        assert inference["vllm"]["enable_lora"] is bool(lora)
-        assert inference["vllm"]["model"] == orchestrator["model"]["name"]
-        assert inference["router"] is None
-        assert trainer["ckpt"] is orchestrator["ckpt"] is orchestrator["eval"] is None
-        assert trainer["monitors"]["wandb"] is orchestrator["monitors"]["wandb"] is None
-        for side in (trainer, orchestrator):
-            assert side["weight_broadcast"] == {"type": "filesystem"}
-            assert side["rollout_transport"]["port"] == PORT + 1
-
-
 def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'type = "previous": the server of prime-rl has only the current policy'):
         launch_of(parse(SHIPPED + OPPONENT + b'type = "previous"\ninterval = 5'), tmp_path, rules=GAME)
@@ -208,26 +183,6 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
         differing = {path for path in plan.keys() | export.keys() if plan.get(path) != export.get(path)}
         differing = {path for path in differing if not any(part in path for part in (*places, "monitors.file.path"))}
         assert differing == set(), folder
-
-
-@needs_prime_rl
-def test_prime_rl_derives_the_rest_of_a_split_of_gpus(tmp_path: Path) -> None:
-    launches = {
-        split: written(variant("train"), tmp_path / str(number), rules=split_rules(*split))
-        for number, split in enumerate(SPLITS)
-    }
-    answers = verdicts([launch.run_dir for launch in launches.values()])
-    for (split, launch), answer in zip(launches.items(), answers, strict=True):
-        assert answer["ok"], answer
-        server, orchestrator = (
-            json.loads((launch.run_dir / "configs" / f"{name}.json").read_bytes())
-            for name in ("inference", "orchestrator")
-        )
-        derived = server["vllm"]["data_parallel_size"], server["vllm"]["api_server_count"]
-        assert (split, derived) == (split, SPLITS[split])
-        assert derived[0] == launch.num_engines
-        assert server["vllm"]["tensor_parallel_size"] == split[2]
-        assert orchestrator["num_train_workers"] == split[1]
 
 
 def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -302,15 +257,3 @@ def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_proce
     text = (launch.run_dir / "launcher.json").read_text().replace(str(launch.prime_dir), "<run>")
     text = re.sub(r"(--rdzv-id=)[0-9a-f]+", r"\1<id>", text)
     assert json.loads(text) == recording("launcher.json", json.loads(text))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-def test_the_env_block_is_valid_in_the_real_verifiers(name: str, tmp_path: Path) -> None:
-    import verifiers.v1 as vf
-
-    [source] = launch_of(variant(name), tmp_path).tree["orchestrator"]["train"]["source"]
-    env = vf.SingleAgentEnvConfig.model_validate(source["env"])
-    assert (env.taskset.split, env.taskset.seed, env.taskset.size) == ("train", 1000, None)  # type: ignore[attr-defined]
-    assert env.agent.runtime.type == "subprocess"
-    assert vf.ServeConfig.model_validate(source["serve"]).pool.type == "static"

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import CERTIFY_NAME, Request
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors.slurm import SlurmExecutor, read
 from nightshift.experiment.experiment import open_controller
 from tests import slurm_cluster, stand_ins
 from tests.checkouts import ROOT
-from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.slurm_cluster import CONFIG, Cluster
 from tests.stand_in_controller import SilentReporter
@@ -74,22 +72,6 @@ def test_slots_hold_no_more_and_gpus_are_their_own_and_no_secret_is_in_a_job(roo
 
 
 @pytest.mark.slow
-def test_a_controller_that_is_away_is_waited_for_by_what_runs_and_by_what_is_submitted(cluster: Cluster, case) -> None:
-    folder = case.submit(holds=True)
-    case.until_training(folder)
-    os.kill(cluster.pid_of("slurmctld"), signal.SIGKILL)
-    assert not case.executor.is_over(folder)
-    later = case.submit(2)
-    assert (case.executor.has_begun(later), case.executor.is_over(later)) == (False, False)
-    (folder / "stand-in.json").unlink()
-    case.until_over(folder)  # its result is there
-    assert case.executor.result(folder).evaluation
-    cluster.start_controller()
-    case.until_over(later)
-    assert case.executor.result(later).evaluation
-
-
-@pytest.mark.slow
 def test_a_node_that_is_lost_is_noticed_and_named_and_gets_no_job(root: Path, cluster: Cluster, case: Case) -> None:
     fault(root, "hold", once=False)
     folder = case.submit()
@@ -128,25 +110,6 @@ def test_a_preempted_job_is_interrupted_and_no_failure_of_the_infrastructure(roo
 
 
 @pytest.mark.slow
-def test_more_options_reach_sbatch_and_its_error_is_the_message(root: Path, cluster: Cluster) -> None:
-    stand_ins.install("trl")
-    given = replace(CONFIG, sbatch=("--comment=from the lab", "--nice=5"))
-    case = Case(SlurmExecutor(root, dict(os.environ), given), root)
-    fault(root, "hold", once=False)
-    case.submit()
-    assert cluster.ask("squeue", "-h", "-o", "%k %y").strip() == "from the lab 5"
-    with pytest.raises(EngineError, match=r"^sbatch: unrecognized option '--of-a-plugin=x'$"):
-        SlurmExecutor(root, dict(os.environ), replace(CONFIG, sbatch=("--of-a-plugin=x",))).require_ready()
-    case = Case(SlurmExecutor(root, dict(os.environ), replace(CONFIG, sbatch=("--partition=nowhere",))), root)
-    with pytest.raises(EngineError, match=r"^sbatch: error: invalid partition specified: nowhere$"):
-        case.executor.require_ready()
-    with pytest.raises(EngineError) as error:
-        case.submit(2)
-    assert str(error.value) == "sbatch: error: Batch job submission failed: Invalid partition name specified"
-    assert case.executor.in_flight() == {}
-
-
-@pytest.mark.slow
 def test_a_night_runs_as_a_job_of_its_own_once_and_keeps_a_secret(root: Path, cluster: Cluster) -> None:
     """A night that is refused at its start, which its log shows: what follows is the same as everywhere."""
     config = root.parent / "slurm.toml"
@@ -181,16 +144,6 @@ def killed_in_its_certificate(root: Path) -> dict[str, object]:
     night.communicate()
     (folder / "stand-in.json").unlink()
     return asked
-
-
-@pytest.mark.slow
-def test_the_jobs_of_a_certificate_whose_controller_is_killed_are_taken_over(root: Path, cluster: Cluster) -> None:
-    asked = killed_in_its_certificate(root)
-    code, _, stderr = finish(start(root, **asked))
-    assert code == 0, stderr
-    assert len(Ledger(root).comparisons()) == 1
-    assert len(Ledger(root).accesses()) == 2, "a job was submitted again"
-    assert cluster.ask("squeue", "-h") == ""
 
 
 # Stand-ins for sbatch that kill the controller, which is the process that calls them, once.
@@ -232,24 +185,6 @@ def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_
 
 
 @pytest.mark.slow
-def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cluster: Cluster) -> None:
-    config = root.parent / "slurm.toml"
-    assert finish(start(root, agent="lr", proposer="lr", experiments=1, slurm=str(config)))[0] == 0
-    cluster.ask("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
-    night = start(root, agent="lr", proposer="lr", experiments=3, slurm=str(config))
-    cluster.wait_until(lambda: "PENDING" in cluster.ask("squeue", "-h", "-o", "%T"))
-    (root / "STOP").touch()
-    code, stdout, stderr = finish(night)
-    assert code == 0, stderr
-    assert "file STOP found" in stdout
-    baseline, *waited = records(root)  # one, or more where the machine was slow to hear of STOP
-    assert baseline.failure is None
-    assert {r.failure for r in waited} == {Failure.INTERRUPTED}
-    assert "its job was still queued when the night ended" in stdout + str(records(root)[-1].judgement)
-    assert cluster.ask("squeue", "-h") == ""
-
-
-@pytest.mark.slow
 def test_what_a_night_left_on_a_cluster_is_named_and_cancelled(root: Path, cluster: Cluster) -> None:
     killed_in_its_certificate(root)
     assert nightshift(root, "status")[1].count(" is the SLURM job nightshift-") == 2
@@ -257,22 +192,6 @@ def test_what_a_night_left_on_a_cluster_is_named_and_cancelled(root: Path, clust
     cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
     wait_for(lambda: not leftovers(root))
     assert [*(root / "runs" / CERTIFY_NAME).glob("*/*/job.json")] == []  # a new start waits for none of them
-
-
-@pytest.mark.slow
-def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> None:
-    if why := why_no_bwrap():
-        pytest.skip(why)
-    agent = root.parent / "agent.sh"
-    agent.write_text(
-        "#!/bin/sh\nsbatch --job-name=mine --output=/dev/null --mem=1 --wrap 'sleep 600' || echo no\n"
-        "sed -i 's/^lr = .*/lr = 3e-6/' train.toml\n"
-    )
-    agent.chmod(0o755)
-    config = str(root.parent / "slurm.toml")
-    code, _, stderr = finish(start(root, agent=str(agent), experiments=2, slurm=config, sandbox="bwrap"))
-    assert code == 0, stderr
-    assert cluster.ask("squeue", "-h", "-o", "%j") == ""
 
 
 @pytest.mark.slow
@@ -318,12 +237,9 @@ def test_options_that_nightshift_does_not_set_are_passed_on(tmp_path: Path) -> N
     ("text", "told"),
     [
         ("", "missing required field `pairs`"),
-        ("pairs = 0", "`int` >= 1"),
         ("pears = 4", "unknown field `pears`"),
         ("pairs = ", "slurm.toml: "),
         (SIZES + 'sbatch = ["--mem=1G"]', "Nightshift itself sets the option --mem=1G of sbatch"),
-        (SIZES + 'sbatch = ["--exp=ALL"]', "sets the option --exp=ALL of"),
-        (SIZES + 'sbatch = ["--wait"]', "sets the option --wait of"),
         (SIZES + 'sbatch = ["-a", "1-9"]', "sets the option -a of"),
         (SIZES + 'sbatch = ["-t5"]', "sets the option -t5 of"),
         (SIZES + 'partition = "gpu"\nsbatch = ["-p", "cpu"]', "sets the option -p of"),

@@ -79,32 +79,6 @@ def test_a_trace_is_what_the_seat_saw_and_said(module: ModuleType, tokenizer: An
     assert (trace.is_own, lost.score()) == ([0], 0.0), "a seat that was never asked teaches nothing: O had the move"
 
 
-def test_that_is_found_before_training_begins(module: ModuleType, tokenizer: Any) -> None:
-    module.check_template(tokenizer)
-    trimming = copy.deepcopy(tokenizer)
-    trimming.chat_template = tokenizer.chat_template.replace("message.content + '<", "message.content.strip() + '<")
-    with pytest.raises(ValueError, match="changes earlier turns"):
-        module.check_template(trimming)
-
-
-def test_special_tokens_in_an_answer_end_no_training(module: ModuleType, tokenizer: Any) -> None:
-    """<|endoftext|> before the letter, and in place of the <|im_end|> that the template writes."""
-    says = first_free(module, tokenizer)
-
-    def say(prompts: list[list[int]]) -> list[Any]:
-        return [module.Sample([0, *one.ids[:-1], 0], False) for one in says(prompts)]
-
-    match = game.Match("Xbcdefghi", "O", None, "self", random.Random(0))
-    (trace,) = module.play([match], tokenizer, say, says, 512)
-    assert len(match.cells) > 4
-    texts = tokenizer.decode(trace.prompt + trace.completion).split("Question: ")
-    assert texts[1:] == [
-        "You are O: Xa b c d e f g h i\nAnswer: <|endoftext|>b<|endoftext|>\n",
-        "Xa Ob Xc d e f g h i\nAnswer: <|endoftext|>d<|endoftext|>\n",
-        *texts[3:],
-    ]
-
-
 def test_who_has_heard_more_than_there_is_room_for_says_nothing_more(module: ModuleType, tokenizer: Any) -> None:
     say = first_free(module, tokenizer)
     match = game.Match("Xbcdefghi", "O", None, "self", random.Random(0))

@@ -94,13 +94,6 @@ def test_what_an_output_means(output: str, exit_code: int | None, meaning: Meani
     assert read_ending(output + WORKED, 0, is_edited=True).meaning is Meaning.OK
 
 
-def test_of_a_stack_trace_the_line_with_the_error_is_shown() -> None:
-    trace = (
-        "/b.js:7\n  throw e;\n\nError: Cannot find module 'x'\n    at f (/b.js:7:3) {\n  code: 'X'\n}\n\nNode.js v20\n"
-    )
-    assert read_ending(trace, 1) == Availability(Meaning.PROGRAM, "Error: Cannot find module 'x'")
-
-
 BOMBS = {
     "deep": '{"error":' * 100_000,
     "one line": "retry after limit: " * 40_000,

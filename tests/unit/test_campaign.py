@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -55,16 +54,6 @@ def test_final_check_runs_that_differ_from_the_estimate_are_the_gain() -> None:
     assert re.search(
         rf"^gain -5\.0 ± \d+\.\d pp over .+ by 0003, 0005\. {sentence}$", standing_text(standing, folded(records).kept)
     )
-
-
-def test_before_the_baseline_nothing_is_believed_and_before_a_keep_there_is_no_gain() -> None:
-    empty = folded([])
-    assert (empty.standing, empty.parent, empty.kept) == (None, None, ())
-    crashed = folded([a_record(number=1, status="crash", decided=1)])
-    assert (crashed.standing, crashed.parent, numbers(crashed.decided)) == (None, None, [1])
-    standing = folded(judged(STORY[:2])).standing
-    assert (standing.gain, standing.incumbent) == (0, standing.baseline)
-    assert standing.gain_halfwidth == pytest.approx(0, abs=1e-6)
 
 
 def test_the_incumbent_is_the_set_of_kept_changes_and_each_keep_is_told_with_its_numbers() -> None:
@@ -228,13 +217,6 @@ def test_the_order_is_that_of_starts_and_decisions_and_not_of_numbers() -> None:
     assert numbers(Campaign.of([*records, *elsewhere], "other", HASH).decided) == [8]
 
 
-def test_a_campaign_goes_on_when_a_record_is_moved_away() -> None:
-    records = judged(STORY)
-    campaign = folded([record for record in records if record.number != 3])
-    assert campaign.kept == (a_change(3), a_change(5))  # 0005 was run with it
-    assert folded(records[1:]).baseline.number == 3  # the first keep that is left stands for the baseline
-
-
 @pytest.mark.parametrize("failure", [None, Failure.INFRASTRUCTURE, Failure.INTERRUPTED])
 def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> None:
     records = judged(STORY[:2])
@@ -243,12 +225,6 @@ def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> Non
     campaign = folded([*records, record])
     assert campaign.standing == folded(records).standing
     assert already_tried(campaign.decided, record.run, "3") is None
-
-
-def test_the_time_of_a_run_is_in_hours_since_the_first_baseline() -> None:
-    records = judged(STORY[:2])
-    late = replace(records[1], started=(datetime.fromisoformat(records[0].started) + timedelta(hours=3)).isoformat())
-    assert folded(records).hours(replace(late, result=None)) == 3.0
 
 
 def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
@@ -265,11 +241,9 @@ def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
     [
         ("", None),
         ("lr 3e-6 -> 5e-6: expect +1 pp", "expect +1 pp"),
-        ("lr 3e-6 -> 5e-6: Expected to be worse", "Expected to be worse"),
         ("schedule: cosine: +0.5 pp", "+0.5 pp"),
         ("a warm-up: 2 percentage points better", "2 percentage points better"),
         ("a warm-up:+1 pp", None),  # as in a key or a time
-        ("warm-up: because steps 1 to 20 are wild", None),
         ("lr up:\nexpect +1 pp,\ttwice", "expect +1 pp, twice"),  # as the record has it
     ],
 )

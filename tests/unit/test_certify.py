@@ -16,8 +16,7 @@ from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import remove_tree
 from nightshift.night.observers import certified_line
-from nightshift.report.data import Story, gather
-from nightshift.report.export.model import certified as card_line
+from nightshift.report.data import gather
 from nightshift.report.text import headline
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
@@ -156,23 +155,6 @@ def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(
         certified(kept, num_seeds=1)
 
 
-@pytest.mark.slow
-def test_a_second_certificate_is_a_second_access_with_other_seeds(kept, monkeypatch) -> None:
-    certified(kept, num_seeds=1)
-    monkeypatch.setattr("secrets.randbelow", lambda number: 1)
-    second = certified(kept, num_seeds=1)
-    assert (second.access, second.level) == (2, pytest.approx(0.05 / 6))
-    for path in (kept.ledger.runs_dir / "certify" / "0001").glob("baseline-*"):
-        remove_tree(path)
-    with pytest.raises(EngineError, match="no run of the baseline"):  # what is finished does not use the split again
-        certify(open_task(kept, resume=1))
-    assert len(kept.ledger.accesses()) == 4
-    assert "use 2 of the test split by this campaign" in str(Certified(plan=(), comparisons=(second,)))
-    task = open_task(kept)
-    assert not any(run.fresh for run in task.runs())
-    assert any("use 3 of the test split by this campaign" in line for line in task.describe())
-
-
 def test_the_command_resumes_an_unfinished_comparison_by_its_number(
     kept: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,20 +186,6 @@ def test_all_slots_are_busy_with_runs_of_both_sides(kept: Controller, num_slots:
     assert all({*wave} == {*SIDES} for wave in waves)
 
 
-def test_an_interrupt_ends_every_run_in_flight(kept: Controller) -> None:
-    kept.bench.executor.num_slots = 2
-
-    def interrupt(folder: Path) -> None:
-        raise Interrupted("stopped by SIGINT")
-
-    with during(kept, interrupt), pytest.raises(Interrupted):
-        certified(kept, 1)
-    assert kept.bench.executor.in_flight() == {}
-    assert [path.name for path in kept.ledger.runs_dir.glob("certify/0001/*/*")] == []
-    made = certify(open_task(kept, resume=1))
-    assert (num_scored(made), made.access) == ([1, 1], 1)
-
-
 def test_a_crashed_run_is_repeated_with_another_seed_and_the_verdict_says_so(kept: Controller) -> None:
     kept.reporter.on_note = lambda text: text.endswith("run 2 of 4") and fault(kept.ledger.runs_dir, "error", once=True)
     made = certified(kept, 2)
@@ -232,31 +200,6 @@ def test_a_crashed_run_is_repeated_with_another_seed_and_the_verdict_says_so(kep
     branch = kept.repo.head().branch
     assert headline(gather(kept.ledger, branch)).title.endswith(f" pp ({crashes})")
     assert not any("unequal numbers" in note for note in made.notes)
-
-
-@pytest.mark.slow
-def test_a_collapsed_run_is_counted_and_unequal_numbers_are_noted(kept: Controller) -> None:
-    def strike(text: str) -> None:
-        if "run 2 of 6" in text:
-            fault(kept.ledger.runs_dir, "collapse", once=True)
-        elif "run 3 of 6" in text:  # and once more when it is repeated
-            fault(kept.ledger.runs_dir, "error", once=True)
-
-    kept.reporter.on_note = strike
-    made = certified(kept)
-    meaning = "by more than 6 pp below the median of the other runs"
-    assert made.collapses == f"1 of 2 runs of the incumbent collapsed ({meaning})"
-    assert any(note.startswith("3 runs of the baseline and 2 runs of the incumbent have") for note in made.notes)
-
-
-@pytest.mark.slow
-def test_an_infrastructure_failure_is_tried_once_more(kept: Controller) -> None:
-    fault(kept.ledger.runs_dir, "sigkill", once=True)
-    kept.reporter.notes.clear()
-    made = certified(kept)
-    assert num_scored(made) == [3, 3]
-    assert made.notes == ("baseline, seed 101000: was started 2 times",)
-    assert any("infrastructure failure: the trainer is gone: killed by SIGKILL" in note for note in kept.reporter.notes)
 
 
 @pytest.mark.parametrize(
@@ -300,17 +243,6 @@ def test_the_plan_reads_nothing(kept: Controller, monkeypatch: pytest.MonkeyPatc
     assert not (kept.ledger.runs_dir / "certify").exists()
 
 
-@pytest.mark.slow
-def test_elsewhere_is_compared_on_the_validation_split(kept: Controller) -> None:
-    answer = certify(open_task(kept, 1, budget_seconds=2.0))
-    assert (answer.plan.split, answer.access, answer.level) == ("validation", None, 0.05)
-    assert answer.budget_seconds == 2.0
-    assert kept.ledger.accesses() == []
-    assert any("the gain may be too high" in note for note in answer.notes)
-    assert kept.ledger.comparisons() == [answer]
-    assert certified(kept, 1).access == 1, "what was compared elsewhere is no access"
-
-
 def test_an_environment_that_is_unknown_is_refused(kept):
     with pytest.raises(UsageError, match="nowhere"):
         open_task(kept, environment="nowhere")
@@ -341,36 +273,6 @@ def test_two_commits_are_compared(kept: Controller) -> None:
     git(kept.bench.root, "switch", "--quiet", "--detach")
     with pytest.raises(UsageError, match=f"{MEASURING} differ from the checked-out commit"):
         open_task(kept, 1, revisions=revisions)
-
-
-@pytest.mark.slow
-def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_certificate(kept: Controller) -> None:
-    branch, path = kept.repo.head().branch, kept.bench.root / "train.toml"
-    good, incumbent = path.read_text(), kept.repo.head().commit
-    path.write_text(good.replace(GOOD, "1e-7"))
-    git(kept.bench.root, "commit", "--quiet", "--all", "-m", "bad")
-    bad = kept.repo.head().commit
-    path.write_text(good)
-    git(kept.bench.root, "commit", "--quiet", "--all", "-m", "good again")
-    best = kept.campaign().parent
-    assert best is not None
-    certify(open_task(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
-    assert card_line(Story.of(kept.ledger, branch), best).startswith("Not certified")
-    own = certified(kept, 1)
-    certify(open_task(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
-    page = gather(kept.ledger, branch)
-    assert (page.certificate, page.obsolete) == (own, None)
-    assert card_line(Story.of(kept.ledger, branch), best).startswith("Certified")
-
-
-@pytest.mark.slow
-def test_a_finished_comparison_that_is_resumed_has_the_same_answer(kept: Controller) -> None:
-    first = certify(open_task(kept, 1, budget_seconds=2.0))
-    before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
-    again = certify(open_task(kept, resume=1))
-    assert (again.plan, again.estimate) == (first.plan, first.estimate)
-    assert {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")} == before
-    assert open_task(kept, 1, budget_seconds=2.0).plan.number == 2
 
 
 def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, monkeypatch):

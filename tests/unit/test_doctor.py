@@ -1,6 +1,5 @@
 """The doctor's table: both engines, nothing changed, the exit code that run.py would have for missing parts."""
 
-import json
 import shutil
 import sys
 from dataclasses import replace
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nightshift.cli.run import checkout_checks
-from nightshift.config.rules import TasksetRules
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ALL, Check, PrepareFlags, on_cards
 from nightshift.engines.doctor import Doctor, checks
@@ -17,7 +15,7 @@ from nightshift.engines.prime_rl.install import shape_problem
 from tests.checkouts import linked_checkout
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
-from tests.unit.test_gpus import Card, StandInNvml
+from tests.stand_in_nvml import Card, StandInNvml
 
 
 @pytest.fixture(autouse=True)
@@ -92,19 +90,8 @@ def test_a_split_of_gpus_is_checked_whole_and_no_other_engine_takes_it(root, tmp
     assert str(shape_problem(rules, root)) == (
         "rules.toml: tensor_parallel = 3 does not divide the 4 attention heads of mine. Write a divisor, or 1."
     )
-    rules = replace(rules, tensor_parallel=2)
-    assert str(shape_problem(rules, root)) == (
-        "rules.toml: prompt and answers may need 2496 tokens, mine has a context of 512. "
-        "Lower prompt_tokens or conversation_tokens in [environment.NAME], or choose another model."
-    )
-    shape = json.loads((root / "mine" / "config.json").read_bytes())
-    several = TasksetRules("pens", "theirs/pens", (0.0, 1.0), 1024, max_turns=2)
-    [arithmetic] = rules.environments
-    turns = replace(rules, environments=(replace(arithmetic, taskset=several),))
-    for more, longest in (({"max_position_embeddings": 2496}, True), ({"rope_parameters": {"factor": 8.0}}, False)):
-        (root / "mine" / "config.json").write_text(json.dumps(shape | more))
-        assert shape_problem(rules, root) is None
-        assert (shape_problem(turns, root) is not None) is longest
+    problem = str(shape_problem(replace(rules, tensor_parallel=2), root))
+    assert problem.startswith("rules.toml: prompt and answers may need 2496 tokens, mine has a context of 512. ")
     [other] = [check for check in found if check.engine == "trl"]
     assert "not used rules.toml: infer_gpus = 6, train_gpus = 2: --engine trl uses one GPU" in str(other)
     assert other.ok

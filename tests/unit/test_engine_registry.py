@@ -24,8 +24,8 @@ from tests.checkouts import linked_checkout
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR, SHIPPED
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, ROOT
+from tests.stand_in_nvml import Card, StandInNvml
 from tests.stand_ins import prime_rl_rules
-from tests.unit.test_gpus import Card, StandInNvml
 
 
 def test_flags_are_the_engine_s_to_refuse() -> None:
@@ -142,14 +142,10 @@ def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path,
         ("[environment]\nPYTHONPATH = '/tmp'", r"machine.toml: \[environment\] may not set PYTHONPATH. Delete it"),
         ("[environment]\nLD_PRELOAD = 'x.so'\nCUDA_VISIBLE_DEVICES = '1'", "may not set LD_PRELOAD, CUDA_VISIBLE_DEV"),
         ("[environment]\nVLLM_LOGGING_LEVEL = 'DEBUG'", "may not set VLLM_LOGGING_LEVEL"),  # it logs prompts
-        ("[environment]\nCC = 12", "Expected `str`, got `int`"),
         ("[limits]\nstartup_second = 5", "unknown field `startup_second`"),
-        ("[limits]\nno_step_seconds = nan", r"machine.toml: .*no_step_seconds"),
         ("[limits", "machine.toml: "),
         ('[environment]\nCC = "gcc\\nready: yes"', r"machine.toml: CC contains a control character"),
-        ('[environment]\nCC = "gcc\\u0000"', r"machine.toml: CC contains a control character"),
         ('[wandb]\nproject = "of/mine"', "matching regex"),
-        ("environment = " + 3000 * "[", "machine.toml: "),
     ],
 )
 def test_anything_else_is_refused_in_one_line_before_anything_starts(root: Path, text: str, cause: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -191,20 +190,6 @@ def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(contr
     assert path.read_bytes() == (candidate if is_link else b"lr = 9\n")
 
 
-def test_a_commit_of_the_users_during_a_run_leaves_no_old_train_toml_after_a_keep(controller: Controller) -> None:
-    baseline(controller, POOR, then=GOOD)
-
-    def commit_decay(folder: Path) -> None:
-        (controller.bench.root / "train.toml").write_bytes(set_values(controller.repo.config_at("HEAD"), {DECAY: 0.05}))
-        git(controller.bench.root, "commit", "--quiet", "-m", "mine", "--", "train.toml")
-
-    with during(controller, commit_decay):
-        assert run(controller).status == "keep"
-    source = (controller.bench.root / "train.toml").read_bytes()
-    assert source == controller.repo.config_at("HEAD")
-    assert tomllib.loads(source.decode())["trainer"]["optim"] == {"lr": 3e-6, "weight_decay": 0.05}
-
-
 def test_a_harmful_change_is_discarded_once_and_again_takes_new_seeds(controller: Controller, checkout: Path) -> None:
     source = baseline(controller, then=BAD)
     discarded = run(controller, description="lr x10")
@@ -330,29 +315,6 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(controller,
     assert [r.user_decisions for r in controller.ledger.records() if r.user_decisions] == []
 
 
-@pytest.mark.slow
-def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(controller: Controller) -> None:
-    baseline(controller, POOR)
-    record = tried(controller, "1e-6")
-    assert record.status == "keep"
-    good = write(controller, GOOD)
-    assert run(controller).status == "keep"
-    for error in (None, "git update-ref failed"):
-        controller.ledger.write(
-            replace(record, commits={}, git_action=error and f"not committed yet: {error}", git_error=error)
-        )
-        tried(controller, BAD, again=True)
-        assert controller.repo.config_at("HEAD") == good
-
-
-@pytest.mark.slow
-def test_no_number_of_a_commit_is_given_again_after_runs_was_removed(controller: Controller) -> None:
-    baseline(controller, POOR, then=GOOD)
-    assert run(controller).status == "keep"
-    shutil.rmtree(controller.ledger.runs_dir)
-    assert run(replace(controller, ledger=Ledger(controller.bench.root))).number == 3
-
-
 @pytest.mark.parametrize("victim", ["keep_model", "close"])
 def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, victim, monkeypatch):
     baseline(controller, POOR, then=GOOD)
@@ -373,17 +335,6 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
     assert list(controller.ledger.runs_dir.glob("*/weights")) == []
 
 
-def test_the_commit_of_an_earlier_experiment_with_the_same_number_is_not_taken(controller: Controller) -> None:
-    baseline(controller, POOR, then=GOOD)
-    assert run(controller).status == "keep"
-    git(controller.bench.root, "reset", "--hard", "--quiet", "HEAD~1")
-    controller.ledger.run_dir(2).rename(controller.bench.root.parent / "0002")
-    later = replace(controller, ledger=Ledger(controller.bench.root))
-    again = tried(later, GOOD)
-    assert (again.number, again.status) == (2, "keep")
-    assert again.kept_commit == controller.repo.head().commit
-
-
 @pytest.mark.parametrize(
     "damage", [b"another learning rate", slow(b"\xff\x00"), slow(b"max_steps = 3\n[orchestrator]\n")]
 )
@@ -402,21 +353,6 @@ def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(controller
     assert (controller.bench.root / "train.toml").read_bytes() == source
     stored.write_bytes(source + b"# a comment changes nothing\n")
     assert tried(controller, POOR).status == "discard"
-
-
-@pytest.mark.slow
-def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(controller) -> None:
-    baseline(controller, then=BAD)
-    run(controller)
-    assert list(controller.ledger.runs_dir.glob("*/weights")) == []
-    for number, rate, lost in ((2, POOR, "job.json"), (3, "4e-5", "record.json")):
-        (controller.ledger.run_dir(number) / "weights").mkdir()  # could not be deleted
-        (controller.ledger.run_dir(number) / lost).unlink()  # at last, nothing says whose they were
-        tried(controller, rate)
-        assert list(controller.ledger.runs_dir.glob("*/weights")) == []
-    (model,) = controller.ledger.runs_dir.glob("*/model")
-    assert model.parent.name == "0001"
-    assert (model / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 import csv
 import io
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,7 +15,6 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
-from nightshift.executors import process
 from nightshift.report.data import Story
 from nightshift.report.export import wandb_runs
 from nightshift.report.export.table import as_csv, cell
@@ -180,26 +177,3 @@ def test_a_run_that_was_not_sent_whole_is_a_line(ledger: Ledger, monkeypatch, ca
         wandb_runs.follow(ledger.root, "mine", 40)
     line = "experiment 0040 may not be uploaded completely. To upload it: wandb sync runs/wandb/*run-*\n"
     assert capsys.readouterr().out == line
-
-
-def test_a_night_without_an_experiment_does_not_wait_for_wandb(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "runs").mkdir()
-    monkeypatch.setattr(wandb_runs, "python_command", lambda *words: ["sleep", "100"])
-    started = time.monotonic()
-    with wandb_runs.live_runs(tmp_path, "mine", print):
-        [group] = process._open_groups
-        assert group.grace_seconds <= 5  # the watchdog gives the longest of all groups to each of them
-    assert time.monotonic() - started < 30
-
-
-@pytest.mark.slow
-def test_what_wandb_refuses_is_one_line(checkout: Ledger) -> None:
-    pytest.importorskip("wandb")
-    for name in ("run.py", "train.toml"):
-        (checkout.root / name).touch()
-    command = [sys.executable, "-c", "from nightshift.cli.command import main; main()", "export", "--to", "wandb"]
-    environ = {**os.environ, "WANDB_X_SERVICE_WAIT": "0.0001"}  # a busy machine
-    done = subprocess.run(command, cwd=checkout.root, env=environ, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].startswith("wandb wrote no runs: Failed to read port info")
-    assert not [*(checkout.runs_dir / "export").glob("*")]

@@ -11,7 +11,6 @@ from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Record, Verdict
 from nightshift.campaign.results import last_campaign
-from nightshift.config.train_toml import ABSENT
 from nightshift.errors import Failure, UsageError
 from tests.campaigns import BRANCH, replace, tell
 from tests.train_tomls import SHIPPED
@@ -122,11 +121,6 @@ def test_a_run_that_re_tests_a_value_is_not_counted(story: Story) -> None:
     assert [row.numbers for row in story.keys[GROUP].values] == [(1,), (3,)]
 
 
-def test_a_key_that_falls_away_with_its_variant_was_not_touched(story: Story) -> None:
-    story.tell({"trainer.loss.type": "default", "trainer.loss.ipo_threshold": ABSENT}, WORSE)
-    assert story.keys.keys() == {"trainer.loss.type"}
-
-
 @pytest.mark.parametrize("score", [0.52, 0.54, 0.56])
 def test_values_that_were_measured_on_different_incumbents_are_on_one_scale(story: Story, score: float) -> None:
     """The second rate has the better score, and the smaller difference: its runs had a group size of 8."""
@@ -138,19 +132,6 @@ def test_values_that_were_measured_on_different_incumbents_are_on_one_scale(stor
     assert early.mean_score < late.mean_score
     assert early.difference > late.difference
     assert late.difference == pytest.approx(score - 0.62, abs=0.03)
-
-
-def test_a_key_without_a_value_is_unset(story: Story) -> None:
-    """train.toml and prime-rl call that None, off and unset."""
-    penalty, norm = "orchestrator.algo.length_penalty", "trainer.optim.max_norm"
-    story.tell({"max_steps": 100}, WORSE)
-    story.tell({penalty: {}}, WORSE)
-    story.tell({norm: None}, WORSE)
-    shown = {key: (each.now, *(row.value for row in each.values)) for key, each in story.keys.items()}
-    assert shown["max_steps"] == ("unset", "100", "unset")
-    assert shown[penalty] == ("unset", "on", "unset")
-    assert shown[norm] == ("1.0", "1.0", "unset")
-    assert Change(keys={norm: None}).settings == f"{norm} = unset"
 
 
 def test_untried_keys_apply_and_are_used(story: Story) -> None:

@@ -101,17 +101,6 @@ def test_status_says_what_a_fold_believes(root: Path) -> None:
     checked(json.dumps(found | {"new": 1, "incumbent": found["incumbent"] | {"new": 1}}))  # breaks nobody
 
 
-def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shutil.copytree(made_up, tmp_path / "copy", symlinks=True)
-    ledger = Ledger(tmp_path / "copy")
-    monkeypatch.setattr(command, "process_root", lambda: tmp_path / "copy")
-    number = ledger.reserve(a_record(branch=BRANCH), {"train.toml": b""}).number
-    with ledger.lock():
-        found = answer("status")
-    assert [(each["number"], each["progress"]) for each in found["running"]] == [(number, None)]
-    assert isinstance(found["running"][0]["seconds"], float)
-
-
 def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> None:
     campaign = Campaign.of(records := Ledger(root).records(), *last_campaign(records))
     found = answer("history")

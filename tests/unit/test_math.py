@@ -27,12 +27,8 @@ ANSWERS = json.loads((Path(__file__).parents[1] / "fixtures" / "scoring" / "math
 HOSTILE = {
     "fractions 10,000 deep": "\\boxed{" + "\\frac{" * 10_000 + "1" + "}{2}" * 10_000 + "}",
     "a megabyte of braces": "\\boxed" + "{" * 1_000_000,
-    "a megabyte of boxes": "\\boxed{" * 140_000,
-    "a megabyte of blanks": " " * 1_000_000,
     "a tower": "\\boxed{9^{9^{9}}}",
     "factorials": "\\boxed{10!!!!}",
-    "an integral": "\\boxed{\\int_0^1 x^x dx}",
-    "a polynomial": "\\boxed{(x+1)^{20000}}",
     "roots": "\\boxed{" + "\\sqrt{" * 50 + "2" + "}" * 50 + "}",
     "code": "\\boxed{__import__('os').system('touch /tmp/owned')}",
 }
@@ -110,7 +106,6 @@ def test_lines_of_the_hubs_copies_are_the_same_problems(copy: Path, tmp_path: Pa
     [
         (None, "train has 39 problems, MATH has 40"),
         ("{", "0.json cannot be read: Expecting property name"),
-        ("[" * 100_000, "cannot be read: maximum recursion depth"),
         ('{"problem": "?"}', "0.json:1 is not a problem of MATH: KeyError 'level'"),
         (
             '{"problem": "?", "level": "Level 1", "type": "x", "solution": "1"}',

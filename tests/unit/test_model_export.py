@@ -81,22 +81,6 @@ def test_the_card_says_how_it_was_made_and_what_was_certified(ledger: Ledger, tm
     )
 
 
-def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tmp_path, monkeypatch):
-    target = tmp_path / "out"
-    target.mkdir()
-    (tmp_path / ".out.tmp" / "half").mkdir(parents=True)
-    monkeypatch.chdir(target)
-    exported(ledger, Path())
-    assert (target / "model.safetensors").is_file()
-    assert not (target / "half").exists()
-    assert not (tmp_path / ".out.tmp").exists()
-
-
-def test_an_experiment_that_does_not_exist_is_told(ledger: Ledger, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="autoresearch/test has no experiment 0077"):
-        exported(ledger, tmp_path / "out", 77)
-
-
 def test_a_model_of_another_config_is_not_taken_for_the_incumbents(ledger: Ledger, tmp_path: Path) -> None:
     keep = ledger.record(2)
     rider = Change(experiment=3, keys={"trainer.optim.weight_decay": "0.1"})
@@ -124,7 +108,6 @@ AUTO_MAP = {"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}
     [
         (_swap, "0002"),
         (shutil.rmtree, "the weights of experiment 0002 are gone"),
-        (partial(_name_code, **AUTO_MAP), "config.json has auto_map"),
         (partial(_name_code, escaped='"\\u0061', **AUTO_MAP), "config.json has auto_map"),
         (partial(_name_code, deep=[{"custom_generate": "x"}]), "has custom_generate"),
     ],

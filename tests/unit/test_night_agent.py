@@ -15,16 +15,15 @@ import pytest
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import compose
-from nightshift.campaign.records import Action, Cost, Job, Proposal, Record, Result
+from nightshift.campaign.records import Action, Job, Proposal, Record, Result
 from nightshift.campaign.waits import FILL
 from nightshift.config.train_toml import parse, set_values
 from nightshift.experiment.experiment import Controller
 from nightshift.night import observers
 from nightshift.night.loop import Night
 from nightshift.night.observers import Notifier
-from nightshift.night.proposals import MAX_REFUSALS, undecided
 from nightshift.night.start import begin
-from nightshift.night.state import NightRequest, NightState, Stop, load
+from nightshift.night.state import NightRequest, Stop, load
 from tests.campaigns import a_result, replace
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
@@ -224,29 +223,14 @@ def test_what_was_proposed_and_not_run_is_run_by_the_next_night(controller: Cont
     assert proposer.num == num_asked
 
 
-@pytest.mark.slow
-def test_a_limit_before_the_night_is_notified_and_ends_in_time(controller, clock, monkeypatch) -> None:
-    class Priced(Thinker):
-        def answer(self, context: Context) -> Answer:
-            return super().answer(context).with_proposal(cost=Cost(dollars=0.01))
-
-    def write_slowly(state: NightState, controller: Controller) -> str:
-        clock.now += 70.0
-        return ""
-
-    monkeypatch.setattr(observers, "write_summary", write_slowly)
-    controller, sent = with_bench(controller, executor=Timed(1, clock, 150.0)), Sent()
-    away = Availability(Meaning.LIMIT, "a limit")
-    state = begin(NightRequest("thinker", hours=0.5, max_cost=9.0), controller)
-    proposer = Priced(clock, 15.0, lambda now: away if now < 720 else None)
-    night = Night(state, controller, proposer, lambda text: None, sent, Filler(clock), away)
-    assert night.run().is_planned
-    [why] = [why for event, why in sent.events if event == "agent unavailable"]
-    words = "waiting since 2026-11-25 01:00 UTC: thinker: usage limit: a limit; ends when thinker answers"
-    assert why.startswith(words)
-    assert 150.0 <= proposer.asked_at[0] < 240.0  # while the run that began at 150 s trains
-    dollars = [note for note in controller.reporter.notes if "dollars" in note]
-    assert dollars == []  # of tpe, or of an agent that was away
+def test_a_night_begins_with_the_baseline_if_its_last_run_is_an_hour_old(controller: Controller, clock: Clock) -> None:
+    begins_with_baseline, proposer = [], Thinker(clock, 15.0)
+    for pause in (0.0, 60.0, 4_000.0):
+        clock.now += pause
+        num_before = len(controller.ledger.records())
+        a_night(controller, Timed(1, clock), proposer, experiments=2)
+        begins_with_baseline.append(controller.ledger.records()[num_before].run.is_baseline)
+    assert begins_with_baseline == [True, False, True]
 
 
 @pytest.mark.parametrize("fills", [pytest.param(True, marks=pytest.mark.slow), False])
@@ -292,18 +276,6 @@ def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(controller:
     assert load(controller.ledger).directions == directions
 
 
-@pytest.mark.slow
-def test_last_words_of_an_agent_are_no_sign_that_it_was_stopped(controller: Controller, clock: Clock) -> None:
-    class Talker(Thinker):
-        def answer(self, context: Context) -> Answer:
-            return Answer(None, cause="talker: exit code 1; the last words: I stopped with the night")
-
-    proposer = Talker(clock, 10.0)
-    _, stop, _ = a_night(controller, Timed(1, clock), proposer, hours=1)
-    assert stop.cause.startswith(f"{MAX_REFUSALS} proposals in a row were refused")
-    assert len(proposer.asked_at) == MAX_REFUSALS
-
-
 def test_changes_outside_the_scope_are_not_measured_again(controller: Controller, clock: Clock) -> None:
     def riders() -> list[Record]:
         return [record for record in controller.ledger.records() if record.run.rider]
@@ -317,26 +289,6 @@ def test_changes_outside_the_scope_are_not_measured_again(controller: Controller
     assert proposer.num > 3
 
 
-def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock) -> None:
-    class Repeats(Filler):
-        def answer(self, context: Context) -> Answer:
-            return Answer(context.source)
-
-    away = Availability(Meaning.OVERLOADED, "Overloaded")
-    proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock, 60.0)
-    controller = with_bench(controller, executor=executor)
-    state = begin(NightRequest("thinker", hours=0.1), controller)
-    filler = Repeats(clock)
-    night = Night(state, controller, proposer, lambda text: None, notifier=Sent(), filler=filler)
-    stop = night.run()
-    assert stop.cause.startswith("0.1 hours are over"), stop
-    assert len([note for note in controller.reporter.notes if note.startswith("proposal refused")]) == 1
-    assert len(filler.contexts) > MAX_REFUSALS
-    seeds = [len(context.refusals) for context in filler.contexts]
-    assert seeds == [*range(len(seeds))]  # else tpe would draw the same proposals after each pause
-    assert undecided(night.state, controller.ledger.records()) == ()
-
-
 def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_proposed(controller, clock) -> None:
     class Interrupting(Thinker):
         def propose(self, context: Context) -> Proposing:
@@ -347,15 +299,3 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
     _, stop, _ = a_night(controller, Timed(1, clock), Interrupting(clock, 15.0), experiments=6)
     assert (stop.cause, stop.by_user) == ("stopped by SIGINT", True)
     assert [record.failure for record in controller.ledger.records()] == [None, None]
-
-    class AtTheEnd(Thinker):
-        def propose(self, context: Context) -> Proposing:
-            answers = yield from super().propose(context)
-            os.kill(os.getpid(), signal.SIGINT)
-            return answers
-
-    proposer = AtTheEnd(clock, 15.0)
-    proposer.num = 50  # other changes than before
-    night, stop, _ = a_night(controller, Timed(1, clock), proposer, experiments=6)
-    assert stop.by_user
-    assert len(night.state.pending) == 1

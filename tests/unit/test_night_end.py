@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,12 @@ from nightshift.experiment.experiment import Controller
 from nightshift.files import write_json
 from nightshift.night import observers, state
 from nightshift.night.loop import Night
-from nightshift.night.state import NightRequest, NightState, Stop
+from nightshift.night.state import NightRequest, NightState
 from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
-from tests.unit.test_night_agent import START, TICK_SECONDS, Sent, Timed
+from tests.unit.test_night_agent import Sent
 from tests.unit.test_parallel import RULES, AnyOrder
-from tests.waiting import Clock
 
 
 class Acting(StandInProposer):
@@ -111,30 +108,6 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
     assert told.events == []
     assert said[-1] == "the summary"
     assert json.loads((controller.ledger.runs_dir / NIGHT_NAME).read_text())["cause"] is None
-
-
-def test_a_machine_that_is_not_ready_is_waited_for_and_told_once(controller, monkeypatch):
-    monkeypatch.setattr(state, "FIRST_SECONDS", 30.0)
-    clock, causes = Clock(), ["busy", "port 2048", "port 2049", "port 2050"]
-    controller = replace(with_bench(controller, executor=Timed(1, clock)), clock=clock)
-    controller = replace(controller, now=lambda: START + timedelta(seconds=clock.now))
-    made, told, _ = night(controller, lambda: None)
-
-    def fail(stop: Stop | None) -> bool:
-        if causes:
-            raise EngineError(causes.pop(0))
-        made.desk.over = Stop("enough")
-        return stop is None
-
-    monkeypatch.setattr(made, "_act", fail)
-    stop = made.run()
-    [(event, why), end] = told.events
-    assert event == "paused"
-    assert ": port 2048; ends when this machine is ready; next check at " in why
-    assert end == ("end", stop.cause)
-    assert clock.now <= 4 * 30 + 4 * TICK_SECONDS
-    [wait] = made.state.waits
-    assert (wait.cause, wait.num_checks) == ("port 2050", 4)
 
 
 def lose_runs(controller: Controller, causes: list[str], trains: bool = False) -> tuple[Controller, list[Path]]:

@@ -77,12 +77,6 @@ def test_a_score_ends_the_night_once_the_lower_bound_reaches_it(records: list[Re
     assert desk_of([], until=0.1).stop_rule() is None
 
 
-def test_one_slow_run_does_not_begin_the_last_runs(records: list[Record]) -> None:
-    slow = replace(records[-1], result=replace(records[-1].result, total_seconds=900.0))
-    nights = ([], records, [*records, slow], [*records, slow, slow])
-    assert [desk_of(own).run_seconds() for own in nights] == [60.0, 75.0, 75.0, 900.0]
-
-
 @pytest.mark.parametrize(("num_slots", "num_waves"), [(1, 6), (2, 3), (4, 2)])
 def test_a_night_reserves_the_time_of_its_certificate_in_all_slots(records, num_slots, num_waves) -> None:
     for seconds, num_left in ((75 * (num_waves + 1) + 1, num_slots), (75 * (num_waves + 1) - 1, 0)):
@@ -99,26 +93,6 @@ def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
     early = replace(lost[0], number=9, started=(NOW - timedelta(days=9)).isoformat(), status="keep", failure=None)
     stop = desk_of([*records, *lost, early]).stop_rule()  # it ended before the others
     assert stop.cause == "5 crashes in a row, the last one: config it was"
-
-
-def test_the_last_decision_counts_and_not_the_highest_number(records: list[Record]) -> None:
-    def decided(record: Record, place: int, score: float) -> Record:
-        standing = replace(record.judgement.standing, incumbent=score, incumbent_sd=0.01)
-        return replace(record, decided=place, judgement=replace(record.judgement, standing=standing))
-
-    own = [*records[:3], decided(records[3], 5, 0.7), decided(records[4], 4, 0.85)]
-    assert desk_of(own, until=0.8).stop_rule() is None
-    assert desk_of([*records[:3], decided(records[3], 4, 0.7), decided(records[4], 5, 0.85)], until=0.8).stop_rule()
-
-
-def test_runs_that_are_lost_at_once_are_one_crash(records: list[Record]) -> None:
-    lost = replace(
-        crash(records[-1], Failure.INFRASTRUCTURE), started=NOW.isoformat(), result=None, total_seconds=900.0
-    )
-    assert desk_of([*records, *[lost] * 8]).stop_rule() is None
-    again = [replace(lost, started=(NOW + timedelta(hours=hour)).isoformat()) for hour in range(4)]
-    assert desk_of([*records, *[lost] * 8, *again[1:]]).stop_rule() is None
-    assert desk_of([*records, *[lost] * 8, *again[1:], crash(again[-1], Failure.CONFIG)]).stop_rule()
 
 
 def test_what_was_interrupted_or_broke_counts_as_nothing_decided(records: list[Record]) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import resource
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,25 +18,20 @@ from msgspec import structs
 
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Context, Proposing
-from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
-from nightshift.campaign.records import Cost, Job, Outcome, Record, Request, Result, Training
-from nightshift.campaign.waits import FILL, NightStatus, Wait
+from nightshift.campaign.records import Cost, Job, Record, Request, Result
+from nightshift.campaign.waits import FILL
 from nightshift.cli.status import Status
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, Failure
 from nightshift.experiment import experiment
 from nightshift.experiment.experiment import Controller
-from nightshift.night import loop
 from nightshift.night.loop import Night
-from nightshift.night.observers import summary
-from nightshift.night.start import begin
-from nightshift.night.state import NightRequest, Stop, load, save
+from nightshift.night.state import Stop, load
 from nightshift.report.data import gather
-from tests.checkouts import MEASURING
 from tests.conftest import CAMPAIGN, git
 from tests.stand_in_controller import with_bench
-from tests.unit.test_night_agent import LR, Rates, Sent, Thinker, Timed, a_night, busy_share, timed
+from tests.unit.test_night_agent import LR, Sent, Thinker, Timed, a_night, busy_share, timed
 from tests.waiting import Clock
 
 RUN_SECONDS = 300.0
@@ -92,12 +84,12 @@ def a_locked_night(controller: Controller, *arguments: Any, **asked: object) -> 
 
 
 @contextmanager
-def full_disk(begins: float, ends: float, limit: int = 0) -> Iterator[dict[float, Callable[[], object]]]:
-    """Yield what a user does: from `begins` to `ends` no file can have more than `limit` bytes."""
+def full_disk(begins: float, ends: float) -> Iterator[dict[float, Callable[[], object]]]:
+    """Yield what a user does: from `begins` to `ends` no file can have a byte."""
     kind, (soft, hard) = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         change = partial(resource.setrlimit, kind)
-        yield {begins: partial(change, (limit, hard)), ends: partial(change, (soft, hard))}
+        yield {begins: partial(change, (0, hard)), ends: partial(change, (soft, hard))}
     finally:
         resource.setrlimit(kind, (soft, hard))
 
@@ -131,52 +123,6 @@ def test_a_night_ends_and_certifies_nothing_while_another_branch_is_checked_out(
     _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), hours=1, certify=1)
     assert stop.cause.startswith("1 hours are over")
     assert load(controller.ledger).certificate == f"not certified: main is checked out instead of {CAMPAIGN}"
-
-
-def test_a_measuring_file_that_changes_during_the_baseline_ends_the_night(controller, clock, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "_SWITCH_SECONDS", 0.0)
-    change = {100.0: lambda: (controller.bench.root / MEASURING).write_text("MEASURES = 'better'\n")}
-    _, stop, _ = a_locked_night(controller, Watched(clock, controller, change), Thinker(clock, 15.0), experiments=6)
-    assert (stop.cause.startswith(f"{MEASURING} differ from commit"), stop.is_planned) == (True, False)
-    [record] = controller.ledger.records()
-    assert (record.failure, record.result, record.decided) == (Failure.INTERRUPTED, None, None)
-
-
-def test_a_disk_that_is_full_until_after_the_hours_loses_no_result(controller: Controller, clock: Clock) -> None:
-    with full_disk(1_190.0, 6_000.0, limit=500_000) as acts:
-        executor, proposer = Watched(clock, controller, acts), Rates(clock, RATES)
-        _, stop, sent = a_locked_night(controller, executor, proposer, hours=1, certify=1)
-    assert clock.now >= 6_000.0, "a result waits until the disk can be written"
-    assert stop.cause.startswith("1 hours are over")
-    assert load(controller.ledger).certificate == "not certified: too few hours are left for 2 runs"
-    assert [event for event, _ in sent.events].count("end") == 1
-    assert not [record.why for record in controller.ledger.records() if record.failure]
-
-
-def test_a_commit_with_an_invalid_train_toml_costs_no_run(controller: Controller, clock: Clock) -> None:
-    root = controller.bench.root
-
-    def commit() -> None:
-        (root / "train.toml").write_text("nonsense = 3\n")
-        git(root, "commit", "--quiet", "-am", "oops")
-
-    executor = Watched(clock, controller, {600.0: commit, 620.0: (root / "STOP").touch})
-    _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 200.0), False, hours=2)
-    assert stop.cause == "file STOP found"
-    assert not [record.why for record in controller.ledger.records() if record.failure]
-
-
-def test_a_wait_of_a_killed_night_ended_with_it(controller: Controller, clock: Clock) -> None:
-    ledger, now = controller.ledger, controller.now()
-    state = begin(NightRequest("stand-in"), controller)
-    since = now.isoformat(timespec="seconds")
-    save(ledger, replace(state, waits=(Wait("agent", "limit", "it answers", since, since, 3),)))
-    killed = now + timedelta(seconds=4_000)
-    os.utime(ledger.runs_dir / "night.json", 2 * (killed.timestamp(),))
-    clock.now += 25_000.0
-    [wait] = begin(NightRequest("stand-in"), controller).waits
-    assert datetime.fromisoformat(wait.ended) == killed
-    assert f"resuming the night of {state.started}" in controller.reporter.notes
 
 
 @pytest.mark.parametrize("begins", [1_005.0, 1_190.0])
@@ -275,87 +221,6 @@ def test_words_that_cost_tokens_count_for_max_cost(controller: Controller, clock
     assert night.state.refusals == ()
 
 
-def test_no_wait_for_an_agent_outlasts_the_last_question(controller: Controller, clock: Clock) -> None:
-    stages = list[tuple[int, bool]]()
-
-    class Looking(Timed):
-        def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-            super().submit(folder, job, enter)
-            record = controller.ledger.record(int(folder.name))
-            is_waiting = any(wait.ended is None for wait in load(controller.ledger).waits)
-            stages.append((record.run.stage, is_waiting))
-
-    proposer = Thinker(clock, 15.0, lambda now: QUESTION if now > 4_000 else None)
-    night, stop, _ = a_night(controller, Looking(1, clock, RUN_SECONDS), proposer, experiments=20)
-    assert stop.cause == "20 experiments are done"
-    assert (0, True) in stages
-    assert stages[-4:] == [(1, False), (1, False), (2, False), (2, False)]
-    records, campaign = controller.ledger.records(), controller.campaign()
-    assert [record.run.changes for record in records[-4:]] == [(), (), campaign.kept, campaign.kept]
-    baselines, incumbents = (", ".join(f"{100 * r.score:.1f}" for r in pair) for pair in (records[-4:-2], records[-2:]))
-    names = [record.proposal.description for record in records[-4:]]
-    assert names == [*["final check run of the baseline"] * 2, *["final check run of the incumbent"] * 2]
-    line = f"final check runs: incumbent {incumbents} %; baseline {baselines} %\n"
-    assert line in summary(night.state, records, campaign, controller.now())
-    [wait] = night.state.waits
-    assert wait.seconds(controller.now()) < 3 * RUN_SECONDS
-
-
-def test_a_branch_that_changes_between_two_looks_ends_no_night(controller, clock, monkeypatch) -> None:
-    root, read = controller.bench.root, Controller.campaign
-
-    def campaign(self: Controller) -> Campaign:
-        if clock.now >= BEGINS and "switched" not in self.reporter.notes:
-            self.reporter.note("switched")
-            git(root, "switch", "--quiet", "--force", "main")
-        return read(self)
-
-    monkeypatch.setattr(Controller, "campaign", campaign)
-    executor = Watched(clock, controller, {1_300.0: lambda: git(root, "switch", "--quiet", CAMPAIGN)})
-    _, stop, _ = a_night(controller, executor, Thinker(clock, 15.0), experiments=6)
-    assert stop.cause == "6 experiments are done"
-
-
-def test_a_switch_to_another_branch_and_back_within_a_moment_ends_no_night(controller, clock, monkeypatch) -> None:
-    root = controller.bench.root
-    looks, acts = list[Path](), [("switch", "--quiet", CAMPAIGN), ("switch", "--quiet", "--force", "main")]
-
-    class Switching(Timed):
-        def is_over(self, folder: Path) -> bool:
-            is_over = super().is_over(folder)
-            looks.extend([folder] if is_over and folder.name == "0003" else [])
-            if len(looks) == 2 and len(acts) == 2:  # the night has looked at its branch, and collects the result
-                git(root, *acts.pop())
-            return is_over
-
-    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=lambda seconds: git(root, *acts.pop())))
-    _, stop, _ = a_night(controller, Switching(1, clock), Thinker(clock, 15.0), experiments=5)
-    assert stop.cause == "5 experiments are done"
-    assert [record.failure for record in controller.ledger.records()] == [None] * 5
-
-
-def test_an_answer_that_comes_while_runs_are_lost_is_on_disk(controller: Controller, clock: Clock) -> None:
-    class Lost(Timed):
-        def result(self, folder: Path) -> Result:
-            made = super().result(folder)
-            if folder.name != "0003":
-                return made
-            training = Training(Outcome.CRASHED, 0, failure=Failure.INFRASTRUCTURE, cause="the worker was killed")
-            return Result(seed=made.seed, training=training, total_seconds=100.0)
-
-        def wait(self, timeout_seconds: float) -> None:
-            self.clock.now += 5.0
-            state = load(controller.ledger)
-            pending.extend([len(state.pending)] if any(wait.ended is None for wait in state.waits) else [])
-
-    pending, proposer = list[int](), Thinker(clock, 310.0)  # the answer comes in the pause
-    _, stop, _ = a_night(controller, Lost(1, clock, 300.0), proposer, experiments=5)
-    assert stop.is_planned, stop
-    assert pending[:6] == [1, 1, 2, 2, 2, 2]
-    descriptions = [record.proposal.description for record in controller.ledger.records()[1:]]
-    assert descriptions.count(f"{LR} 2") == 2, "the lost run was not repeated"
-
-
 def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(controller: Controller, clock: Clock):
     class Broken(Thinker):
         def propose(self, context: Context) -> Proposing:
@@ -371,18 +236,6 @@ def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(c
     assert ": thinker: program: bwrap cannot be started; ends when thinker answers" in waited(controller)[0]
     assert idle_seconds(controller.ledger.records(), executor) <= 60
     assert [event for event, _ in sent.events if event != "keep"] == ["agent unavailable", "end"]
-
-
-def test_an_agent_that_is_stopped_with_the_night_did_not_hide_its_cost(controller: Controller, clock: Clock) -> None:
-    class Priced(Thinker):
-        def propose(self, context: Context) -> Proposing:
-            answers = yield from super().propose(context)
-            dollars = None if answers[0].cause else 0.5
-            return tuple(answer.with_proposal(cost=Cost(1, 1, dollars)) for answer in answers)
-
-    proposer = Priced(clock, 250.0)
-    a_night(controller, Timed(1, clock, 300.0), proposer, fills=False, hours=0.5, max_cost=9.0)
-    assert [note for note in controller.reporter.notes if "dollars" in note] == []
 
 
 class Placed(Watched):
@@ -431,26 +284,6 @@ def test_only_the_slot_that_lost_a_run_pauses_and_no_other_run_is_lost(controlle
     begins = sorted(executor.begins[f] for f, place in executor.places.items() if place == "slot 2" and f != first)
     assert max(late - early for early, late in itertools.pairwise(begins)) <= RUN_SECONDS + 60.0, "slot 2 paused"
     assert made.state.waits[0].ended is not None
-
-
-def test_a_slot_that_is_free_again_is_no_wait() -> None:
-    past, future = "2025-01-01T00:00:00+00:00", "8999-01-01T00:00:00+00:00"
-    kinds = [("run", past), ("run", future), ("agent", past)]
-    waits = tuple(Wait(kind, at, "it ends", past, at) for kind, at in kinds)
-    lines = NightStatus(branch="a", first=1, started=past, waits=waits).waiting
-    assert [line.partition("; ")[0].rpartition(": ")[2] for line in lines] == [future, past]
-
-
-def test_a_run_that_was_killed_for_lack_of_memory_is_tried_once_more(controller: Controller, clock: Clock) -> None:
-    executor = Placed(clock, controller, {})
-    executor.mended, executor.how = 1e9, "killed by SIGKILL for lack of memory (oom_kill)"
-    controller = replace(controller, reporter=controller.reporter)
-    a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=9, riders=0)
-    text = "its run was lost 2 times: the worker returned no result: killed by SIGKILL for lack of memory"
-    ours = [record for record in controller.ledger.records() if record.failure is Failure.INFRASTRUCTURE]
-    tried = Counter(record.config_hash for record in ours)
-    assert max(tried.values()) <= 2
-    assert 2 not in tried.values() or any(text in note for note in controller.reporter.notes)
 
 
 def test_a_suspended_machine_is_reported_and_costs_no_training_time(controller: Controller, clock: Clock) -> None:

@@ -5,18 +5,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from nightshift.config.rules import EnvironmentRules
 from nightshift.config.rules_toml import rules_here
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation import template
-from nightshift.evaluation.evaluate import examples_digest
-from nightshift.executors.process import interruptible
-from tests.rules import GSM8K_TRL, ROOT
+from tests.rules import ROOT
 
 
 @pytest.fixture
@@ -91,10 +88,8 @@ def test_the_skeleton_of_two_turns_passes_its_test_and_doctor_plays_two_episodes
     ("file", "code", "line"),
     [
         ("data.py", "x = 1\ndef load(:\n", "PLACE/data.py:2: SyntaxError: "),
-        ("data.py", "raise OSError('no disk')\n", "PLACE/data.py:1: OSError: no disk"),
         ("scoring.py", "import sys\nsys.exit(0)\n", "PLACE/scoring.py:2: SystemExit: 0"),
         ("scoring.py", "def score(text, answer):\n    return 1 / 0\n", "PLACE/scoring.py:2: "),
-        ("data.py", "PROMPT_TOKENS = 1\ndef load(split, size):\n    return len(split)['x']\n", "PLACE/data.py:3: "),
         ("data.py", "def load(split, size):\n    raise ValueError('no x.json. Fetch it')\n", "no x.json. Fetch it"),
     ],
 )
@@ -142,28 +137,3 @@ def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(t
         environments.load(tmp_path, [EnvironmentRules("two", 1)])
     with pytest.raises(UsageError, match="nightshift_three is not a package"):
         environments.load(tmp_path, [EnvironmentRules("three", 1)])
-
-
-def test_a_signal_in_the_code_of_a_package_is_no_fault_of_the_package(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    data = package(tmp_path / "environments" / "signalled", "nightshift_signalled") / "data.py"
-    data.write_text("import os, signal\ndef load(split, size):\n    os.kill(os.getpid(), signal.SIGTERM)\n")
-    (environment,) = environments.load(tmp_path, [EnvironmentRules("signalled", 1)])
-    with pytest.raises(Interrupted), interruptible():
-        environment.examples("train")
-
-
-@pytest.mark.parametrize("keys", [(), ("a", "b"), ("a", "b", "b"), ("a", "b", "c", "d")])
-def test_a_set_that_is_not_as_large_as_declared_or_has_a_key_twice_is_refused(keys, monkeypatch):
-    (arithmetic,) = environments.load(ROOT, [EnvironmentRules("arithmetic", 3, needs=("gsm8k",))])
-    data = SimpleNamespace(load=lambda split, size: [SimpleNamespace(key=key) for key in keys])
-    monkeypatch.setattr(arithmetic, "module", lambda name: data)
-    with pytest.raises(EngineError, match=rf"arithmetic: {len(keys)} examples of validation with .* keys, not 3"):
-        arithmetic.examples("validation")
-
-
-def test_what_is_right_is_in_the_hash_of_the_examples_and_who_scores_them_in_that_of_the_rules() -> None:
-    environment = SimpleNamespace(package="nightshift_math")
-    digests = {examples_digest([(environment, SimpleNamespace(key="x", answer=right))]) for right in ("1", "2")}
-    assert len(digests) == 2
-    assert "nightshift/evaluation/environment.py" in GSM8K_TRL.measuring

@@ -22,22 +22,19 @@ import torch
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import compose
 from nightshift.agents.search import SearchProposer, SearchSpace
-from nightshift.campaign.commits import revert
-from nightshift.campaign.git import Repo
-from nightshift.campaign.records import Change, Proposal, Result
+from nightshift.campaign.records import Proposal, Result
 from nightshift.config.allowlist import LOSS, describe_keys
 from nightshift.config.import_config import import_config
 from nightshift.config.losses import keys_with
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import chosen_in, rules_of
-from nightshift.config.train_toml import ABSENT, diff, parse, set_values
+from nightshift.config.train_toml import ABSENT, parse, set_values
 from nightshift.engines.base import used_keys
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import validate
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import environment_files
 from nightshift.engines.prime_rl.validator import Refusal, explain
-from nightshift.engines.rehearsal import smoke_config, smoke_rules
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import Failure, UsageError
 from nightshift.night import observers
@@ -106,42 +103,15 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
     assert trained(set_values(SHIPPED, {"trainer.optim.max_norm": None})) == trained(SHIPPED)
 
 
-@pytest.mark.parametrize("source", [SHIPPED, own()])
-def test_keys_that_are_switched_off_stay_allowed_beside_a_loss(source: bytes) -> None:
-    changes = {"trainer.model.ac": None, "orchestrator.concurrency.max_inflight": None, "max_steps": None}
-    settings = effective(parse(set_values(source, changes)), rules(), 448)
-    assert settings["trainer"]["model"]["ac"] is settings["max_steps"] is None
-
-
-def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
-    tiny = smoke_rules(ROOT, rules(), 60.0)
-    settings = effective(smoke_config(parse(own(clip=0.5))), tiny, 64)
-    assert settings["trainer"]["loss"] == trained(own(clip=0.5))
-    assert "clipped_loss/__init__.py" in environment_files(ROOT, tiny)
-
-
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        (
-            '[trainer.loss]\ntype = "cliped"\n[trainer.loss.kwargs]\nclip = 0.3\n',
-            ["train.toml has 2 problems:",
-             'train.toml:4: trainer.loss.type = "cliped" is not allowed (default | ipo | clipped | plain). '
-             'Write type = "default"',
-             "train.toml:6: trainer.loss.kwargs.clip = 0.3 is not a parameter of the loss cliped. Delete it; "
-             "[trainer.loss.kwargs] may have nothing"],
-        ),
         (
             '[trainer.loss]\ntype = "clipped"\n[trainer.loss.kwargs]\nclip = 3\nclap = 2\n',
             ["train.toml has 2 problems:",
              "train.toml:6: trainer.loss.kwargs.clip = 3.0 is not allowed (number 0.01 to 1.0). Write clip = 0.2",
              "train.toml:7: trainer.loss.kwargs.clap = 2.0 is not a parameter of the loss clipped. Delete it; "
              "[trainer.loss.kwargs] may have clip = 0.2 (number 0.01 to 1.0)"],
-        ),
-        (
-            '[trainer.loss]\ntype = "ipo"\n[trainer.loss.kwargs]\nclip = 1\n',
-            ['train.toml:6: trainer.loss.kwargs.clip = 1.0 has no effect with trainer.loss.type = "ipo". Delete it, '
-             "or write the name of a loss that rules.toml offers"],
         ),
         (
             '[trainer.loss]\ntype = "clipped"\nkl_tau = 0.1\n',
@@ -156,11 +126,6 @@ def test_the_smoke_run_trains_with_the_loss_of_train_toml() -> None:
              'train.toml:5: trainer.loss.import_path = "os.system" is locked by the rules: it imports code. '
              "Delete it; write [loss.NAME] in rules.toml for a loss of your own"],
         ),
-        (
-            '[trainer.loss]\ntype = "../x"\n',
-            ['train.toml:4: trainer.loss.type = "../x" is not allowed (default | ipo | NAME of rules.toml). '
-             'Write type = "default"'],
-        ),
     ],
 )  # fmt: skip
 def test_what_the_rules_do_not_offer_is_refused_with_the_lines_to_write(text: str, lines: list[str]) -> None:
@@ -170,19 +135,12 @@ def test_what_the_rules_do_not_offer_is_refused_with_the_lines_to_write(text: st
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("[loss.clipped]", "[loss.custom]"), "matching regex"),
         (("[loss.clipped]", "[loss.ipo]"), "(custom|default|ipo)"),
         (
             ("losses/clipped", "/etc"),
             '[loss.clipped]: package = "/etc" is not a folder of this checkout with a package clipped_loss',
         ),
-        (
-            ("clipped_loss.c", "other.c"),
-            'package = "losses/clipped" is not a folder of this checkout with a package other',
-        ),
         (("high = 1.0", "high = 0.1"), "[loss.clipped]: clip = 0.2 in 0.01 to 0.1"),
-        (("{ clip", "{ a-b"), "$.loss[...].parameters"),
-        (("clipped_loss.clipped", "../x"), "import_path"),
         (
             ("[loss.clipped]", "[advantage.mine]\n[loss.clipped]"),
             "unknown field `advantage`",
@@ -196,42 +154,11 @@ def test_an_offer_that_cannot_be_kept_is_refused_in_one_line(change: tuple[str, 
     assert "\n" not in text
 
 
-def test_the_keys_of_the_loss_before_have_no_value_under_the_next_one() -> None:
-    ipo = set_values(SHIPPED, {"trainer.loss.ipo_threshold": 0.1, "trainer.loss.kl_tau": 0.001})
-    there, back = (
-        {change.key: (change.old, change.new) for change in diff(*map(parse, pair))}
-        for pair in ((ipo, own()), (own(), ipo))
-    )
-    for key, value in (("trainer.loss.ipo_threshold", "0.1"), ("trainer.loss.kl_tau", "0.001")):
-        assert there.get(key, (value, "unset")) == (value, "unset")
-        assert back.get(key, (value, value)) == (value, value)  # its default, then the same value, written
-    assert "trainer.loss.ipo_threshold" in there
-
-
 def test_a_syntax_error_is_reported_with_file_and_line_before_anything_starts(checkout_root: Path) -> None:
     path = checkout_root / "losses/clipped/clipped_loss/more.py"
     path.write_text("a = 1\nb = = 2\n")
     text = refused(lambda: rules(root=checkout_root))
     assert "[loss.clipped]: losses/clipped/clipped_loss/more.py:2: invalid syntax" in text
-
-
-def test_a_package_whose_copy_would_mix_with_another_one_is_refused(checkout_root: Path) -> None:
-    shutil.copytree(checkout_root / "losses/clipped", checkout_root / "losses/other")
-    both = OFFER.replace(
-        b'"losses/clipped"\nimport_path = "clipped_loss.plain"', b'"losses/other"\nimport_path = "clipped_loss.plain"'
-    )
-    text = refused(lambda: rules(both, checkout_root))
-    assert "[loss.plain]: the name of the package clipped_loss of losses/other/clipped_loss/ is taken: losses/" in text
-    (checkout_root / "losses/clipped/clipped_loss").rename(checkout_root / "losses/clipped/nightshift_gsm8k")
-    hidden = OFFER.replace(b"clipped_loss", b"nightshift_gsm8k")
-    assert "the package nightshift_gsm8k of losses" in refused(lambda: rules(hidden, checkout_root))
-
-
-def test_a_project_may_have_the_name_of_its_package_and_an_editor_its_lock(checkout_root: Path) -> None:
-    shutil.copytree(checkout_root / "losses/clipped", checkout_root / "losses/clipped_loss")
-    (checkout_root / "losses/clipped_loss/clipped_loss/.#more.py").symlink_to("user@host.1")
-    named = rules(OFFER.replace(b"losses/clipped", b"losses/clipped_loss"), checkout_root)
-    assert named.losses[0].folder == "losses/clipped_loss/clipped_loss/"
 
 
 def test_trl_refuses_it_in_one_line() -> None:
@@ -296,46 +223,12 @@ def test_a_config_comes_in_by_the_name_and_goes_out_by_the_path() -> None:
     assert 'type = "custom"\nimport_path = "clipped_loss.clipped"\n' in whole
 
 
-def test_a_loss_that_is_not_offered_is_left_out_with_its_parameters() -> None:
-    imported = import_config(THEIRS, "rl.toml")
-    report = "\n".join(imported.report())
-    assert not [path for path in imported.values if path.startswith("trainer.loss")]
-    assert 'import_path = "clipped_loss.clipped" is locked by the rules' in report
-    assert "trainer.loss.kwargs.clip = 0.3 belongs to a loss that rules.toml does not offer" in report
-
-
-def test_a_train_toml_comes_in_with_the_name_of_its_loss() -> None:
-    imported = import_config(own(clip=0.3), "train.toml", rules().losses)
-    assert (imported.values[LOSS], imported.values[CLIP], imported.left_out) == ("clipped", 0.3, [])
-
-
 def test_a_parameter_that_is_not_offered_is_left_out_with_its_range() -> None:
     imported = import_config(THEIRS.replace(b"clip = 0.3", b"clip = 3\nclap = 1"), "rl.toml", rules().losses)
     report = "\n".join(imported.report())
     assert "trainer.loss.kwargs.clip = 3.0 is not number 0.01 to 1.0 of the loss clipped in rules.toml" in report
     assert "trainer.loss.kwargs.clap = 1.0 is not a parameter of the loss clipped in rules.toml" in report
     trained(imported.train_toml("rl.toml"))
-    twice = OFFER + b'[loss.wide]\npackage = "losses/clipped"\nimport_path = "clipped_loss.clipped"\n'
-    twice += b"parameters = { clip = { default = 2.0, low = 1.0, high = 5.0 } }\n"
-    imported = import_config(THEIRS.replace(b"0.3", b"3"), "rl.toml", rules(twice).losses)
-    assert (imported.values[LOSS], imported.values[CLIP]) == ("wide", 3.0)
-
-
-def test_a_loss_whose_parameter_a_later_change_set_is_not_reverted(checkout: Path) -> None:
-    """Reverting `clipped` would leave the parameter of a later change with `plain`, which has none."""
-    (checkout / "train.toml").write_bytes(own("plain"))
-    git(checkout, "commit", "--quiet", "-am", "baseline config")
-    baseline = parse((checkout / "train.toml").read_bytes())
-    kept = [
-        Change(experiment=1, keys={LOSS: '"clipped"'}),
-        Change(experiment=2, keys={CLIP: "0.5"}),
-    ]
-    (checkout / "train.toml").write_bytes(own("clipped", clip=0.5))
-    git(checkout, "commit", "--quiet", "-am", "two keeps")
-    head = git(checkout, "rev-parse", "HEAD")
-    with pytest.raises(UsageError, match="is not a parameter of the loss plain"):
-        revert(Repo(checkout), baseline, kept, kept[0], rules().losses)
-    assert git(checkout, "rev-parse", "HEAD") == head
 
 
 # -- who chooses --------------------------------------------------------------------------------------
@@ -355,8 +248,6 @@ def test_tpe_draws_the_loss_and_the_parameters_of_the_one_that_is_selected() -> 
     assert here.places(parse(own(clip=0.2)))[CLIP] == here.places(parse(own()))[CLIP] == 0.5
     there = parse(space(own(clip=0.4)).build({LOSS: "plain"}))
     assert (there.get(LOSS), CLIP in there.values) == ("plain", False)
-    back = parse(space(own(clip=0.4)).build({LOSS: "ipo"}))
-    assert (back.get(LOSS), CLIP in back.values) == ("ipo", False)
     start = parse(space(SHIPPED).build({LOSS: "clipped"}))
     assert not {"trainer.loss.kl_tau", "trainer.loss.ipo_threshold"} & start.values.keys()
     rng = random.Random(0)
@@ -495,10 +386,7 @@ def test_the_example_is_the_clipped_objective_of_ppo(inputs: type) -> None:
             "import os\nimport not_there\n",
             "broken_loss/__init__.py:2: ModuleNotFoundError: No module named 'not_there'",
         ),
-        ("a = 1\n\nb = a / 0\n", "broken_loss/__init__.py:3: ZeroDivisionError: division by zero"),
         ("from broken_loss import more\n", "broken_loss/more.py:2: SyntaxError: invalid syntax"),
-        ("import sys\nsys.exit(0)\n", "broken_loss/__init__.py:2: SystemExit: 0"),
-        ("a = 1\n", "AttributeError: module 'broken_loss' has no attribute 'loss'"),
         ("def loss(inputs):\n    ...\n", "TypeError: got an unexpected keyword argument 'clip'"),
     ],
 )

@@ -29,9 +29,9 @@ from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.executors.base import Slot
 from nightshift.executors.local import divide
 from nightshift.experiment.experiment import Controller
-from nightshift.night import observers, proposals, state
+from nightshift.night import observers, state
 from nightshift.night.loop import Night
-from nightshift.night.state import STOP_NAME, NightRequest, NightState
+from nightshift.night.state import NightRequest, NightState
 from tests.campaigns import a_result, contradictions, replace
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
@@ -140,24 +140,6 @@ def night(
     return controller.ledger.records(), proposer
 
 
-class EverySecond(Rates):
-    """A stand-in proposer: of any two proposals the second repeats what is waiting or in flight."""
-
-    def answer(self, context: Context) -> Answer:
-        rate = 1e-6 + 1e-8 * (context.number - bool(self.waiting and not context.refusals))
-        self.waiting.append(len(context.refusals))
-        return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate:g}"))
-
-
-@pytest.mark.slow
-def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(controller, monkeypatch):
-    monkeypatch.setattr(proposals, "MAX_REFUSALS", 3)
-    proposer = EverySecond(0)
-    night(controller, AnyOrder(num_slots=9, seed=0), 12, proposer=proposer)
-    assert proposer.waiting[:10] == [0, *(0, 1) * 4, 0]  # and who is asked is told of those of its own only
-    assert max(proposer.waiting) < 3
-
-
 def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(controller):
     decay = "trainer.optim.weight_decay"
 
@@ -177,31 +159,6 @@ def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_an
     answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
     night_of(controller, executor)._slots.start(answer, controller.campaign())
     assert controller.ledger.records()[-1].run.rider is None
-
-
-class Full(AnyOrder):
-    """A stand-in for a cluster where nothing begins but a baseline, as one is told at the second look after STOP."""
-
-    root: Path
-    num_waits = 0
-
-    def has_begun(self, folder: Path) -> bool:
-        return self._jobs[folder].incumbent is None or self.num_waits < 2
-
-    def wait(self, timeout_seconds: float) -> None:
-        if all(job.incumbent is None for job in self._jobs.values()):
-            super().wait(timeout_seconds)
-        else:
-            (self.root / STOP_NAME).touch()
-            self.num_waits += 1
-            assert self.num_waits < 100, "the night waits for the queue"
-
-
-def test_a_job_that_is_heard_of_late_does_not_hold_up_the_end_of_a_night(controller: Controller) -> None:
-    executor = Full(num_slots=1, seed=0)
-    executor.root = controller.bench.root
-    assert night_of(controller, executor, experiments=8).run().cause == "file STOP found"
-    assert [r.failure for r in controller.ledger.records()] == [None, Failure.INTERRUPTED]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
@@ -310,54 +267,3 @@ def test_slots_divide_a_machine() -> None:
         divide(3, [], 0, [0, 1])
     assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]  # as many as there are for
     assert divide(0, [], 0, [0, 1]) == [Slot()]
-
-
-def test_each_slot_has_the_engine_that_holds_its_gpus(controller: Controller) -> None:
-    class Card:
-        """A stand-in for an engine: a problem as long as a run has its GPUs."""
-
-        def __init__(self, gpus: str) -> None:
-            self.gpus = gpus
-
-        def check(self) -> list[str]:
-            return [f"GPUs {self.gpus} are in use"] if self.gpus in taken else []
-
-    class Executor(AnyOrder):
-        @property
-        def free_slots(self) -> list[Slot]:
-            return [slot for slot in slots if slot.gpus not in taken]
-
-    taken, slots = set[str | None](), [Slot("0,1"), Slot("2,3")]
-    engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
-    controller = with_bench(controller, executor=Executor(2, 0), engine_of=engines)
-    controller.bench.require_ready()
-    taken.add("0,1")
-    controller.bench.require_ready()
-    with pytest.raises(EngineError, match="GPUs 0,1 are in use"):
-        controller.bench.require_ready(slots)
-
-
-def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(controller: Controller) -> None:
-    """pairs in slurm.toml may be lowered while jobs run."""
-    executor = AnyOrder(num_slots=4, seed=0)
-    made = night_of(controller, executor)
-    while len(executor.in_flight()) < 3:
-        made._step()
-    executor.num_slots = 2
-    num_begun = len(controller.ledger.records())
-    made._wait = lambda *arguments: None
-    for _ in range(5):
-        made._step()
-    assert len(executor.in_flight()) >= 2
-    assert len(controller.ledger.records()) == num_begun
-
-
-def test_a_cluster_s_hardware_is_what_its_campaign_began_on(controller: Controller) -> None:
-    executor = AnyOrder(num_slots=2, seed=0)
-    executor.hardware = lambda of_engine: ""
-    controller = with_bench(controller, executor=executor)
-    assert controller.bench.hardware(None) == ""
-    night(controller, executor, num_experiments=2)
-    first = controller.ledger.record(1)
-    hardware = "cpu of the node, job of 2 CPUs, 2 GB"
-    assert controller.bench.hardware(replace(first, hardware=hardware)) == hardware

@@ -1,6 +1,5 @@
-"""What is expected of prime-rl, looked up in a tree that is made of the expectations themselves, and of renames in it.
-
-With a checkout of prime-rl at the pin, where NIGHTSHIFT_PRIME_RL says or prepare.py put it, in that one too.
+"""What is expected of prime-rl: whole, and looked up in a checkout of it at the pin, where NIGHTSHIFT_PRIME_RL says or
+prepare.py put it.
 """
 
 import json
@@ -11,7 +10,6 @@ from typing import Any
 
 import pin
 import pytest
-from click.testing import CliRunner
 
 from nightshift.config.allowlist import KEYS, OPPONENT, PARAMETERS, RATIO, SOURCE, find_key
 from nightshift.config.rules_toml import Chosen, rules_of
@@ -47,28 +45,6 @@ def forced() -> dict[str, Any]:
 PINS = Pins.read(ROOT / "pyproject.toml")
 INSTALLED = Installation.find(ROOT, os.environ).root
 FORCED = forced()
-TABLE = """[keys."train.toml"]
-"trainer.loss.kl_tau" = "C/rl.py:2"
-"trainer.optim.lr" = "C/rl.py:8"
-[text."weights.py"]
-"P/weights.py:2" = 'stable_file = save_dir / "STABLE"'
-[text."install.py"]
-"pyproject.toml:1" = 'torch = "<torch>"'
-"""
-CLASSES = """class Ipo(BaseConfig):
-    kl_tau: float = 0.1
-class Default(BaseConfig):
-    kl_tau: float = 0.1
-Loss = Annotated[Ipo | Default, Field(discriminator="type")]
-
-class Optim(BaseConfig):
-    lr: float = 1e-6
-class Trainer(BaseConfig):
-    loss: Loss | None = None
-    optim: Optim = Optim()
-class RLConfig(BaseConfig):
-    trainer: Trainer = Trainer()
-"""
 
 
 def test_the_table_has_every_key_that_is_open_or_forced_and_nothing_twice() -> None:
@@ -78,33 +54,6 @@ def test_the_table_has_every_key_that_is_open_or_forced_and_nothing_twice() -> N
     assert len(found) == len(set(found))
     texts = [(row.what, row.at.partition(":")[0]) for row in pin.rows() if not row.is_key]
     assert len(texts) == len(set(texts))
-
-
-def test_renamed_keys_and_texts_are_named_all_at_once_and_a_comment_proves_nothing(tmp_path, monkeypatch) -> None:
-    def looked_up(classes: str = CLASSES, weights: str = 'url = "a#b"; stable_file = save_dir / "STABLE"  # last'):
-        (folder / "rl.py").write_text(classes)
-        (tmp_path / "src" / "prime_rl" / "weights.py").write_text(f"\n{weights}\n")
-        answer = CliRunner().invoke(pin.main, ["--checkout", str(tmp_path)])
-        return answer.exit_code, answer.stdout
-
-    monkeypatch.setattr(pin, "TABLE", tmp_path / "table.toml")
-    pin.TABLE.write_text(TABLE)
-    (tmp_path / "pyproject.toml").write_text(f'torch = "{PINS.torch}"\n')
-    folder = tmp_path / pin.expanded("C/")
-    for path in (folder, tmp_path / "src" / "prime_rl"):
-        path.mkdir(parents=True)
-    assert looked_up() == (0, "4 expectations: 4 there\n")
-    assert looked_up(f"\n{CLASSES}") == (0, "4 expectations: 2 moved, 2 there\n")
-    comments = '# stable_file = save_dir / "STABLE"\ndef f():\n    """As ever: stable_file = save_dir / "STABLE\'s\'"""'
-    code, answer = looked_up(CLASSES.replace("kl_tau", "kl_weight"), comments)
-    assert code == 1
-    for words in (
-        "missing  train.toml: trainer.loss.kl_tau  [C/rl.py:2]",
-        'missing  weights.py: stable_file = save_dir / "STABLE"  [P/weights.py:2]',
-        "new      trainer.loss.kl_weight: neither open nor locked",
-        "4 expectations: 2 missing, 2 there",
-    ):
-        assert words in answer
 
 
 @pytest.mark.skipif(not INSTALLED.is_dir(), reason="no prime-rl here")

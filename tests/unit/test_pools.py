@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ from typing import Any
 import psutil
 import pytest
 
-from nightshift.campaign.records import JOB_NAME, STARTED_NAME, Job, Outcome, Result, Training
-from nightshift.errors import EngineError, ExitCode, Interrupted
+from nightshift.campaign.records import STARTED_NAME, Job, Outcome, Result, Training
+from nightshift.errors import EngineError, Interrupted
 from nightshift.executors import base, slurm
 from nightshift.executors.base import read_result
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.process import Child, ProcessGroup, interruptible, is_alive
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
-from nightshift.experiment.worker import main
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL
 
@@ -128,15 +126,6 @@ def test_a_job_that_slurm_never_got_is_submitted_only_after_sbatch_could_have_an
     assert controller.jobs == {}
 
 
-def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path)
-    write_json(folder / JOB_NAME, JOB)
-    (folder / STARTED_NAME).touch()
-    before = sorted(folder.iterdir())
-    assert main(tmp_path, folder) == ExitCode.USAGE
-    assert sorted(folder.iterdir()) == before
-
-
 # -- a controller that does not answer ----------------------------------------------------------------
 
 
@@ -179,36 +168,6 @@ def test_a_job_that_slurm_may_take_later_is_looked_for_and_sent_again(
     assert [*controller.jobs] == [executor.in_flight()[folder].name]
 
 
-def test_a_job_that_slurm_accepts_after_sbatch_timed_out_is_cancelled(tmp_path, executor, controller, monkeypatch):
-    late = list[list[str]]()
-
-    def ask(command: list[str], stdin: bytes = b"") -> str:
-        if command[0] == "sbatch":
-            late.append(command)
-            raise slurm.NoAnswer("sbatch did not answer in 30 s")
-        return controller.ask(command, stdin)
-
-    monkeypatch.setattr(slurm, "_ask", ask)
-    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: controller.ask(late.pop()))
-    executor.submit(folder := folder_of(tmp_path), JOB, enter)
-    executor.cancel([folder])
-    assert (late, controller.jobs) == ([], {})
-
-
-def test_a_limit_on_submitted_jobs_is_no_reason_to_refuse_a_night(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "sbatch"
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    executor = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5))
-    last = "Batch job submission failed: Job violates accounting/QOS policy"
-    for first, is_refused in (("QOSMaxSubmitJobPerUserLimit", False), ("QOSMaxWallDurationPerJobLimit", True)):
-        program.write_text(f'#!/bin/sh\nprintf "sbatch: error: %s\\n" "{first}" "{last}" >&2\nexit 1\n')
-        program.chmod(0o755)
-        with pytest.raises(EngineError, match=last) if is_refused else nullcontext():
-            executor.require_ready()
-
-
 def test_excluded_nodes_stay_excluded_however_they_are_written(tmp_path: Path, controller: Controller) -> None:
     options = ("--exclude=n2", "--exclude", "n3", "-x", "n4", "-xn5", "--exclusive")
     made = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5, sbatch=options))
@@ -217,18 +176,6 @@ def test_excluded_nodes_stay_excluded_however_they_are_written(tmp_path: Path, c
     made.avoided = ("n9",)
     made.submit(folder_of(tmp_path), JOB, enter)
     assert sent == ["--exclude=n2,n3,n4,n5,n9"]
-
-
-def test_a_refused_job_is_nowhere(tmp_path: Path, executor: SlurmExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(command: list[str], stdin: bytes = b"") -> str:
-        if command[0] == "sbatch":
-            raise EngineError("sbatch: error: invalid partition specified: nowhere")
-        return ""
-
-    monkeypatch.setattr(slurm, "_ask", refuse)
-    with pytest.raises(EngineError, match="invalid partition"):
-        executor.submit(folder_of(tmp_path), JOB, enter)
-    assert executor.in_flight() == {}
 
 
 def test_a_result_counts_and_jobs_are_cancelled_later_where_the_controller_is_away(tmp_path, executor, controller):
@@ -254,18 +201,6 @@ def test_a_result_counts_and_jobs_are_cancelled_later_where_the_controller_is_aw
     assert controller.jobs == {}
 
 
-def test_a_job_that_completed_has_longer_to_be_seen_than_one_that_failed(tmp_path, executor, controller, monkeypatch):
-    monkeypatch.setattr(slurm, "OTHERWISE_SECONDS", -1.0)
-    folders = [folder_of(tmp_path, number) for number in (1, 2)]
-    for folder in folders:
-        executor.submit(folder, JOB, enter)
-    controller.jobs.update(zip(controller.jobs, ("COMPLETED", "NODE_FAIL"), strict=True))
-    executor.is_over(folders[0])
-    assert [executor.is_over(folder) for folder in folders] == [False, True]
-    with pytest.raises(EngineError, match=r"ended without a result: .*NODE_FAIL"):
-        executor.result(folders[1])
-
-
 # -- this machine -------------------------------------------------------------------------------------
 
 
@@ -289,18 +224,3 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path
     for process in left:
         process.kill()
     assert (left, len(started)) == ([], 1)
-
-
-def test_a_command_on_a_node_ends_though_slurm_forgets_its_job(
-    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forget(command: list[str], stdin: bytes = b"") -> str:
-        answer = controller.ask(command, stdin)
-        if command[0] == "squeue":
-            controller.jobs.clear()
-        return answer
-
-    monkeypatch.setattr(slurm, "_ask", forget)
-    executor = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5))
-    with pytest.raises(EngineError, match="the job printed nothing: RUNNING, node n1"):
-        slurm.run_on_node(executor, ("doctor",))

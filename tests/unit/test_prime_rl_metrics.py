@@ -86,30 +86,6 @@ def test_each_raw_key_lands_in_its_field() -> None:
     assert raw["train/agg/effective/agent/reward/mean"] != step.reward_mean
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "least", "is_group_relative", "expected"),
-    [
-        (0.4, 0.6, 0.0, True, False),
-        (0.3, 0.6, 0.0, True, True),
-        (0.4, 0.6, 0.0, False, True),  # a length penalty, or a moving baseline: there the norm alone tells
-        (0.4, 0.6, -1.0, True, True),  # the sum of a group may be 0 with rewards that differ
-        (None, 0.6, 0.0, True, True),
-        (0.4, 0.6, None, True, True),
-    ],
-)
-def test_groups_are_equal_only_where_the_shares_of_prime_rl_say_so(
-    tmp_path: Path, right: float | None, wrong: float, least: float | None, is_group_relative: bool, expected: bool
-) -> None:
-    agent = "train/agg/all/agent"
-    values = {f"{agent}/solved_all": right, f"{agent}/solved_none": wrong, f"{agent}/reward/min": least}
-    row = {"step": 1, "progress/rollouts": 8, **{key: value for key, value in values.items() if value is not None}}
-    trainer = {"step": 1, "time": 8.0, "time/forward_backward": 1.0, "optim/grad_norm": 0.2}
-    tail = MetricsTail(written(tmp_path / "rows", [trainer, row]), is_group_relative=is_group_relative)
-    tail.poll()
-    (step,) = tail.steps(0.0)
-    assert step.has_gradient is expected
-
-
 def cuts(data: bytes) -> list[int]:
     """Every byte around the ends of lines, where things change, and a dense sample of the rest."""
     ends = [i for i, byte in enumerate(data) if byte == ord("\n")]
@@ -117,7 +93,7 @@ def cuts(data: bytes) -> list[int]:
     return sorted({*range(0, len(data), 41), *near, len(data)} & set(range(len(data) + 1)))
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["metrics-5-steps.jsonl", "metrics-resumed.jsonl"])
 def test_a_file_cut_at_any_byte_invents_nothing_and_goes_on_where_it_was(tmp_path: Path, name: str) -> None:
     """One tail reads the file as it grows; at every cut it must know what a fresh reader of the whole lines knows."""
     data, path = (RECORDED / name).read_bytes(), tmp_path / "metrics.jsonl"
@@ -147,36 +123,8 @@ def test_a_step_counts_when_the_trainers_rows_exist_with_an_unknown_reward_witho
     assert tail.reward_mean() == tail.reward_mean(last_step=4)
 
 
-def test_batches_that_come_at_once_do_not_raise_the_rate_and_no_wait_is_longer_than_its_step(tmp_path: Path) -> None:
-    """Met: 42,358 tokens a second between 157 and 199, where the orchestrator shipped two batches back to back; and a
-    first step that had waited for 94 s at second 20."""
-    rows = []
-    for step, (time, wait) in enumerate([(20.0, 94.3), (24.0, 3.0), (28.0, 3.0)], 1):
-        rows.append({"step": step, "time": time, "time/forward_backward": 1.0, "time/wait_for_batch": wait})
-        mean = {"train/agg/all/agent/num_output_tokens/mean": 20.0}
-        rows.append({"step": step, "progress/rollouts": 40, "time/step": 0.01 if step == 3 else 4.0, **mean})
-    steps = read(written(tmp_path / "metrics.jsonl", rows)).steps(began=0.0)
-    assert [step.tokens_per_second for step in steps] == [40.0, 200.0, 200.0]
-    assert [step.wait_for_rollouts_seconds for step in steps] == [20.0, 3.0, 3.0]
-
-
-def test_a_step_that_was_redone_counts_once_and_its_last_rows_win() -> None:
-    rows = [row for row in rows_of("metrics-resumed.jsonl") if row["step"] == 5]
-    (step,) = read(RECORDED / "metrics-resumed.jsonl").steps(0.0)[4:5]
-    assert [row["loss/mean"] for row in rows if "loss/mean" in row][-1] == step.loss
-    assert len([row for row in rows if "loss/mean" in row]) == 2
-
-
 @pytest.mark.parametrize("since", [1, 3])
-@pytest.mark.parametrize(
-    ("key", "field"),
-    [
-        ("loss/mean", "loss"),
-        ("optim/grad_norm", "grad_norm"),
-        ("train/agg/all/agent/reward/mean", "reward_mean"),
-        ("mismatch_kl/all/mean", "kl"),
-    ],
-)
+@pytest.mark.parametrize(("key", "field"), [("loss/mean", "loss"), ("optim/grad_norm", "grad_norm")])
 def test_what_became_nan_is_not_measured_and_a_loss_names_its_step(tmp_path, key, field, since):
     """prime-rl drops values that are no finite numbers (P/monitors/file.py)."""
     rows = rows_of("metrics-5-steps.jsonl")
@@ -200,9 +148,7 @@ def test_the_mean_reward_weighs_steps_by_their_rollouts() -> None:
     "line",
     [
         b"\xff\xfe\x00",
-        b"[]",
         b'{"step": "1", "time/forward_backward": 1}',
-        b'{"step": 1.5, "time/forward_backward": 1}',
         b'{"step": 1' + b"0" * 400 + b', "time/forward_backward": 1}',
         b"[" * 100_000,
     ],
@@ -222,20 +168,6 @@ def test_lines_with_strange_values_are_left_out_and_the_last_line_of_a_step_wins
     twice = ['{"step": 3, "reward_mean": 0.1}', '{"step": 2}', '{"step": 3, "reward_mean": 0.9, "surprise": 1}']
     path.write_text("\n".join([*lines, *twice]))
     assert read_steps(path) == [Step(2), Step(3, reward_mean=0.9)]
-
-
-def test_samples_a_rollout_and_rollouts_that_the_server_did_not_answer(tmp_path: Path) -> None:
-    rows = rows_of("metrics-5-steps.jsonl")
-    for row in rows:
-        if "progress/rollouts" in row:
-            more = {"num_branches/mean": 2.0, "error/ProviderError": row["progress/rollouts"] / 4}
-            row.update({f"train/agg/all/agent/{name}": value for name, value in more.items()})
-    steps = read(written(tmp_path / "metrics.jsonl", rows)).steps(began=0.0)
-    assert {(step.branches_mean, step.server_error_share) for step in steps} == {(2.0, 0.25)}
-    seats = [{key.replace("/all/agent/", "/all/player0/"): value for key, value in row.items()} for row in rows]
-    tail = MetricsTail(written(tmp_path / "seats.jsonl", seats), seats={"tinymath": "player0"})
-    tail.poll()
-    assert tail.steps(began=0.0) == steps
 
 
 def test_environments_whose_seats_differ_and_errors_of_every_seat(tmp_path: Path) -> None:

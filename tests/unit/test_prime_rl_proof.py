@@ -94,15 +94,6 @@ def test_of_several_engines_the_one_that_had_other_weights_decides() -> None:
         assert compared(said, file, other=other)[0]
 
 
-def test_a_server_far_from_its_file_is_no_crash_but_told() -> None:
-    file = shifted(1.0)
-    is_swapped, line = compared(plus(file, NOISE, 0.1), file)
-    assert not is_swapped
-    assert "served = file: 0.08" in line
-    assert line.endswith("; above 0.05, a bound not yet measured on a GPU")
-    assert "bound" not in compared(plus(file, NOISE, 0.03), file)[1]
-
-
 # --- the witness -----------------------------------------------------------------------------------------
 
 
@@ -186,31 +177,10 @@ def test_each_data_parallel_engine_is_asked(witness, stand_in, tmp_path, at_end,
         assert len(served(tmp_path).final.engines) == 2
 
 
-def test_a_trainer_that_was_faster_leaves_the_start_of_an_adapter_only_which_has_its_own_name(
-    witness, stand_in, tmp_path
-):
-    told = witness(Clock(), "lora")
-    (tmp_path / "prime-rl" / "broadcasts" / "step_3").mkdir(parents=True)
-    (tmp_path / "prime-rl" / "broadcasts" / "step_3" / "STABLE").touch()  # the model's own weights never change
-    told.at_start()
-    adapter = launch_of(variant("lora"), tmp_path).served_model
-    stand_in.adapters[adapter] = "folder"
-    stand_in.step = lambda model: 5 if model == adapter else 0
-    told.at_end()
-    left = served(tmp_path)
-    assert left.final.logprobs[0] == [logprob(token, 5) for token in left.final.tokens[0][1:]]
-    assert left.start.logprobs[0] == [logprob(token, 0) for token in left.start.tokens[0][1:]]
-    left = asked(witness, tmp_path)  # of whole weights, which such a trainer has changed
-    assert left.start is None
-    assert left.final is not None
-
-
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
         ("logprobs_400", "400"),
-        ("logprobs_nan", "no log-probabilities in the server's answer"),
-        ("logprobs_short", "no log-probabilities in the server's answer"),
         ("logprobs_another_token", "no log-probabilities in the server's answer"),
     ],
 )
@@ -228,9 +198,7 @@ def test_a_server_that_tells_nothing_of_use_ends_no_run(witness, stand_in, tmp_p
     [
         (7, 7, None),
         (7, 8, "other weights after the scoring than after the final load: 0.0"),
-        (7, 0, "other weights after the scoring"),
         (7, "logprobs_400", "only one of two questions about the scored weights was answered: scored: "),
-        ("logprobs_400", 7, "only one of two questions about the scored weights was answered: final: "),
         ("logprobs_400", "logprobs_400", None),  # a server that cannot: served = file is "cannot tell"
     ],
 )
@@ -248,22 +216,6 @@ def test_a_score_counts_if_the_server_had_the_same_weights_after_it(witness, sta
     num_requests = len(stand_in.requests)
     asked.confirm()
     assert len(stand_in.requests) == num_requests, "once is enough, and weights of earlier steps may be there by now"
-
-
-def test_all_chats_together_have_one_limit(witness, stand_in, tmp_path):
-    clock = Clock()
-    told = witness(clock)
-    told.at_start()
-    assert len(stand_in.requests) == len(CHATS)
-    clock.step = 1.5
-    began = clock.now
-    told.at_end()
-    assert clock.now - began <= proof.ASK_SECONDS + 2 * clock.step
-    assert len(stand_in.requests) < 2 * len(CHATS)
-    left = served(tmp_path)
-    assert left.start is not None
-    assert left.final is None
-    assert left.problem.startswith("final: no time is left")
 
 
 # --- the file and the child ------------------------------------------------------------------------------
@@ -323,10 +275,3 @@ def test_what_is_not_what_the_worker_left_is_refused(run, spoil, cause):
     with pytest.raises(EngineError) as error:
         run(spoil=spoil)
     assert cause in str(error.value)
-
-
-def test_a_run_without_a_witness_tells_nothing(run: Callable[..., str], tmp_path: Path) -> None:
-    folder = tmp_path / "attempt-0"
-    weights = Weights(7, check_weights(folder / "weights"))
-    line = ServedProof(folder, weights, tmp_path / "base", ["none.py"], {}).result()
-    assert line == "served = file: cannot tell: the run has no log-probabilities of its server"

@@ -18,7 +18,7 @@ from tests.campaigns import replace as changed
 from tests.checkouts import linked_checkout
 from tests.prime_rl_plans import SHIPPED
 from tests.rules import GSM8K_TRL, ROOT
-from tests.unit.test_gpus import Card, StandInNvml
+from tests.stand_in_nvml import Card, StandInNvml
 
 CODE = "nightshift/executors/gpus.py"
 

@@ -11,11 +11,8 @@ from nightshift.agents.search import SearchProposer, scores, space_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.config.train_toml import diff, parse, set_values
-from nightshift.engines.base import used_keys
-from nightshift.engines.trl.engine import TrlEngine
 from tests import campaigns
-from tests.campaigns import BASELINE, context_after, replace, tell
-from tests.rules import ARITHMETIC_TRL
+from tests.campaigns import context_after, replace, tell
 
 LR, GROUP = "trainer.optim.lr", "orchestrator.group_size"
 TEMPERATURE = "orchestrator.train.sampling.temperature"
@@ -99,12 +96,6 @@ def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path
             good[name] += sum((rate > incumbent) == is_low for rate in rates)
     assert good["tpe"] >= 14
     assert good["random"] <= 12
-
-
-def test_what_the_engine_uses_is_asked_of_the_engine(tmp_path: Path) -> None:
-    used = used_keys(TrlEngine(ARITHMETIC_TRL, tmp_path, {}), parse(BASELINE))
-    assert {"trainer.optim.lr", "trainer.optim.momentum", "max_steps", "trainer.scheduler.warmup_steps"} <= used
-    assert used.isdisjoint({"trainer.loss.kl_tau", "orchestrator.max_off_policy_steps", "trainer.model.lora"})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from threading import Timer
@@ -13,8 +12,7 @@ import pytest
 
 from nightshift.campaign import git as git_module
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.errors import Interrupted, UsageError
-from nightshift.executors.process import interruptible
+from nightshift.errors import UsageError
 from tests.checkouts import MEASURING
 from tests.conftest import CAMPAIGN, git
 from tests.waiting import HANG_SECONDS, wait_for
@@ -89,18 +87,6 @@ def test_a_lock_that_goes_in_time_only_delays_a_commit(repo, monkeypatch, name: 
     assert repo.config_at("HEAD") == CANDIDATE
     assert repo.head() == commit
     assert git(repo.root, "diff", "--cached", "--name-only") == ""
-
-
-def test_a_git_that_is_ended_removes_its_lock_file(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for git, which removes its lock file when it is asked to end, as git does."""
-    lock, program = tmp_path / "index.lock", tmp_path / "git"
-    program.write_text(f"#!/bin/sh\ntrap 'rm {lock}; exit 1' TERM\ntouch {lock}\nsleep 600 & wait\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(git_module, "_program", lambda: str(program))
-    Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    with pytest.raises(Interrupted), interruptible():
-        repo.commit_files(Head(CAMPAIGN, "0" * 40), {CONFIG_NAME: CANDIDATE}, MESSAGE)
-    assert not lock.exists()
 
 
 def test_a_checkout_below_the_top_of_its_repository_is_refused(tmp_path: Path) -> None:

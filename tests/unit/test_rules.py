@@ -1,7 +1,6 @@
 """The rules hash moves with everything that can move a number, and with nothing else."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from importlib import metadata
@@ -68,17 +67,6 @@ def test_another_environment_touches_its_folder_and_rules_toml_only(root: Path) 
     text = (root / "rules.toml").read_text()
     (root / "rules.toml").write_text(text.replace("environments = []", 'environments = ["gsm8k", "mine"]'))
     assert rules_here(root, "prime-rl", 2).name == "gsm8k+mine-prime-rl"
-
-
-def test_a_pipe_is_not_waited_for_and_a_byte_cannot_be_moved_into_the_next_file(root: Path) -> None:
-    hashes = [ARITHMETIC_TRL.hash(root)]
-    (root / "nightshift" / "experiment" / "worker.py").unlink()
-    os.mkfifo(root / "nightshift" / "experiment" / "worker.py")
-    for first, second in ((b"ab", b""), (b"a", b"b")):
-        (root / "environments" / "gsm8k" / "a.py").write_bytes(first)
-        (root / "environments" / "gsm8k" / "b.py").write_bytes(second)
-        hashes.append(ARITHMETIC_TRL.hash(root))
-    assert len({*hashes}) == 3
 
 
 @pytest.mark.parametrize("name", [".models/tiny", "data/.hidden"])
@@ -192,27 +180,18 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
     ("text", "expected"),
     [
         ("environments = [", "rules.toml: "),
-        ("environmens = []", "unknown field `environmens`. Correct it: comments"),
         ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Did you mean "gsm8k"?'),
         (
             'environments = ["../x"]',
             '"../x" is not a valid name. Write up to 40 of a-z, 0-9 and _, and none of: agg, eval,',
         ),
         ('environments = ["eval"]', '"eval" is not a valid name'),  # the decided score's column is called so
-        ('environments = ["x"]', "Write one of: arithmetic, countdown, gsm8k, math, tictactoe."),
         ("[environment.gsm8k]\nweight = 0", "Expected `float` >= 1e-09"),
         ("infer_gpus = 3\ntensor_parallel = 2", "tensor_parallel = 2 does not divide infer_gpus = 3. Write a divisor"),
-        ("tensor_parallel = 2", "tensor_parallel = 2 does not divide infer_gpus = 1"),
-        ("train_gpus = 0", "Expected `int` >= 1"),
         ('model = "a\\u0000b"', "rules.toml: Expected `str` matching regex"),
         ('revision = "main"', "Expected `str` matching regex"),
         (f'revision = "{"0" * 40}"', "rules.toml: revision needs model. Write the model"),
         ('environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"', "cannot answer gsm8k"),
-        ("[environment.gsm8k]\nweight = inf", "Expected `float` <= 1000000.0"),
-        (
-            'environments = ["gsm8k"]\nmodel = "models/mixed-base"',
-            "cannot answer these environments. Write environments = [] for",
-        ),
         (None, "rules.toml cannot be read: No such file or directory. Restore it: git checkout rules.toml"),
     ],
 )

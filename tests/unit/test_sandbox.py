@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from nightshift.agents.sandbox import (
     Bubblewrap,
     Login,
     Places,
-    Sandbox,
     choose,
     cover,
     hidden_places,
@@ -191,30 +189,14 @@ def test_a_variable_that_you_name_goes_in_and_one_that_is_not_set_is_refused() -
         login_of("claude", environ, ["HF_TOKE"])
 
 
-def test_one_line_says_what_of_yours_an_agent_gets(tmp_path: Path) -> None:
-    environ, _ = codex_login(tmp_path)
-    environ |= {"OPENAI_API_KEY": "secret", "HF_TOKEN": "secret", "LANG": "C"}
-    login = replace(CODEX, sees=("/data/docs",))
-    own = f"{tmp_path}/home/.codex"
-    given = f"LANG, OPENAI_API_KEY, {own}/auth.json, {own}/config.toml, /data/docs"
-    assert Sandbox(environ=environ, login=login, name="bwrap").summary("codex") == f"codex gets of yours: {given}"
-    nothing = Sandbox(environ={"HOME": str(tmp_path)}, name="user").summary("mine")
-    assert nothing == "mine gets of yours: no variable and no file"
-    assert Sandbox(environ=environ).summary("codex") == ""  # its warning says that it has your rights
-
-
 @pytest.mark.parametrize("sandbox", ["none", "auto"])
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
         ("home/none", "no such file or folder"),
-        ("home/pipe", "no such file or folder"),
-        ("checkout/.git/HEAD", "would show {0}/checkout"),
         ("disk", "would show {0}/disk/runs, which"),
         ("link", "would show {0}/checkout"),
-        ("home", "would show {0}/home/.cache, which"),
         ("data/test.jsonl", "would show {0}/data, which"),
-        ("temporary", "would show {0}/temporary/nightshift-"),
         ("/proc/self/environ", "would show /proc, which"),
     ],
 )
@@ -222,7 +204,6 @@ def test_a_path_that_shows_what_no_agent_may_see_is_refused(checkout, tmp_path, 
     for name in ("home/.cache", "data", "disk/runs/0001", "temporary"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "data/test.jsonl").touch()
-    os.mkfifo(tmp_path / "home/pipe")
     (tmp_path / "link").symlink_to("checkout/train.toml")
     root = checkout.rename(tmp_path / "checkout")
     (root / "runs").symlink_to(tmp_path / "disk/runs")

@@ -115,10 +115,8 @@ def test_run_py_rejects_a_change_outside_the_directions_scope(controller: Contro
 
 @pytest.mark.parametrize(
     "line",
-    ["Only: trainer.optim.lr, max_steps", "**Only:** `trainer.optim.lr`, `max_steps`",
-     "- only: trainer.optim.lr,max_steps",
-     "`Only: trainer.optim.lr, max_steps`", "Only\uff1atrainer.optim.lr, max_steps."],
-)  # fmt: skip
+    ["**Only:** `trainer.optim.lr`, `max_steps`", "- only: trainer.optim.lr,max_steps", f"Only\uff1a{LR}, max_steps."],
+)
 def test_a_line_of_markdown_is_a_scope_too(line: str) -> None:
     assert scope_of(f"{line}\nBe careful.") == (LR, "max_steps")
     require_valid(f"{line}\nBe careful.")

@@ -32,8 +32,6 @@ def open_taskset(name, spec):
     if args.get("raises"): raise RuntimeError("no such table\\nhere")
     if args.get("offline"): raise ConnectionError("Couldn't reach it (OfflineModeIsEnabled)")
     if args.get("lacks"): import no_such_module
-    if args.get("hangs"): time.sleep(600)
-    if args.get("exits"): os._exit(7)
     while args.get("burns") and time.process_time() < 1: pass
     print("a package that prints"); sys.stdin.read()
     return args
@@ -56,6 +54,9 @@ from pathlib import Path
 def open_environment(name, spec): return None
 def play(env, tasks, policy, send):
     if policy["model"] == "dies": raise ValueError("the answer is 42")
+    if policy["model"] == "blocks":
+        send({"blocked": "blocked the event loop for 10 s"})
+        return {"finished": True}
     count = Path("../count")
     num = len(count.read_text()) if count.exists() else 0
     count.write_text("x" * (num + 1))
@@ -101,11 +102,8 @@ def test_it_loads_and_scores_in_one_process_that_is_not_this_one_and_has_no_secr
     ("text", "cause"),
     [
         ("raise ValueError('bad\\x1b[31m\\nanswer')", "ValueError: bad answer"),
-        ("sys.exit(3)", "SystemExit: 3"),
         ("os.kill(os.getpid(), 9)", "the process ended: killed by SIGKILL"),
         ("bytearray(5 << 30)", "MemoryError"),
-        ("os.close(1); os.closerange(3, 30)", "the process ended: "),
-        ("f = lambda g: g(g)\nf(f)", "RecursionError: maximum recursion depth exceeded"),
     ],
 )
 def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(make, text, cause):
@@ -125,6 +123,12 @@ def test_an_episode_that_met_a_failing_server_is_played_again_after_a_pause(make
     assert time.monotonic() - began > 0.5 + 1 + 2
     with pytest.raises(EngineError, match="environment mine: the server fails: Provider: 42"):
         make().play(["key"], {"model": "8"}, lambda num: None)
+
+
+def test_too_much_time_lost_to_code_that_blocks_ends_the_evaluation(make, monkeypatch):
+    monkeypatch.setattr(module, "LOST_SECONDS", 5.0)
+    with pytest.raises(EngineError, match="Blocked: blocked the event loop for 10 s"):
+        make().play(["key"], {"model": "blocks"}, lambda num: None)
 
 
 @pytest.mark.parametrize(("model", "cause"), [("9", "the server fails: Provider"), ("dies", "ValueError (1")])
@@ -168,7 +172,7 @@ def test_a_process_that_does_not_read_is_not_waited_for(make, monkeypatch):
     assert scorer.score("#one" + " " * 1_000_000, "key") == 0.5
 
 
-@pytest.mark.parametrize("reply", ["[]", "{}", '{"score": "one"}', '{"score": 7}', '{"cpu_seconds": null}', "x"])
+@pytest.mark.parametrize("reply", ["[]", '{"score": 7}', "x"])
 def test_an_odd_reply_is_a_failed_answer(make: Callable[..., Scorer], reply: str) -> None:
     """By a package that found the pipe, and answers before it is asked."""
     scorer = make()
@@ -225,14 +229,6 @@ def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause
         again.score("1 / 0", "key")
 
 
-def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
-    scorer = Scorer("mine", PROCESS, {"path": [str(tmp_path)], "scoring": "nan_scoring"})
-    (tmp_path / "nan_scoring.py").write_text("def score(text, answer): return float('nan' if text == 'x' else text)\n")
-    assert [scorer.score(text, "1") for text in ("1", "nan", "2")] == [1.0, 0.0, 0.0]
-    assert "2 of 3 answers failed and counts 0; the first: ValueError: score nan is not 0..1" in scorer.failures()
-    scorer.close()
-
-
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
@@ -246,16 +242,10 @@ def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
             "ConnectionError: Couldn't reach it (OfflineModeIsEnabled) (nightshift_taskset/tasks.py:11). "
             "Run uv run prepare.py to fetch the data",
         ),
-        ({"exits": True}, "the process ended: exit code 7"),
-        ({"hangs": True}, "no reply within 0.1 s"),
         ({}, "a reward of 3 lies outside"),
     ],
 )
-def test_a_taskset_that_cannot_be_loaded_and_a_reward_out_of_range_end_the_run_in_one_line(
-    make, args, cause, monkeypatch
-):
-    if "hangs" in args:
-        monkeypatch.setattr(module, "LOAD_SECONDS", 0.1)
+def test_a_taskset_that_cannot_be_loaded_and_a_reward_out_of_range_end_the_run_in_one_line(make, args, cause):
     with pytest.raises(EngineError) as raised:
         make(**args).load("train") if args else make().score("#far", "key")
     assert str(raised.value).startswith(f"environment mine: {cause}")

@@ -3,19 +3,18 @@
 import math
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
+from recorded import configs, records
 
 from nightshift.agents.search import (
     DECAY,
     FACTORS,
     KIND,
-    MAX_KEYS,
     STEPS,
     WARMUP,
     Dimension,
@@ -24,10 +23,9 @@ from nightshift.agents.search import (
 )
 from nightshift.campaign.records import Result
 from nightshift.config.allowlist import KEYS, Key, accept, uses
-from nightshift.config.train_toml import ABSENT, Config, changed_keys, parse, set_values
+from nightshift.config.train_toml import ABSENT, Config, parse, set_values
 from nightshift.errors import ConfigError
 from tests.campaigns import a_result
-from tests.recorded_nights import configs, records
 from tests.train_tomls import SHIPPED
 
 LR = "trainer.optim.lr"
@@ -80,27 +78,6 @@ def built(found: SearchSpace, **values: Any) -> Config:
     """The config with the values of batch, type, lr."""
     paths = {"batch": "orchestrator.batch_size", "type": KIND, "lr": LR}
     return parse(found.build({paths[name]: value for name, value in values.items()}))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", INCUMBENTS)
-@pytest.mark.parametrize(("used", "num_steps"), [(TRL, 150.0), (KEYS, 47.0), (KEYS, 4.0)])
-def test_every_change_is_a_valid_config_of_few_keys(name: str, used: Sequence[Key], num_steps: float) -> None:
-    found, num_valid = space(used, name, num_steps), 0
-    assert all(0 <= place <= 1 for place in found.places(found.base).values())
-    for seed in range(10):  # 390 in all
-        values = change(found, seed)
-        assert 1 <= len(values) <= MAX_KEYS
-        with suppress(ConfigError):  # keys that do not agree: search.py draws again
-            candidate = parse(found.build(values))
-            touched = set(changed_keys(found.base, candidate))
-            drawn = {d.key.path for d in found.dimensions if d.name in values}
-            gone = {path for path in found.base.values if path not in candidate.resolved}
-            assert touched <= drawn | gone | {STEPS, WARMUP, DECAY}
-            if used is TRL:
-                assert touched <= {key.path for key in TRL} | gone
-            num_valid += 1
-    assert num_valid >= 6
 
 
 @pytest.mark.parametrize("name", INCUMBENTS)
@@ -198,15 +175,6 @@ def test_the_less_is_known_of_the_steps_the_earlier_a_decay_begins(log_sd: float
     assert made.get(DECAY) >= round(0.5 * made.get(STEPS)) - 1
 
 
-def test_places_of_a_config_beyond_the_space() -> None:
-    found = space()
-    far = found.places(parse(set_values(SHIPPED, {LR: 0.5, "orchestrator.group_size": 64})))
-    assert (far[LR], far["orchestrator.group_size"], far["trainer.optim.mu"]) == (1.0, 1.0, 0.5)
-    assert found.places(incumbent("unset"))["trainer.optim.max_norm"] == 0.5
-    with pytest.raises(ValueError, match="tuple"):
-        found.places(incumbent("sgd"))
-
-
 # Seconds a step are learnt from the campaign's runs, and told with how sure that is
 
 
@@ -223,20 +191,6 @@ def run(num_steps: int, seconds: float = 60.0) -> Result:
 def test_one_run_tells_how_many_steps_its_config_makes(num_steps: int, seconds: float) -> None:
     found = planner([(config(), run(num_steps, seconds))], budget_seconds=60.0)
     assert found(config().resolved)[0] == pytest.approx(150, rel=0.01)
-
-
-def test_what_made_no_step_says_nothing_and_a_plan_has_ten_at_least() -> None:
-    nothing = structs.replace(run(0), training=replace(run(0).training, training_seconds=None))
-    assert planner([(config(), nothing)], 60.0)(config().resolved) == planner([], 60.0)(config().resolved)
-    assert planner([(config(), run(1))], 60.0)(config().resolved)[0] == 10
-
-
-def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
-    found = planner([(config(), run(150))], 60.0)
-    tokens = parse(SHIPPED.replace(b"batch_size = 256 ", b"token_batch_size = 100_000 "))
-    alone = config(orchestrator__algo__type="rae", orchestrator__group_size=1)
-    for each in (tokens, alone):
-        assert math.isfinite(found(each.resolved)[0])
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])

@@ -1,30 +1,13 @@
 """A run that stands still, by the CPU time of its processes and by NVML: the clock and NVML are stand-ins."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 
 from nightshift.engines.standstill import Standstill
 from nightshift.errors import EngineError, Failure
+from tests.stand_in_nvml import Card, StandInNvml
 from tests.waiting import Clock
-
-
-class Nvml:
-    """One card. `busy`: its utilization in percent; None: the driver cannot read it."""
-
-    NVMLError = LookupError
-
-    def __init__(self, busy: int | None) -> None:
-        self.busy = busy
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
-        if self.busy is None:
-            raise LookupError("not supported")
-        return SimpleNamespace(gpu=self.busy)
 
 
 def looks(watch: Standstill, clock: Clock, num: int, step: float = 5.0, progress: int = 0) -> str:
@@ -36,7 +19,7 @@ def looks(watch: Standstill, clock: Clock, num: int, step: float = 5.0, progress
 
 
 def test_a_run_that_does_nothing_is_shown_and_then_ended(clock: Clock) -> None:
-    watch = Standstill(list, (0,), Nvml(0), 120.0, clock)
+    watch = Standstill(list, (0,), StandInNvml([Card(busy=0)]), 120.0, clock)
     looks(watch, clock, 1, progress=1)
     assert looks(watch, clock, 1, progress=1) == ""
     assert looks(watch, clock, 1, progress=1) == "standing still for 10 s"
@@ -49,7 +32,7 @@ def test_a_run_that_does_nothing_is_shown_and_then_ended(clock: Clock) -> None:
 
 @pytest.mark.parametrize("busy", [1, None])
 def test_a_card_that_works_or_cannot_be_read_is_no_standstill(clock: Clock, busy: int | None) -> None:
-    assert looks(Standstill(list, (0, 0), Nvml(busy), 120.0, clock), clock, 100) == ""
+    assert looks(Standstill(list, (0, 0), StandInNvml([Card(busy=busy)]), 120.0, clock), clock, 100) == ""
 
 
 def test_a_step_begins_the_count_again_and_a_pause_of_this_process_does_not_count(clock: Clock) -> None:

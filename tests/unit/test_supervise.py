@@ -23,7 +23,6 @@ from nightshift.executors import process as processes
 from nightshift.executors.process import (
     Child,
     ProcessGroup,
-    ProcessTree,
     engine_environment,
     interruptible,
     is_alive,
@@ -180,23 +179,6 @@ def test_child_gets_one_sigterm_and_the_time_to_clean_up_even_if_it_was_stopped(
     assert terms.read_text() == "T"
 
 
-def test_chain_that_forks_faster_than_anyone_looks_is_stopped(make_group, launch, signature):
-    """No scan of /proc finds its one living member, so the proof is the log that each generation writes to."""
-    before = psutil.Process().children()
-    group = make_group(grace_seconds=0.2)
-    child = launch(
-        group,
-        IGNORE_TERM + f"import os, time\nuntil = time.monotonic() + {2 * HANG_SECONDS}\n" + READY + "\n"
-        "while time.monotonic() < until:\n    os.write(2, b'.')\n    if os.fork(): os._exit(0)\nos.write(2, b'end')",
-    )
-    wait_for(lambda: child.log_path.stat().st_size > 20)
-    assert group.stop() == []
-    generations = child.log_path.read_bytes()
-    time.sleep(0.2)  # a member that is left writes meanwhile
-    assert child.log_path.read_bytes() == generations == b"." * len(generations)
-    assert psutil.Process().children() == before
-
-
 # In the session of the child that started it, or in one of its own.
 @pytest.mark.parametrize("session", ["", "os.setsid()\n"])
 def test_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature, session):
@@ -227,15 +209,6 @@ def test_neither_orphans_nor_children_stay_as_zombies(make_group, launch):
     assert not watchdogs_of(os.getpid())
 
 
-def test_exit_codes_of_the_harness_own_subprocesses_are_not_stolen(group, launch):
-    launch(group, READY + SLEEP)
-    git = subprocess.Popen(["sh", "-c", "exit 7"])
-    wait_for(lambda: psutil.Process(git.pid).status() == psutil.STATUS_ZOMBIE)
-    group.check()
-    group.stop()
-    assert git.wait() == 7
-
-
 def test_processes_of_others_survive(make_group, launch, signature):
     """One that looks the same, and one with a session of its own that is older than the group."""
     command = [sys.executable, "-S", "-c", SLEEP, signature + "-foreign", "ready"]
@@ -252,30 +225,6 @@ def test_processes_of_others_survive(make_group, launch, signature):
         for process in (older, alike):
             process.kill()
             process.wait()
-
-
-def test_zombie_that_nobody_reaps_does_not_hold_up_the_end():
-    child = subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True)
-    wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
-    tree = ProcessTree()
-    tree.seen.add(psutil.Process(child.pid))
-    assert tree.end(grace_seconds=1e9) == []  # which never passes
-    assert child.wait() == 7
-
-
-def test_process_whose_main_thread_has_ended_counts_as_alive(make_group, launch):
-    group = make_group(grace_seconds=0.2)
-    child = launch(
-        group,
-        "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
-        + READY
-        + "ctypes.CDLL(None).pthread_exit(None)",
-    )
-    process = psutil.Process(child.pid)
-    wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE)
-    assert is_alive(process)
-    assert group.stop() == []
-    assert child.poll() is not None
 
 
 def test_what_cannot_be_killed_is_described(make_group, launch, monkeypatch):
@@ -309,32 +258,6 @@ def harness(
         "        log_path=Path('worker.log'), env=engine_environment(os.environ, {}))\n" + body
     )
     return subprocess.Popen([sys.executable, script, signature], cwd=tmp_path, **kwargs)
-
-
-def test_what_a_worker_left_that_was_killed_with_its_watchdog_is_ended_with_the_worker(group, tmp_path, signature):
-    """A process of the worker's own group, in a session of its own, which is deaf and stopped."""
-    harness(tmp_path, signature, "", env={"PATH": "/nowhere"}).wait()  # writes the script
-    body = f"start({IGNORE_TERM + READY + SLEEP!r})\ntime.sleep(600)\n"
-    script = tmp_path / "harness.py"
-    script.write_text(script.read_text() + body)
-    worker = group.start(
-        "worker",
-        [sys.executable, script, signature],
-        log_path=tmp_path / "log",
-        env=engine_environment(os.environ, {}),
-        cwd=tmp_path,
-    )
-    wait_for((tmp_path / "child").exists)
-    (left,) = [process for process in with_signature(signature) if process.pid != worker.pid]
-    left.suspend()
-    (watchdog,) = watchdogs_of(worker.pid)
-    for process in (watchdog, psutil.Process(worker.pid)):
-        process.kill()
-    worker.wait()
-    assert is_alive(left)
-    group.grace_seconds = 0.5
-    assert group.stop() == []
-    assert not is_alive(left)
 
 
 # The watchdog reads the second line only when it has looked at the tree after the first.
@@ -375,35 +298,6 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
         process.kill()
         process.wait()
         process.stdin.close()
-
-
-def test_what_is_asked_to_end_after_the_harness_has_the_grace_of_an_orphan(tmp_path, signature):
-    body = """
-group = ProcessGroup(f'stubborn-{sys.argv[1]}', 0.5)
-code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print("deaf", flush=True); time.sleep(600)'
-group.start('worker', [sys.executable, '-S', '-c', code, sys.argv[1]],
-    cwd=Path.cwd(), log_path=Path('stubborn.log'), env=engine_environment(os.environ, {}))
-while 'deaf' not in Path('stubborn.log').read_text(): time.sleep(0.02)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    harness(tmp_path, signature, body).wait()
-    wait_for(lambda: not with_signature(signature))
-
-
-def test_watchdog_sees_the_harness_die_while_a_forked_copy_of_it_holds_the_pipe(tmp_path, signature):
-    body = f"start({SLEEP!r})\nif os.fork() == 0: time.sleep(600)\nPath('ready').touch()\ntime.sleep(600)\n"
-    process = harness(tmp_path, signature, body)
-    wait_for((tmp_path / "ready").exists)
-    copies = [p for p in psutil.Process(process.pid).children() if os.getsid(p.pid) == os.getsid(0)]
-    try:
-        process.kill()
-        process.wait()
-        wait_for(lambda: not watchdogs_of(process.pid))
-        assert {p.pid for p in with_signature(signature)} == {copy.pid for copy in copies}
-    finally:
-        for copy in copies:
-            copy.kill()
-            os.waitpid(copy.pid, 0)
 
 
 def test_watchdog_is_up_while_a_group_is_open_and_comes_back_with_the_next_start(make_group, launch):
@@ -452,16 +346,6 @@ def test_signal_during_a_stop_is_delivered_after_it(make_group, launch, signatur
 
 
 # What an engine is told
-
-
-def test_unsent_input_of_a_dead_child_is_no_error_and_its_pipes_are_closed(group, launch):
-    child = launch(group, READY + SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    child.stdin.write(b"never flushed")
-    child.kill()
-    child.wait()
-    assert group.stop() == []
-    assert child.stdin.closed
-    assert child.stdout.closed
 
 
 def test_program_that_cannot_be_started_is_an_engine_error(group, tmp_path):

@@ -105,23 +105,15 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
         (LINES.replace("num_validation = 5", ""), "has no num_validation. Write the size of the split"),
         (LINES.replace("their_env", "no such"), 'package = "no such" is not a folder of this checkout'),
         (LINES.replace("their_env", "not_there_at_all"), "package not_there_at_all is not installed. Run"),
-        (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Write the folder"),
         (LINES.replace("mine", "arithmetic"), "environments/arithmetic exists. Use another name"),
-        (LINES + "args = { x = inf }", "args: Out of range float values are not JSON compliant"),
         (LINES + "args = { x = [1979-05-27] }", "args: Object of type date is not JSON serializable"),
-        (LINES.replace("their_env", "typed"), "typed/pyproject.toml: Expected `array`, got `int`"),
-        (LINES.replace("= 5", "= 0"), "Expected `int` >= 1"),
         (LINES + "reward_range = [1, 1]", "reward_range = [1, 1]. Write [lowest, highest]"),
         (LINES + "judge = true", "unknown field `judge`"),
-        (LINES.replace("mine", '"a b"'), '"a b" is not a valid name. Write up to 40'),
         ("[environment.gsm8k]\nnum_validation = 5", "[environment.gsm8k]: num_validation needs package"),
     ],
 )
 def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) -> None:
     package(links / "their_env")
-    (links / "empty").mkdir()
-    package(links / "typed" / "inside")
-    (links / "typed" / "pyproject.toml").write_bytes(b"[project]\ndependencies = 3")
     name = re.findall(r"environment\.\"?([^\"\]]+)", text)[0]
     (links / "rules.toml").write_text(f'environments = ["{name}"]\n{text}\n')
     with pytest.raises(UsageError) as raised:
@@ -136,7 +128,6 @@ def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) ->
         ({"model": "my_model"}, "my_model None 1"),
         ({"model": "Qwen/Qwen2.5-0.5B-Instruct"}, "Instruct 7ae557604adf67be50417f59c2c2f167def9a775 1"),
         ({"model": "their/model"}, 'model = "their/model" is not a folder, and has no revision. Write a folder, or'),
-        ({"model": "my_model", "revision": "0" * 40}, "is a folder, and has a revision. Write a folder, or org/name"),
     ],
 )
 def test_a_model_is_a_folder_or_a_commit_on_the_hub(links: Path, chosen: dict[str, Any], expected: str) -> None:
@@ -192,15 +183,3 @@ def test_a_model_calls_tools_in_one_way(links: Path) -> None:
     config = parse(b"seq_len = 9000\n[orchestrator]\nbatch_size = 8\ngroup_size = 4\n")
     with pytest.raises(ConfigError, match=r"tool_parser is pythonic\. Write one of: hermes, qwen3_coder, glm45, "):
         effective(config, several(links, "prime-rl", tool_parser="pythonic"), 100)
-
-
-def test_a_module_of_one_file_is_found_and_copied(root: Path) -> None:
-    (root / "their_env").mkdir()
-    (root / "their_env" / "their_env.py").write_text(BOMB)
-    found = rules(root)
-    assert found.environments[0].taskset is not None
-    assert found.environments[0].taskset.place(root) == root / "their_env" / "their_env.py"
-    before = found.hash(root)
-    (root / "their_env" / "their_env.py").write_text(BOMB * 2)
-    assert found.hash(root) != before
-    assert environment_files(root, several(root, "prime-rl"))["their_env.py"] == BOMB.encode() * 2

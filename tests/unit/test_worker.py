@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from nightshift.errors import EngineError, Failure
 from nightshift.experiment import worker
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.worker import ending
-from tests.conftest import git, slow
+from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.stand_in_controller import furnish, make_controller
 from tests.stand_ins import fault, quick
@@ -122,12 +121,6 @@ def test_a_run_whose_processes_cannot_be_ended_has_no_score(monkeypatch, tmp_pat
     assert ended.evaluation is None
 
 
-def test_a_file_that_vanishes_while_the_folder_is_measured_loses_no_run(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(Path, "rglob", lambda path, pattern: iter([path / ".nfs0001"]))
-    result = run(monkeypatch, tmp_path, [BAD])
-    assert (result.disk_bytes, result.evaluation.eval_score) == (None, 0.0)
-
-
 # A run that ends without a gradient
 
 ALIVE, DEAD, UNKNOWN = Step(1, grad_norm=0.3), Step(1, grad_norm=0.0), Step(1)
@@ -191,18 +184,6 @@ def test_ten_steps_in_a_row_end_a_run() -> None:
     assert end_of([*good, *[DEAD] * 9, UNKNOWN, *[DEAD] * 9]) is None
     assert end_of([UNKNOWN] * 100) is None
     assert num_without_gradient([]) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rate", [0.05, slow(0.1), slow(1 / 3)])
-def test_sparse_rewards_are_no_reason_to_end_a_run(rate: float) -> None:
-    """Where most steps have no gradient, ten in a row mean nothing."""
-    random = Random(0)
-    sparse = [[ALIVE if random.random() < rate else DEAD for _ in range(200)] for _ in range(200)]
-    assert sum("D" * 10 in "".join("D" if s is DEAD else "A" for s in run) for run in sparse) > 100
-    assert sum(end_of(run, budget_seconds=1000.0) is not None for run in sparse) <= 10
-    if rate == 1 / 3:  # a row as long as this is rare enough
-        assert end_of([*sparse[0][:100], *[DEAD] * 50], budget_seconds=1000.0) == 142
 
 
 def test_a_run_without_a_gradient_since_its_first_step_goes_on_for_half_of_its_budget() -> None:
