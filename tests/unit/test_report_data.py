@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     CERTIFY_NAME,
