@@ -44,7 +44,7 @@ class Login:
     variables: str = ""  # patterns of environment variables
     credential: str = ""  # file below HOME with tokens that the program renews; the only file that is copied back
     settings: str = ""  # other files below HOME
-    folders: tuple[tuple[str, str], ...] = ()  # folder below HOME, variable that names another path for it
+    folders: tuple[tuple[str, str], ...] = ()  # a folder below HOME, and the variable that names another path for it
     when: tuple[tuple[str, str], ...] = ()  # if any of these variables is set: more patterns for `variables`
     sees: tuple[str, ...] = ()  # the paths that --agent-sees names
 

@@ -19,7 +19,7 @@ from nightshift.errors import NightshiftError
 from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import examples_digest
 
-MOST_VALUES = 12  # a property of the examples with more values gets no slices
+MOST_VALUES = 12  # a quantity of the examples, such as their length, with more values gets no slices
 LEAST_EXAMPLES = 20  # smaller slices are never the weakest: their mean score is noise
 _AGAINST = "against_"  # the prefix of a figure: the mean score against the opponent that the rest of the name names
 Tasks = Sequence[tuple[Environment, Example]]
