@@ -1,11 +1,11 @@
-"""The sandbox of an agent: bubblewrap, another uid where bubblewrap cannot run, or none.
+"""The sandbox of an agent: bubblewrap; another uid if bubblewrap cannot run; or none.
 
-Covered by bubblewrap: the agent can write to its clone, an empty HOME and an empty /tmp. It can read its own program,
-the system's programs and libraries, and a few named variables and files (`Places`, `Login`). It sees no checkout,
-runs/, cache, data, HOME, socket or other process; a hidden folder inside a visible one is covered by an empty folder.
-Covered by another uid: the agent cannot write to the checkout, nor read runs/, data and HOME. A trial before the night
-tests this.
-Not covered: the network, and with another uid everything that all users of the machine may read.
+bubblewrap: the agent can write to its clone, a new HOME and an empty /tmp. It can read its own program, the system's
+programs and libraries, and a few named variables and files (`Places`, `Login`). It cannot see the checkout, runs/,
+caches, data, the user's HOME, sockets or other processes. Hidden folders in visible folders appear as empty folders.
+Another uid: the agent cannot write to the checkout, and cannot read runs/, data and the user's HOME. It can read all
+files that every user of the machine may read. A script tests these limits before the night.
+The network is available to the agent in every sandbox.
 """
 
 import os
@@ -34,60 +34,60 @@ from nightshift.errors import UsageError
 from nightshift.executors.process import KILL_SECONDS, describe, is_alive
 from nightshift.files import read_file, remove_tree, write_atomically
 
-MAX_BYTES = 1_000_000  # of a copied file; logins have some thousand
+MAX_BYTES = 1_000_000  # larger files are not copied; a login has a few thousand bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The user's variables and files that a program needs in a sandbox. Names are separated by spaces."""
+    """The user's variables and files that an agent's program needs. Spaces separate the names in a string."""
 
     variables: str = ""  # patterns of environment variables
     credential: str = ""  # file below HOME with tokens that the program renews; the only file that is copied back
     settings: str = ""  # other files below HOME
-    folders: tuple[tuple[str, str], ...] = ()  # folders below HOME, and the variable that moves each folder
-    when: tuple[tuple[str, str], ...] = ()  # variables, and the patterns that also apply if any of them is set
-    sees: tuple[str, ...] = ()  # paths of --agent-sees
+    folders: tuple[tuple[str, str], ...] = ()  # a folder below HOME, and the variable that names another path for it
+    when: tuple[tuple[str, str], ...] = ()  # if any of these variables is set: more patterns for `variables`
+    sees: tuple[str, ...] = ()  # the paths that --agent-sees names
 
     def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of `environ` that the program gets."""
-        more = (patterns for switches, patterns in self.when if any(map(environ.get, switches.split())))
-        patterns = " ".join((_VARIABLES, self.variables, *more)).split()
+        conditional = (patterns for names, patterns in self.when if any(map(environ.get, names.split())))
+        patterns = " ".join((_COMMON_VARIABLES, self.variables, *conditional)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
     def files(self, environ: Mapping[str, str]) -> dict[str, Path]:
-        """Return the paths of credential and settings, by name below HOME. The files need not exist."""
+        """Return the paths of the user's files by their names in `credential` and `settings`. A file may be missing."""
         return {name: self._source(name, environ) for name in (*self.credential.split(), *self.settings.split())}
 
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
-        """Copy the existing files to the new `home`. Returns the credential, None without one."""
+        """Copy the user's files, up to MAX_BYTES each, to the agent's `home`. Returns the credential, if any."""
         copied = dict[str, bytes]()
         for name, source in self.files(environ).items():
-            if source.is_file() and source.stat().st_size <= MAX_BYTES:  # also behind a link
+            if source.is_file() and source.stat().st_size <= MAX_BYTES:  # also true for a link to a file
                 copied[name] = source.read_bytes()
                 (home / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_atomically(home / name, copied[name], mode=0o600)
         return copied.get(self.credential)
 
     def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
-        """Replace the user's credential by the renewed one. Returns a note if that is refused.
+        """Copy a renewed credential back to the user's file. Returns a note if Nightshift refuses to copy it.
 
-        Call this when no process of the agent is left. `before`: the value of copy_in.
+        Call this after the agent's processes have ended. `before`: the value that `copy_in` returned.
         """
         if before is None:
             return ()
         renewed, original = home / self.credential, self._source(self.credential, environ).resolve()
         try:
             if renewed.resolve() != home.resolve() / self.credential:
-                raise ValueError("the path has a symbolic link")
+                raise ValueError("its path contains a symbolic link")
             after = read_file(renewed, MAX_BYTES)
             if after == before:
                 return ()
             if _keys(after) != _keys(before):
                 raise ValueError("the keys differ")
             if original.read_bytes() != before:
-                raise ValueError(f"{original} changed meanwhile")
+                raise ValueError(f"{original} changed while the agent ran")
             write_atomically(original, after, mode=0o600)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a link to itself
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symbolic link to itself
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             return (f"the agent's {self.credential} was not copied back: {reason}",)
         return ()
@@ -107,86 +107,86 @@ def _keys(text: bytes) -> set[str]:
     return set(msgspec.json.decode(text, type=dict[str, Any]))
 
 
-Places = dict[Path, tuple[str, ...]]
+Places = dict[Path, tuple[str, ...]]  # path in the sandbox -> the option of bubblewrap that makes it, and its source
 
-_SYSTEM = ("/usr", "/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")
-# For loading libraries, name resolution and TLS. Other files of /etc may contain secrets.
-_ETC = """
+_SYSTEM_FOLDERS = ("/usr", "/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")
+# The files of /etc for libraries, name resolution and TLS. Other files of /etc may contain secrets.
+_ETC_FILES = """
     ld.so.cache ld.so.conf ld.so.conf.d alternatives crypto-policies localtime services protocols
     resolv.conf hosts host.conf nsswitch.conf gai.conf ssl/certs ssl/cert.pem ssl/openssl.cnf
     pki/tls/certs pki/tls/cert.pem pki/tls/openssl.cnf pki/ca-trust/extracted ca-certificates/extracted
 """
 _MAX_HEAD = 256  # bytes of the first line of a script
-_MODULES = re.compile(r".*?/node_modules(?=/)")
+_NODE_MODULES = re.compile(r".*?/node_modules(?=/)")
 
 
 def system_places() -> Places:
-    """Return the read-only programs, libraries, name resolution and certificates of this machine."""
+    """Return this machine's read-only files that every agent sees: programs, libraries, certificates, resolv.conf."""
     places: Places = {}
     tops = (path for path in Path("/").iterdir() if path.name in ("bin", "sbin") or path.name.startswith("lib"))
-    for path in (*map(Path, _SYSTEM), *tops):
+    for path in (*map(Path, _SYSTEM_FOLDERS), *tops):
         if path.is_dir():
             expose(path, places, ())
-    for path in (Path("/etc", name) for name in _ETC.split()):
+    for path in (Path("/etc", name) for name in _ETC_FILES.split()):
         if path.exists():  # /etc/resolv.conf is often a link into /run, which stays hidden
             places[path] = ("--ro-bind", os.fspath(path.resolve()))
     return places
 
 
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
-    """Return `places`, the program in `words`, the files that it needs, and the files that `words` name.
+    """Return `places` with the agent's program, its interpreter and package, and the files among its arguments.
 
-    `search`: the user's PATH. Raises UsageError for a hidden file.
+    `words`: the agent's command line; `search`: the user's PATH. Raises UsageError if one of the files is hidden.
     """
-    shown, program = dict(places), shutil.which(words[0], path=search)
-    if program and Path(program).is_absolute():  # a relative path is in the clone
+    extended, program = dict(places), shutil.which(words[0], path=search)
+    if program and Path(program).is_absolute():  # a relative path is in the clone, which the agent sees already
         for path in (Path(program), *_interpreter(Path(program), search)):
-            for folder in (folder for step in _steps(path) for folder in _package(step)):
-                # Neither the checkout's .venv nor a HOME that is a virtual environment.
-                if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
-                    expose(folder, shown, hidden)
-            expose(path, shown, hidden)
-    for word in filter(_is_file, words[1:]):
-        expose(Path(word), shown, hidden)
-    return shown
+            for folder in (folder for step in _resolve_steps(path) for folder in _package_folders(step)):
+                # Hide the checkout's .venv, and HOME (the folder with a hidden .cache) if it is a virtual environment.
+                if not _is_within(folder, hidden) and folder / ".cache" not in hidden:
+                    expose(folder, extended, hidden)
+            expose(path, extended, hidden)
+    for word in filter(_is_absolute_file, words[1:]):
+        expose(Path(word), extended, hidden)
+    return extended
 
 
 def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
-    """Add a path and the symbolic links on the way to `places`. Raises UsageError if the path is hidden."""
-    *links, real = _steps(path)
-    if _is_below(real, hidden):
-        fix = "Install it outside of the checkout, caches and data; or use --sandbox none."
-        raise UsageError(f"the agent's {real} is in a folder that is hidden from agents", fix)
+    """Add a path, and the symbolic links that lead to it, to `places`. Raises UsageError if the path is hidden."""
+    *links, real = _resolve_steps(path)
+    if _is_within(real, hidden):
+        fix = "Move the file out of the checkout, caches and data; or use --sandbox none."
+        raise UsageError(f"the agent needs {real}, which is in a folder that is hidden from agents", fix)
     added: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
     added[real] = ("--ro-bind", os.fspath(real))
     for place, option in added.items():
-        tops = [top for top, bound in places.items() if bound[0] == "--ro-bind" and place.is_relative_to(top)]
-        is_covered = _is_below(place, [path for path in hidden if _is_below(path, tops)])
-        if place not in places and (is_covered or not tops):  # else a visible folder contains it
+        parents = [p for p, mount in places.items() if mount[0] == "--ro-bind" and place.is_relative_to(p)]
+        is_covered = _is_within(place, [path for path in hidden if _is_within(path, parents)])  # by `cover`
+        if place not in places and (is_covered or not parents):  # else the agent sees the place already
             places[place] = option
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
-    """Return `places` with an empty folder in place of each hidden folder that they contain."""
-    shown = [(place, option[1]) for place, option in places.items() if option[0] == "--ro-bind"]
+    """Return `places` and an empty folder over each hidden folder that is inside a visible folder."""
+    visible = [(place, option[1]) for place, option in places.items() if option[0] == "--ro-bind"]
     return places | {
         place / path.relative_to(source): ("--tmpfs",)
-        for place, source in shown
+        for place, source in visible
         for path in hidden
         if path.is_relative_to(source) and os.access(path, os.F_OK) and path.is_dir()
     }
 
 
-def _is_file(name: str) -> bool:
+def _is_absolute_file(name: str) -> bool:
     return Path(name).is_absolute() and Path(name).is_file()
 
 
-def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+def _is_within(path: Path, folders: Sequence[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def _steps(path: Path) -> list[Path]:
-    """Return the symbolic links on the way to a file, with resolved parents, and the resolved file."""
+def _resolve_steps(path: Path) -> list[Path]:
+    """Return the symbolic links that lead from a path to the real file, and as the last item the real file."""
     links, real, parts = list[Path](), Path("/"), [*path.parts[1:]]
     while parts:
         step = Path(os.path.normpath(real / parts.pop(0)))
@@ -198,9 +198,9 @@ def _steps(path: Path) -> list[Path]:
     return [*links, real]
 
 
-def _package(path: Path) -> list[Path]:
-    """Return the folders that a program needs: node_modules, virtual environment, /opt/NAME or Python's library."""
-    if modules := _MODULES.match(os.fspath(path)):
+def _package_folders(path: Path) -> list[Path]:
+    """Return the node_modules, virtual environment, /opt/NAME or else Python library that a program belongs to."""
+    if modules := _NODE_MODULES.match(os.fspath(path)):
         return [Path(modules[0])]
     top = path.parent.parent
     if (top / "pyvenv.cfg").is_file():
@@ -211,31 +211,31 @@ def _package(path: Path) -> list[Path]:
 
 
 def _interpreter(program: Path, search: str) -> list[Path]:
-    """Return the interpreter in the first line of a script. Programs that a shell script starts are not searched."""
+    """Return the interpreter in a script's first line, if any. Other programs that the script starts are not found."""
     with suppress(OSError), program.open("rb") as file:
         head = os.fsdecode(file.read(_MAX_HEAD).partition(b"\n")[0])
         name, *words = head[2:].split() if head.startswith("#!") else [""]
         if Path(name).name == "env":
             names = [word for word in words if not word.startswith("-") and "=" not in word]
             name = shutil.which((names or [""])[0], path=search) or ""
-        return [Path(name)] if _is_file(name) else []
+        return [Path(name)] if _is_absolute_file(name) else []
     return []
 
 
-HOME = Path("/agent")  # in bubblewrap; Codex does not keep its helpers below /tmp
-_VARIABLES = """
+HOME = Path("/agent")  # the agent's HOME in bubblewrap; not below /tmp, where Codex refuses to keep its helper programs
+_COMMON_VARIABLES = """
     LANG LANGUAGE LC_ALL LC_CTYPE TERM USER LOGNAME
     HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
     SSL_CERT_FILE SSL_CERT_DIR NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
 """
-_DATA = ("NIGHTSHIFT_GSM8K", "NIGHTSHIFT_MATH", "HF_DATASETS_CACHE")
-_CACHES = """
+_DATA_VARIABLES = ("NIGHTSHIFT_GSM8K", "NIGHTSHIFT_MATH", "HF_DATASETS_CACHE")
+_CACHE_VARIABLES = """
     HF_HOME HF_HUB_CACHE XDG_CACHE_HOME UV_CACHE_DIR TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT
     NIGHTSHIFT_PRIME_RL
 """
 _ENTRY = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("enter.py")))
-_TRIAL_SECONDS = 60.0  # a trial needs 0.3 s
-_FIX = "SECURITY.md has the guarantees of each --sandbox; none isolates nothing."
+_TRIAL_SECONDS = 60.0  # limit for the test of a sandbox, which usually needs 0.3 s
+_FIX = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none, nothing is isolated."
 
 
 def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -247,9 +247,9 @@ def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
         places.append(git_folder)
         if (git_folder / "commondir").is_file():
             places.append(git_folder / (git_folder / "commondir").read_text().strip())
-    places += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []
+    places += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []  # visible otherwise
     places += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
-    places += _folders_of((*_DATA, *_CACHES.split()), environ)
+    places += _folders_of((*_DATA_VARIABLES, *_CACHE_VARIABLES.split()), environ)
     return tuple(dict.fromkeys(path for place in places for path in (place.absolute(), place.resolve())))
 
 
@@ -259,20 +259,20 @@ def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """Starts and ends an agent's processes. This base class is `--sandbox none`: nothing is isolated."""
+    """Isolates an agent's processes and ends them. This base class is `--sandbox none`, which isolates nothing."""
 
-    environ: Mapping[str, str]  # the user's
+    environ: Mapping[str, str]  # the user's environment variables
     login: Login = Login()
-    hidden: tuple[Path, ...] = ()  # folders that the agent must not change, nor see in bubblewrap
-    name: str = NO_SANDBOX  # in records
-    warning: str = ""  # one line before a night
+    hidden: tuple[Path, ...] = ()  # folders that bubblewrap hides, and that another uid must not change
+    name: str = NO_SANDBOX  # the name that records store
+    warning: str = ""  # a line that is printed before a night
 
     def furnish(self, clone: Clone) -> bytes | None:
-        """Prepare the folder of a new clone. Returns the credential that was copied into it, None without one."""
+        """Prepare the folder of a new clone. Returns the credential's bytes if a credential was copied, else None."""
         return None
 
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
-        """Return command line and environment that run `words` in the sandbox. Raises UsageError for a hidden file."""
+        """Return the command line that runs `words`, and its environment. Raises UsageError for a hidden file."""
         return [*words], dict(self.environ)
 
     def end(self) -> list[str]:
@@ -280,19 +280,19 @@ class Sandbox:
         return []
 
     def summary(self, agent: str) -> str:
-        """Return one line with the variables and files that the agent gets; "" without a sandbox."""
+        """Return a line that names the user's variables and files that the agent gets; "" without a sandbox."""
         if self.name == NO_SANDBOX:
             return ""
         files = [os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file()]
-        given = [*sorted(self.login.chosen(self.environ)), *files, *self.login.sees]
-        return f"{agent} gets of yours: {', '.join(given) or 'no variable and no file'}"
+        names = [*sorted(self.login.chosen(self.environ)), *files, *self.login.sees]
+        return f"your variables and files that {agent} gets: {', '.join(names) or 'none'}"
 
     def engine_variables(self) -> dict[str, str]:
         """Return variables that keep the temporary files of runs away from the agent."""
         return {}
 
     def trial(self, words: Sequence[str], clone: Clone) -> str | None:
-        """Test the sandbox of `words` by a shell script (`_probe`). Returns the problem, None if there is none."""
+        """Run the shell script of `_probe` in the sandbox of `words`. Returns the problem; None if there is none."""
         clone.make()
         try:
             clone.path.mkdir()
@@ -303,17 +303,17 @@ class Sandbox:
             options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
             done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, errors="replace", **options)
         except subprocess.TimeoutExpired:
-            return f"no end within {_TRIAL_SECONDS:g} s"
+            return f"the test of the sandbox did not end within {_TRIAL_SECONDS:g} s"
         except OSError as error:
-            return f"cannot be started: {error}"
+            return f"the test of the sandbox cannot be started: {error}"
         finally:
             self.end()
             clone.clear()
-        last = done.stderr.strip().rpartition("\n")[2].removeprefix("bwrap: ")
-        return None if done.returncode == 0 else last or f"exit code {done.returncode}"
+        last_line = done.stderr.strip().rpartition("\n")[2].removeprefix("bwrap: ")
+        return None if done.returncode == 0 else last_line or f"exit code {done.returncode}"
 
     def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
-        """Return a shell script that runs in the sandbox, its name and its arguments."""
+        """Return a shell script that fails if the agent could reach too much; then its name and its arguments."""
         return ["true"]
 
     @property
@@ -330,12 +330,12 @@ class Sandbox:
         return {**self.login.chosen(self.environ), "SHELL": "/bin/sh", "TZ": "UTC", **inside}
 
 
-# Without a user namespace, /proc/PID/root of any process of this user is a way out.
+# Without a user namespace, the agent could leave the sandbox through /proc/PID/root of any process of this user.
 _ALWAYS = """
     --unshare-user --unshare-ipc --unshare-uts --unshare-cgroup-try --cap-drop ALL --die-with-parent --new-session
 """
-# Names, options for namespaces and options for /proc, the strongest first. The second is equally strong, for bubblewrap
-# before 0.8; the third is for containers that cover a part of /proc.
+# Name, options for namespaces and option for /proc, in the order of the attempts. The first form needs bubblewrap 0.8.
+# The second form is as strong. The third form is weaker, for containers that cover a part of /proc.
 FORMS = (
     ("bwrap", ("--unshare-pid", "--disable-userns"), ("--proc",)),
     ("bwrap", ("--unshare-pid",), ("--proc",)),
@@ -344,27 +344,27 @@ FORMS = (
 
 
 def build_argv(bwrap: str, options: Sequence[str], places: Places, folder: Path) -> list[str]:
-    """Return bubblewrap's command line without the words of the program, which runs in `folder`."""
+    """Return the command line of bubblewrap up to `--`. The command of the program follows; it runs in `folder`."""
     argv = [*_ENTRY, bwrap, *_ALWAYS.split(), *options]
     for place in sorted(places, key=lambda place: place.parts):  # parents first
         argv += [*places[place], os.fspath(place)]
-    # Root outside may write to most of /proc/sys from any namespace.
-    closed = [place for place, option in places.items() if option in (("--tmpfs",), ("--proc",))]
-    for place in (*closed, Path("/")):
+    # /proc too: if root starts the night, the agent could otherwise write to most of /proc/sys.
+    read_only = [place for place, option in places.items() if option in (("--tmpfs",), ("--proc",))]
+    for place in (*read_only, Path("/")):
         argv += ["--remount-ro", os.fspath(place)]
     return [*argv, "--chdir", os.fspath(folder), "--"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubblewrap(Sandbox):
-    """`--sandbox bwrap`: the agent sees a file system that consists of listed places."""
+    """`--sandbox bwrap`: the agent sees a file system that contains only the paths of `_places`."""
 
     bwrap: str
     options: tuple[str, ...]  # for namespaces
     proc: tuple[str, ...]  # the option for /proc
 
     def furnish(self, clone: Clone) -> bytes | None:
-        """Create HOME, /tmp and the list of users in the folder of the clone."""
+        """Create the agent's HOME, /tmp and /etc/passwd in the folder of the clone."""
         (clone.folder / "passwd").write_text(f"agent:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
         return self._make_home(clone)
 
@@ -376,9 +376,9 @@ class Bubblewrap(Sandbox):
 
     def _places(self, words: Sequence[str], clone: Clone) -> Places:
         places = program_places(words, self._search, system_places(), self.hidden)
-        files = filter(_is_file, self.login.chosen(self.environ).values())  # certificates, keys
-        seen = (name for name in files if not _is_below(Path(name).resolve(), self.hidden))
-        for name in (*seen, *self.login.sees):
+        files = filter(_is_absolute_file, self.login.chosen(self.environ).values())  # such as a variable's certificate
+        visible_files = (name for name in files if not _is_within(Path(name).resolve(), self.hidden))
+        for name in (*visible_files, *self.login.sees):
             expose(Path(name), places, self.hidden)
         writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
         logs = clone.path / LOGS_NAME
@@ -393,19 +393,19 @@ class Bubblewrap(Sandbox):
 
 _UIDS = range(20_000, 40_000)
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # every user may write there
-# Arguments are KIND:PATH. Everybody may write to uv's empty .lock files. The argument clone:PATH also refuses a `find`
-# without -writable (BusyBox).
+# Each argument is KIND:PATH; the messages name the condition of each KIND. uv makes empty .lock files that every user
+# may write to. A `find` without -writable (BusyBox) fails at the argument clone:PATH.
 _REACH = """
 writable() { find -H "$1" ! -type l ! -name .lock -writable -print -quit 2>/dev/null; }
-wrong() { echo "uid $(id -u) $1" >&2; exit 1; }
-for word; do
-    path=${word#*:}
-    case $word in
-    clone:*) [ -n "$(writable "$path")" ] || wrong "cannot write to $path: set TMPDIR to a folder that all may enter";;
-    needed:*) [ -r "$path" ] || wrong "cannot read $path: put it where every user may read, such as in /usr/local";;
-    closed:*) if [ -r "$path" ] || [ -x "$path" ]; then wrong "can read $path: chmod go= $path"; fi;;
-    above:*) if [ -w "$path" ] && [ ! -k "$path" ]; then wrong "can write to $path: chmod o-w $path"; fi;;
-    kept:*) file=$(writable "$path"); [ -z "$file" ] || wrong "can write to $file: chmod -R o-w $path";;
+fail() { echo "uid $(id -u) $1" >&2; exit 1; }
+for argument; do
+    path=${argument#*:}
+    case $argument in
+    clone:*) [ -n "$(writable "$path")" ] || fail "cannot write to $path: set TMPDIR to a folder that all can enter";;
+    needed:*) [ -r "$path" ] || fail "cannot read $path: put it where every user may read, such as in /usr/local";;
+    closed:*) if [ -r "$path" ] || [ -x "$path" ]; then fail "can read $path: chmod go= $path"; fi;;
+    above:*) if [ -w "$path" ] && [ ! -k "$path" ]; then fail "can write to $path: chmod o-w $path"; fi;;
+    read-only:*) file=$(writable "$path"); [ -z "$file" ] || fail "can write to $file: chmod -R o-w $path";;
     esac
 done
 """
@@ -413,7 +413,7 @@ done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherUser(Sandbox):
-    """`--sandbox user`: the agent has another uid, which can neither change the checkout nor read runs/ or HOME.
+    """`--sandbox user`: the agent is another user, who can neither change the checkout nor read runs/ or HOME.
 
     Only root can use this sandbox.
     """
@@ -422,7 +422,7 @@ class OtherUser(Sandbox):
     closed: tuple[Path, ...]  # folders that the agent must not enter, and files that it must not read
 
     def furnish(self, clone: Clone) -> bytes | None:
-        """Create HOME and a temporary folder next to the clone, and give all three to the agent's uid."""
+        """Create HOME and a temporary folder next to the clone. The agent's uid owns the clone and both folders."""
         before = self._make_home(clone)
         clone.folder.parent.chmod(0o711)
         os.chown(clone.folder, 0, self.uid)
@@ -447,21 +447,21 @@ class OtherUser(Sandbox):
 
     def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
         places = program_places(words, self._search, {}, ())
-        given = self.login.chosen(self.environ).items()
-        keys = [value for name, value in given if name not in _VARIABLES.split() and _is_file(value)]
-        kept = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))  # read-only for the agent
+        variables = self.login.chosen(self.environ).items()
+        key_files = filter(_is_absolute_file, (v for name, v in variables if name not in _COMMON_VARIABLES.split()))
+        read_only = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))
         paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
-            "needed": [*(p for p, option in places.items() if option[0] == "--ro-bind"), *self.login.sees, *keys],
+            "needed": [*(p for p, option in places.items() if option[0] == "--ro-bind"), *self.login.sees, *key_files],
             "closed": self.closed,
-            "above": dict.fromkeys(parent for path in kept for parent in path.parents),
-            "kept": [*kept, *self.login.sees, *filter(os.path.isabs, self._search.split(os.pathsep))],
+            "above": dict.fromkeys(parent for path in read_only for parent in path.parents),
+            "read-only": [*read_only, *self.login.sees, *filter(os.path.isabs, self._search.split(os.pathsep))],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind in paths for path in paths[kind])]
 
 
 def _as_user(uid: int) -> list[str]:
-    """Return the command that starts a program as `uid`, without groups, capabilities or a way to gain them."""
+    """Return the command that starts a program as `uid`. The program has no groups and can gain no capabilities."""
     setpriv = shutil.which("setpriv", path=os.defpath) or "setpriv"
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     return [setpriv, *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
@@ -477,7 +477,7 @@ def _processes_of(uid: int) -> list[psutil.Process]:
 
 
 def end_user(uid: int) -> list[str]:
-    """Kill all processes of an agent's uid and remove its files in shared folders. Returns the processes left."""
+    """Kill all processes of an agent's uid and remove its files in shared folders. Returns processes that remain."""
     deadline = time.monotonic() + KILL_SECONDS
     while left := _processes_of(uid):
         if time.monotonic() > deadline:
@@ -495,10 +495,10 @@ def end_user(uid: int) -> list[str]:
 
 
 def end_earlier(clone: Clone, note: Callable[[str], None]) -> None:
-    """End the processes of a killed night's agent that had its own uid. Call as the controller."""
+    """End the processes that an agent with its own uid left when its night was killed. Needs the controller's lock."""
     uid = clone.folder.lstat().st_gid if clone.folder.is_dir() else 0
     if uid in _UIDS and os.getuid() == 0 and (left := end_user(uid)):
-        note(f"processes of an earlier agent could not be ended: {', '.join(left)}")
+        note(f"processes of an earlier agent could not be ended, kill them by hand: {', '.join(left)}")
 
 
 def _free_uid(clone: Clone) -> int:
@@ -513,16 +513,16 @@ def _free_uid(clone: Clone) -> int:
     raise UsageError(f"every uid from {_UIDS[0]} to {_UIDS[-1]} is taken", _FIX)
 
 
-def _checked(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
-    """Return the paths of --agent-sees. Raises UsageError for a missing path, or if a path contains a hidden one."""
+def _check_sees(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
+    """Return the paths of --agent-sees. Raises UsageError if a path is missing, or would show a hidden path."""
     paths = [Path(name).expanduser().absolute() for name in sees]
     for path, place in product(paths, (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))):
         if not path.is_file() and not path.is_dir():
             raise UsageError(f"--agent-sees {path}: no such file or folder", "Give a path that exists.")
         names = [path, Path(os.path.realpath(path))]
-        if any(_is_below(name, [place]) for name in names) or _is_below(place, names):
+        if any(_is_within(name, [place]) for name in names) or _is_within(place, names):
             raise UsageError(
-                f"--agent-sees {path} would show {place}, which no agent may see", "Copy the files elsewhere."
+                f"--agent-sees {path} would show {place}, which no agent may see", "Name a copy in another folder."
             )
     return tuple(map(os.fspath, paths))
 
@@ -530,54 +530,54 @@ def _checked(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
 def choose(
     setting: str, words: Sequence[str], login: Login, root: Path, environ: Mapping[str, str], clone: Clone
 ) -> Sandbox:
-    """Return the sandbox of --sandbox, after a trial with `words`. `auto`: the first sandbox that works.
+    """Return the sandbox that --sandbox names (`setting`), after a test. `auto`: the first sandbox that works.
 
     Raises:
-        UsageError: the sandbox does not work here, or `words` or --agent-sees name a hidden path.
+        UsageError: the sandbox does not work here, or the command `words` or --agent-sees names a hidden path.
     """
     hidden = hidden_places(root, environ)
-    login = replace(login, sees=_checked(login.sees, (*hidden, clone.folder.parent)))
-    given: dict[str, Any] = {"environ": environ, "login": login, "hidden": hidden}
+    login = replace(login, sees=_check_sees(login.sees, (*hidden, clone.folder.parent)))
+    fields: dict[str, Any] = {"environ": environ, "login": login, "hidden": hidden}
     causes = list[str]()
     for name, build in {"bwrap": _bubblewraps, "user": _other_users}.items():
         if setting in ("auto", name):
-            candidates, cause = build(root, clone, given)
+            candidates, cause = build(root, clone, fields)
             for sandbox in (s for s in candidates if setting == "auto" or s.name == name):
                 problem = sandbox.trial(words, clone)
                 if problem is None:
                     causes += [f"{name}: {cause}"] if sandbox.name != name else []
-                    after = f"sandbox: {sandbox.name}, because {'; '.join(causes)}" if causes else ""
-                    return replace(sandbox, warning=after)
+                    warning = f"sandbox: {sandbox.name}, because {'; '.join(causes)}" if causes else ""
+                    return replace(sandbox, warning=warning)
                 cause = problem
             causes.append(f"{name}: {cause}")
     if setting not in ("auto", NO_SANDBOX):
         raise UsageError(f"--sandbox {causes[0]}", _FIX)
-    means = "it has your rights, so it can change code, records and scores, and read your files (SECURITY.md)"
-    return Sandbox(environ=environ, warning=f"agent: not isolated: {means}; {'; '.join(causes) or '--sandbox none'}")
+    risk = "it has your rights, so it can change code, records and scores, and read your files (SECURITY.md)"
+    return Sandbox(environ=environ, warning=f"agent: not isolated: {risk}; {'; '.join(causes) or '--sandbox none'}")
 
 
-def _bubblewraps(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
-    """Return the forms of bubblewrap, the strongest first, or the cause why none works."""
+def _bubblewraps(root: Path, clone: Clone, fields: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
+    """Return the forms of bubblewrap in the order of the attempts, and ""; or no form, and the cause."""
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
     if bwrap is None:
         return [], "no program bwrap on PATH"
-    return [Bubblewrap(**given, name=name, bwrap=bwrap, options=o, proc=proc) for name, o, proc in FORMS], ""
+    return [Bubblewrap(**fields, name=name, bwrap=bwrap, options=o, proc=proc) for name, o, proc in FORMS], ""
 
 
-def _other_users(root: Path, clone: Clone, given: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
-    """Return the sandbox with another uid, or the cause why it does not work."""
-    home = home_of(given["environ"])
+def _other_users(root: Path, clone: Clone, fields: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
+    """Return the sandbox with another uid; or no sandbox, and the cause. Makes runs/ and `secrets` private."""
+    home = home_of(fields["environ"])
     if os.getuid() != 0:
         return [], "only root can start a process as another user"
     if shutil.which("setpriv", path=os.defpath) is None:
         return [], f"no program setpriv (util-linux) in {os.defpath}"
     if home == Path("/"):
         return [], "HOME is /: set it to a folder that no other user may enter"
-    # .git/config may contain a token. git and the ledger keep these rights when they rewrite the files.
-    secrets = [root / "results.tsv", *(place / "config" for place in given["hidden"] if (place / "HEAD").is_file())]
+    # .git/config may contain a token. git and the ledger keep the file modes (chmod below) when they rewrite the files.
+    secrets = [root / "results.tsv", *(place / "config" for place in fields["hidden"] if (place / "HEAD").is_file())]
     closed = [path for path in (root / "runs", *secrets) if path.exists()]
     for path in closed:
         path.chmod(path.stat().st_mode & 0o700)
-    cache = Path(given["environ"].get("XDG_CACHE_HOME") or home / ".cache")
-    closed += [home, cache / "nightshift", *_folders_of(_DATA, given["environ"])]
-    return [OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed))], ""
+    cache = Path(fields["environ"].get("XDG_CACHE_HOME") or home / ".cache")
+    closed += [home, cache / "nightshift", *_folders_of(_DATA_VARIABLES, fields["environ"])]
+    return [OtherUser(**fields, name="user", uid=_free_uid(clone), closed=tuple(closed))], ""

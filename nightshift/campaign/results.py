@@ -1,4 +1,4 @@
-"""The outcome of experiments: the row that every view and export prints, counts, and lines of text."""
+"""The results of experiments: the row that all views and exports show, results.tsv, counts, and sentences."""
 
 from __future__ import annotations
 
@@ -9,57 +9,49 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec.structs import asdict
 
-from nightshift.campaign.records import (
-    Action,
-    Change,
-    Decision,
-    Effect,
-    Record,
-    Settings,
-    Stage,
-    Standing,
-    remaining,
-)
+from nightshift.campaign.records import Action, Change, Decision, Effect, Record, Settings, Stage, Standing, remaining
 from nightshift.errors import Failure
 from nightshift.text import clean, counted, escape_formula
 
-# The columns of results.tsv. The first five are autoresearch's; `status` is the verdict. Append new columns.
+# The columns of results.tsv. The first five are autoresearch's columns. `status` is `Row.verdict`, not `Row.status`.
+# Add new columns at the end.
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
     *("run", "parent", "eval_stderr", "effect_at_decision", "p_helps", "rider", "num_steps", "reward_mean"),
     *("training_seconds", "total_seconds", "engine", "rules", "started", "now", "proposer"),
 )
-UNDECIDED = "undecided"  # shown instead of a verdict: in flight, or interrupted and not closed yet
+UNDECIDED = "undecided"  # shown instead of a verdict: the run is in flight, or interrupted and not closed yet
 
 VerdictName = Literal["baseline", "keep", "discard", "re-run", "crash", "interrupted"]
-# The status of a change that was kept at some time. "kept later": its own experiment discarded the change.
+# The present status of a change; "" if it was never kept. "kept later": its own experiment discarded it, a later
+# experiment kept it. "replaced": later kept changes set all of its keys.
 Now = Literal["kept", "kept later", "replaced", "reverted", ""]
-Fate = tuple[Now, str | None]  # and the last commit that kept the change
+Fate = tuple[Now, str | None]  # the present status of a change, and the last commit that kept it
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One experiment as every view and export prints it. None: not measured or not applicable."""
+    """One experiment as all views and exports show it. None: no value yet, not measured or not applicable."""
 
     number: int
     verdict: VerdictName | None
-    now: Now  # `replaced` if kept changes set all keys of the new change
+    now: Now  # the present status of the new change
     failure: Failure | None
     commit: str | None  # the commit that kept the new change
     description: str
     change: str | None  # the name of the new change: the number of the experiment that proposed it first
     changes: tuple[str, ...]  # the new change, one line per key
     parent: int | None
-    kept: tuple[str, ...]  # the run's kept changes
-    rider: str | None
+    kept: tuple[str, ...]  # the names of the kept changes in the run's config
+    rider: str | None  # the name of the discarded change that the run re-tests
     eval_score: float | None
     eval_stderr: float | None
     strict_score: float | None
-    environment_scores: dict[str, float]  # by column, if there are several environments
-    incumbent_score: float | None  # estimated after the decision
+    environment_scores: dict[str, float]  # by column name; empty for one environment without a guard
+    incumbent_score: float | None  # the incumbent's estimated score after the decision
     effect_at_decision: float | None  # of the new change
     effect_at_decision_stderr: float | None
     p_helps: float | None  # P(effect_at_decision > 0)
-    why: str
+    why: str  # the reason for the verdict
     num_steps: int | None
     reward_mean: float | None
     training_seconds: float | None
@@ -73,6 +65,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def effect(self) -> Effect | None:
+        """The effect of the new change, as estimated at the decision."""
         mean, sd = self.effect_at_decision, self.effect_at_decision_stderr
         return None if mean is None or sd is None else Effect(mean, sd)
 
@@ -83,20 +76,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> str:
-        """`keep`, `keep, now replaced`, `discard, kept later`."""
+        """The verdict, with the present status if it differs: `keep`, `keep, now replaced`, `discard, kept later`."""
         now = {"kept": "", "kept later": "kept later", "": ""}.get(self.now, f"now {self.now}")
         return ", ".join(filter(None, (self.verdict or UNDECIDED, now)))
 
     @property
     def cells(self) -> dict[str, Any]:
-        """The row as a flat table row: tuples are joined, and each environment has a column."""
+        """The values by column name: a tuple becomes a string, and each environment has a column."""
         fields = {name: ", ".join(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
         del fields["environment_scores"]
         return fields | self.environment_scores
 
 
 def verdict_of(record: Record) -> VerdictName | None:
-    """Return the verdict as every view spells it; None if there is no verdict yet."""
+    """Return the verdict in the words of the views; None if there is no verdict yet."""
     if record.failure is Failure.INTERRUPTED:
         return "interrupted"
     if record.is_keep:
@@ -106,7 +99,7 @@ def verdict_of(record: Record) -> VerdictName | None:
 
 
 def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
-    """Return the row of one experiment. `fates`: see `fates_of`."""
+    """Return the row of one experiment. `fates`: the result of `fates_of` for the experiment's campaign."""
     verdict, evaluation = verdict_of(record), record.evaluation
     effect = record.decision and record.decision.estimate
     training = record.result and record.result.training
@@ -142,21 +135,24 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
 
 
 def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) -> dict[Settings, Fate]:
-    """Return the fate of each change that was ever kept. `kept`: the incumbent's changes; None: as in the records."""
+    """Return the fate of each change that was ever kept. `kept`: the incumbent's changes; None: `kept_by_records`."""
     kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=attrgetter("place"))
-    names = [item for record in records for item in record.commits.items()]
-    commits = {name.partition(" ")[2]: id for name, id in names if not name.startswith("revert")}
-    keys, kept_settings = {key for change in kept for key in change.keys}, {change.identity for change in kept}
+    commit_items = [item for record in records for item in record.commits.items()]  # ("keep 0012", commit id)
+    commits = {words.partition(" ")[2]: commit for words, commit in commit_items if not words.startswith("revert")}
+    kept_keys, kept_settings = {key for change in kept for key in change.keys}, {change.identity for change in kept}
     fates = dict[Settings, Fate]()
     for change in (*(c for record in records if record.judgement for c in record.judgement.kept), *kept):
-        now: Now = "replaced" if change.keys.keys() <= keys else "reverted"
+        now: Now = "replaced" if change.keys.keys() <= kept_keys else "reverted"
         settings = change.identity
         fates[settings] = "kept" if settings in kept_settings else now, commits.get(change.name)
     return fates
 
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
-    """Return the incumbent's changes as the records have them. Much faster than a Campaign of thousands of records."""
+    """Return the incumbent's changes: those after the last judgement, updated by the user's later decisions.
+
+    With thousands of records, this is much faster than building a Campaign.
+    """
     last = max((r for r in records if r.judgement and r.judgement.standing), key=attrgetter("place"), default=None)
     if last is None or last.judgement is None:
         return ()
@@ -164,12 +160,12 @@ def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     for decision in (d for r in records if r.decided_before >= last.place for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
-    rests = [rest for _, rest in remaining(change.identity for change in kept)]
-    return tuple(change for change, rest in zip(kept, rests, strict=True) if rest)
+    applied_settings = [applied for _, applied in remaining(change.identity for change in kept)]
+    return tuple(change for change, applied in zip(kept, applied_settings, strict=True) if applied)
 
 
 def results_tsv(records: Sequence[Record]) -> str:
-    """Return the text of results.tsv: one line for each experiment with a verdict, of all campaigns."""
+    """Return the text of results.tsv, with one line per experiment that has a verdict, from all campaigns."""
     campaigns: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
@@ -190,13 +186,13 @@ def _cell(value: str | float | None) -> str:
 
 
 def column_of(environment: str) -> str:
-    """Return the column of an environment's score. The name never equals another column, such as `eval_score`."""
+    """Return the column of an environment's score. A prefix avoids the names of other columns, such as `eval_score`."""
     prefix = "environment_" if environment in ("eval", "strict", "incumbent") else ""
     return f"{prefix}{environment}_score"
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """The number of experiments by verdict, and of changes by `now`, without zeros."""
+    """The number of experiments by verdict, and of changes by present status. Counts of zero are left out."""
 
     verdict: dict[str, int]
     now: dict[str, int]
@@ -211,14 +207,15 @@ class Counts(msgspec.Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        """`30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes now: 4 kept, 1 kept later, 1 reverted`."""
+        """Both counts: `30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes now: 4 kept, 1 reverted`."""
         parts = (", ".join(f"{n} {word}" for word, n in part.items()) for part in (self.verdict, self.now))
         num = counted(sum(self.verdict.values()))
         return f"{num}: {'; changes now: '.join(filter(None, parts)) or 'none'}"
 
 
 def measured_text(record: Record) -> str:
-    """Return `measured 51.2 %; incumbent estimated at 50.4 % before the run; effect +0.9 ± 2.0 pp, ...: keep`."""
+    """Return a run's score, the prediction for it, and the decision about the new change, if there are any:
+    `measured 51.2 %; incumbent estimated at 50.4 % before the run; effect +0.9 ± 2.0 pp, ...: keep`."""
     run, decision = record.run, record.decision
     assert record.score is not None
     text = f"measured {percents(record.score)}{run.with_rider}"
@@ -231,12 +228,12 @@ def measured_text(record: Record) -> str:
 
 
 def decisions_text(decisions: Iterable[Decision]) -> str:
-    """Return `0003 reverted, 0005 kept later`."""
+    """Return each change with its decision: `0003 reverted, 0005 kept later`."""
     return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
 
 
 def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
-    """Return `gain +4.1 ± 2.4 pp over the baseline (estimated scores 47.1 % → 51.2 %; ...) by 0003, 0007`."""
+    """Return the gain, the estimates and the changes: `gain +4.1 ± 2.4 pp over the baseline (...) by 0003, 0007`."""
     names = ", ".join(change.name for change in kept)
     text = f"nothing is kept; estimated score of the baseline {percents(standing.baseline)}"
     if kept:
@@ -245,7 +242,7 @@ def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
 
 
 def estimates(standing: Standing) -> str:
-    """Return the estimated scores of baseline and incumbent, and what ± means."""
+    """Return the estimated scores of baseline and incumbent, and what ± means. Contradicted scores are left out."""
     text = "± is half of a 95 % interval"
     if standing.contradicted:  # the reported gain is not the difference of the estimates
         return text
@@ -253,7 +250,7 @@ def estimates(standing: Standing) -> str:
 
 
 def incumbent_text(standing: Standing) -> str:
-    """Return the incumbent's estimated score, rounded so that it is the shown score of the baseline plus the gain."""
+    """Return the incumbent's estimated score: rounded baseline plus rounded gain, so that the shown numbers add up."""
     return percents(round(standing.baseline, 3) + round(standing.gain, 3))
 
 
@@ -263,11 +260,11 @@ def percents(score: float) -> str:
 
 
 def contradiction(standing: Standing) -> str:
-    """Return a sentence if the reported gain is the difference of the final check runs; else an empty string."""
-    text = (
-        "The final check runs differ from the estimate ({:+.1f} ± {:.1f} pp): the gain shown is their plain difference"
-    )
-    return text.format(*(100 * value for value in standing.contradicted)) if standing.contradicted else ""
+    """Return a sentence if the final check runs contradict the estimated gain; else an empty string."""
+    if standing.contradicted is None:
+        return ""
+    estimate = "{:+.1f} ± {:.1f} pp".format(*(100 * value for value in standing.contradicted))
+    return f"The final check runs contradict the estimated gain ({estimate}): the gain shown is their plain difference"
 
 
 def gain_text(standing: Standing) -> str:
@@ -279,10 +276,10 @@ def last_scores(records: Sequence[Record]) -> str:
     """Return the scores of the final check runs: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
     stages = {"incumbent": Stage.LAST_INCUMBENTS, "baseline": Stage.LAST_BASELINES}
     runs = [(r.run.stage, f"{100 * r.score:.1f}") for r in records if r.score is not None]
-    sides = {name: ", ".join(score for of, score in runs if of is stage) for name, stage in stages.items()}
+    sides = {name: ", ".join(score for stage, score in runs if stage is last) for name, last in stages.items()}
     return "; ".join(f"{name} {scores} %" for name, scores in sides.items() if scores)
 
 
 def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
-    """Return branch and rules hash of the last experiment with a verdict; two empty strings if there is none."""
+    """Return branch and rules hash of the last experiment with a verdict; two empty strings without a verdict."""
     return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))

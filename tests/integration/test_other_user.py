@@ -140,7 +140,7 @@ def test_an_agent_as_another_user_reaches_nothing_and_leaves_nothing(folder: Pat
     last = records(root)[-1].proposal
     assert (last.description, last.sandbox, last.notes, state(root)["sandbox"]) == ("faster", "user", (), "user")
     assert "not isolated" not in stdout + stderr
-    assert re.search(r"python3 gets of yours: (\w+, )*\w+\n", stderr)
+    assert re.search(r"your variables and files that python3 gets: (\w+, )*\w+\n", stderr)
     assert for_runs.is_dir()
     assert (root / "runs").stat().st_mode & 0o777 == 0o700
 

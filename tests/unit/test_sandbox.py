@@ -82,7 +82,7 @@ def test_of_a_users_script_the_file_is_shown_and_of_the_checkouts_python_no_libr
     assert places == {root / ".venv/bin/python": ("--symlink", str(python)), **bound(python, script)}
     inside = program(root / "agent.py")
     for command in (f"python {inside}", str(inside)):
-        with pytest.raises(UsageError, match="is in a folder that is hidden from agents"):
+        with pytest.raises(UsageError, match=r"^the agent needs .*, which is in a folder that is hidden from agents"):
             shown(command, root / ".venv/bin", (root,))
 
 
@@ -148,7 +148,7 @@ def folder_as_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        (folder_as_link, "has a symbolic link"),
+        (folder_as_link, "its path contains a symbolic link"),
         (lambda path: path.unlink(), "No such file"),
         (lambda path: path.write_bytes(b'{"tokens": {}, "apiKeyHelper": "evil"}'), "the keys differ"),
         (lambda path: path.write_bytes(b"[" * 200_000), "."),
@@ -173,7 +173,7 @@ def test_a_token_that_the_user_renewed_meanwhile_or_did_not_have_is_left_alone(t
     (inside / ".codex/auth.json").write_bytes(RENEWED)
     own.write_bytes(b'{"tokens": 7}')
     (note,) = CODEX.take_back(environ, inside, before)
-    assert "changed meanwhile" in note
+    assert "changed while the agent ran" in note
     assert own.read_bytes() == b'{"tokens": 7}'
     own.unlink()
     before = CODEX.copy_in(environ, tmp_path / "another")
