@@ -181,13 +181,13 @@ def open_task(
     fix = "Delete the comparison: rm -r"
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"{fix} {path}") for path in folders}
     numbers_of_night = (number for number, plan in plans.items() if night and plan and plan.night == night)
-    old = plans.get(resume or max(numbers_of_night, default=0))
+    old_plan = plans.get(resume or max(numbers_of_night, default=0))
     if resume is not None:
         if num_seeds or environment or revisions or budget_seconds is not None:
             raise UsageError("--resume uses the options with which the comparison began", "Leave out other options.")
-        if old is None:
+        if old_plan is None:
             raise UsageError(f"runs/{CERTIFY_NAME} has no comparison {resume:04d}", "Leave out --resume.")
-        environment, budget_seconds, revisions = old.environment, old.budget_seconds, old.revisions
+        environment, budget_seconds, revisions = old_plan.environment, old_plan.budget_seconds, old_plan.revisions
     first, configs, names = _configs(controller, revisions)
     has_other_rules = bool(environment) or budget_seconds is not None
     if has_other_rules:
@@ -206,9 +206,9 @@ def open_task(
         revisions=revisions,
         night=night,
     )
-    if old is not None:
-        if _COMPARED(old) == _COMPARED(plan):
-            plan = old
+    if old_plan is not None:
+        if _COMPARED(old_plan) == _COMPARED(plan):
+            plan = old_plan
         elif resume is not None:
             cause = f"comparison {resume:04d} cannot be resumed: its branch, its rules or a config changed"
             raise UsageError(cause, "Begin another: uv run nightshift certify")
@@ -350,7 +350,7 @@ def _make_runs(task: Task) -> None:
         for steps in in_progress.values():
             steps.close()
     if runs:
-        raise Interrupted("stopped between two runs of the certificate")
+        raise Interrupted("stopped before all runs of the certificate were trained")
 
 
 def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None]:
@@ -369,7 +369,7 @@ def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None
         while not executor.is_over(folder):
             yield
         commit = controller.repo.head().commit
-        require_unchanged(controller.repo, bench.rules, bench.rules_hash, commit, bench.rules_hash)
+        require_unchanged(controller.repo, bench.rules, plan.rules_hash, commit, bench.rules_hash)
         result = executor.result(folder)
         if result.training.failure is Failure.INFRASTRUCTURE:
             raise EngineError(result.training.cause or "no cause known")

@@ -103,7 +103,7 @@ class PrimeRlSession(Session):
         self._final_step = 0  # the step whose weights are evaluated; 0: training did not succeed
         # Processes that may end with exit code 0 before `train` stops them.
         self._may_finish = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
-        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
+        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)  # of games
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
