@@ -1,10 +1,10 @@
-"""The rules of a campaign: the constants of all its experiments, and the measuring files.
+"""The rules of a campaign: constants that all its experiments share, and the paths of the measuring files.
 
-Two results are comparable only if they have the same rules hash. train.toml cannot change the rules: allowlist.toml
-locks keys with the same meaning. rules_toml.py makes the rules from rules.toml.
+Measuring files determine scores or decisions (`Rules.measuring`), so they may not change during a campaign
+(experiment/checkout.py). In a list of paths, a path with a slash at its end is a folder with all files below it.
 
-`Rules.measuring` lists the measuring files. They are part of the hash, and may not change during a campaign
-(experiment/checkout.py). A path that ends with a slash is a folder with all files below.
+The rules hash covers constants and measuring files. Two results are comparable only if their rules hashes are equal.
+rules_toml.py builds the rules from rules.toml. train.toml cannot change them, because allowlist.toml locks such keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msgspec import Meta
 from nightshift.errors import UsageError
 
 RULES_NAME = "rules.toml"
-# The files that turn a config into a score and scores into a decision, for every engine and environment.
+# The code that computes scores from configs, and decisions from scores, with every engine and every environment.
 MEASURING_CODE = (
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/commits.py",
@@ -42,50 +42,49 @@ MEASURING_CODE = (
     "nightshift/executors/gpus.py",
     "nightshift/experiment/worker.py",
 )
-TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # the scorer of tasksets; the harness for prime-rl
-# Files that are not hashed: compiled code, caches, and temporary files of editors and of NFS.
-_UNREAD = re.compile(
+TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # scores tasksets; runs episodes for prime-rl
+# Names of files and folders that the hash leaves out: compiled code, caches, and temporary files of editors and NFS.
+_IGNORED = re.compile(
     r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache|ipynb_checkpoints|idea|vscode)"
     r"|.*~|\..*\.sw[a-z]|\.#.*|#.*#|4913|\.nfs[0-9a-f]+"
 )
-_PART_BYTES = 1 << 24
-_BUSIEST = 8.0  # wall-clock seconds per CPU second; on a busier machine a run reaches its deadline
-NO_CARD = "none"  # Rules.memory without a GPU
+_CHUNK_BYTES = 1 << 24
+_MAX_SLOWDOWN = 8.0  # wall-clock seconds per second of CPU time; a run on a slower machine exceeds its deadline
+NO_CARD = "none"  # the value of Rules.memory without a GPU
 
-Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # never 0, because the rule divides by it
+Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # never 0, because the decision rule divides by it
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score or a share
-_Units = Annotated[float, Meta(ge=-1e6, le=1e6)]
+_Bounded = Annotated[float, Meta(ge=-1e6, le=1e6)]
 _Probability = Annotated[float, Meta(gt=0, lt=1)]
-_Some = Meta(min_length=1)
-GSM8K_PRIOR_SD = 0.008  # the scale of effects for which RuleConstants was chosen
+_NotEmpty = Meta(min_length=1)
+GSM8K_PRIOR_SD = 0.008  # the scale of the effects of changes on GSM8K, for which RuleConstants was chosen
 
 
 @dataclass(frozen=True, slots=True)
 class RuleConstants:
-    """The constants of the rule in campaign/posterior.py, as fractions of 1 at GSM8K's scale.
+    """The constants of the decision rule (campaign/posterior.py) for GSM8K. Scores and effects are fractions of 1.
 
-    They were chosen by simulation with other random numbers than those of benchmarks/decision_rules.py. A kind of
-    change is (mean, sd, share): the distribution of its effects, and its share of all changes.
+    The constants were chosen by simulation; benchmarks/decision_rules.py tests them with other random numbers.
     """
 
-    # Ordinary, bad, bold and disastrous changes.
-    kinds: Annotated[tuple[tuple[_Units, Scale, Fraction], ...], _Some] = (
+    # Kinds of changes, (mean and sd of the effect, share of all changes): ordinary, bad, bold and disastrous.
+    kinds: Annotated[tuple[tuple[_Bounded, Scale, Fraction], ...], _NotEmpty] = (
         (0.003, 0.007, 0.50),
         (-0.03, 0.025, 0.35),
         (0.0, 0.05, 0.05),
         (-0.14, 0.10, 0.10),
     )
-    # Weight of the shares above, as a number of measured changes. A campaign of 46 changes learns its own shares.
+    # The number of observed changes that the shares above count as. It is small: a campaign learns its own shares.
     shares_worth: Scale = 5.0
-    # Accidents in runs without a new change: none in 97 % of the runs, else a collapsed training.
-    accidents: Annotated[tuple[tuple[_Units, Annotated[float, Meta(ge=0, le=1e6)], Fraction], ...], _Some] = (
+    # Accidents in runs without a new change, (mean, sd, probability): no accident, or a training that collapsed.
+    accidents: Annotated[tuple[tuple[_Bounded, Annotated[float, Meta(ge=0, le=1e6)], Fraction], ...], _NotEmpty] = (
         (0.0, 0.0, 0.97),
         (-0.12, 0.10, 0.03),
     )
-    # Standard deviation of the score over seeds, and its uncertainty: (factor, prior probability). The runs update the
-    # probabilities, so that no second run of the baseline is needed.
-    seed_sd: Scale = 0.0125
-    noises: Annotated[tuple[tuple[Scale, Scale], ...], _Some] = (
+    seed_sd: Scale = 0.0125  # standard deviation of the score between training seeds
+    # `seed_sd` is uncertain: factors that correct it, with prior probabilities. Each run updates the probabilities, so
+    # that no second run of the baseline is needed.
+    noises: Annotated[tuple[tuple[Scale, Scale], ...], _NotEmpty] = (
         (0.5, 0.08),
         (0.7, 0.17),
         (1.0, 0.27),
@@ -93,28 +92,28 @@ class RuleConstants:
         (2.0, 0.16),
         (2.8, 0.12),
     )
-    # Share of the variance over examples, p (1 - p) / n, that differs between two runs on the same examples.
+    # Part of a score's sampling variance p (1 - p) / n that two runs on the same n examples do not have in common.
     examples_share: Fraction = 0.38
-    # Standard deviation of the drift in eight hours.
+    # Standard deviation of the drift of scores over eight hours.
     drift_sd: Scale = 0.02
-    # P(it helps) at which a change is kept. With four slots, 0.65 gains 0.3 pp less with 30 % fewer commits.
+    # P(it helps) at which a change is kept. With four slots, 0.65 gains 0.3 pp less than 0.6, with 30 % fewer commits.
     keep_at: _Probability = 0.6
-    # P(it helps) below which a kept change is reverted. The gap to `keep_at` prevents a commit for every new run.
+    # P(it helps) below which a kept change is reverted: below `keep_at`, so that small updates of P cause no commits.
     revert_below: _Probability = 0.5
     # P(it helps) above which a kept change is confirmed.
     confirmed_above: Fraction = 0.95
-    # Least expected improvement of a re-test: a smaller one does not justify a less certain result of the new change.
+    # Least expected improvement for a re-test, because a re-test makes the effect of the new change less certain.
     least_worth: Scale = 0.0005
-    # Prior mean of a new value of a discarded change's keys, as a share of the last value's effect.
+    # If a change sets the keys of a discarded change, its prior starts from this share of the discarded effect.
     related: Fraction = 0.5
-    # Standard deviations subtracted from the reported gain, and more for each e-fold of changes beyond the third: the
-    # best of many noisy scores is too high (winner's curse).
-    shrink: tuple[_Units, _Units, Scale] = (0.5, 0.25, 47.0)
-    # Factors of the reported interval with one slot and with several, because effects do not add up exactly.
+    # (a, b, n): the reported gain is a + b * max(ln(proposed changes / n), 0) standard deviations below the posterior
+    # mean, because the best of many noisy scores is too high (winner's curse).
+    shrink: tuple[_Bounded, _Bounded, Scale] = (0.5, 0.25, 47.0)
+    # Factors that widen the reported interval, for one slot and for several, because effects do not add up exactly.
     widen: tuple[Scale, Scale] = (1.1, 1.3)
 
     def scaled(self, prior_sd: float, seed_sd: float) -> RuleConstants:
-        """Return the constants for another environment with this scale of effects and this noise of seeds."""
+        """Return the constants for another environment. `prior_sd`: scale of effects. `seed_sd`: sd between seeds."""
         factor = prior_sd / GSM8K_PRIOR_SD
         kinds = tuple((factor * mean, factor * sd, share) for mean, sd, share in self.kinds)
         return replace(self, kinds=kinds, seed_sd=seed_sd, least_worth=factor * self.least_worth)
@@ -122,7 +121,7 @@ class RuleConstants:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The sampling of the evaluation, greedy for `temperature` = 0."""
+    """The sampling parameters of the evaluation. Sampling is greedy if `temperature` is 0."""
 
     max_completion_tokens: int
     temperature: float = 0.0
@@ -131,12 +130,12 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class TasksetRules:
-    """A user's verifiers package: `module`, a package or one file, in a `folder` of the checkout, or installed ("").
+    """A user's verifiers environment. `module`: the import name of its package, which may be a single file.
 
-    `reward_range`: the rewards with the scores 0 and 1. `prompt_tokens`: tokens that a prompt may need. `max_turns`:
-    the most answers of a seat in an episode; 1 is one question and one answer. `conversation_tokens`: tokens that a
-    whole conversation may need; None: see `room`. `episode_seconds`: time limit of an episode. `seat`: the seat whose
-    reward is the score; "" is the only seat. `tool_parser`: vLLM's tool parser for the model; "" for no tools.
+    `folder`: the folder of the checkout with the package; "" if it is installed. `reward_range`: the rewards that give
+    the scores 0 and 1. `prompt_tokens`, `conversation_tokens`: the most tokens of a prompt and of a whole conversation
+    (None: `room` computes it). `max_turns`: the most answers of a seat in an episode. `episode_seconds`: time limit of
+    an episode. `seat`: the seat whose reward is the score, "" if there is only one. `tool_parser`: vLLM's, or "".
     """
 
     module: str
@@ -150,19 +149,19 @@ class TasksetRules:
     tool_parser: str = ""
 
     def room(self, completion_tokens: int) -> tuple[int, str]:
-        """Return the tokens that a conversation may need, and how they were computed."""
+        """Return the most tokens of a conversation, and a text that shows how this number was computed."""
         if self.conversation_tokens:
             return self.conversation_tokens, f"conversation_tokens = {self.conversation_tokens}"
-        words = f"prompt_tokens {self.prompt_tokens} + {self.max_turns} turns x {completion_tokens}"
-        return self.prompt_tokens + self.max_turns * completion_tokens, words
+        text = f"prompt_tokens {self.prompt_tokens} + {self.max_turns} turns x {completion_tokens}"
+        return self.prompt_tokens + self.max_turns * completion_tokens, text
 
     def place(self, root: Path) -> Path:
-        """Return the folder or the file of the package. UsageError if the package is not installed."""
+        """Return the path of the package, or `folder` if it contains no package. UsageError if it is not installed."""
         if self.folder:
             folder = root / self.folder
-            places = (folder, folder / self.module, folder / "src" / self.module)
-            packages = [place for place in places if (place / "__init__.py").is_file()]
-            files = [place.with_suffix(".py") for place in places[1:] if place.with_suffix(".py").is_file()]
+            paths = (folder, folder / self.module, folder / "src" / self.module)
+            packages = [path for path in paths if (path / "__init__.py").is_file()]
+            files = [path.with_suffix(".py") for path in paths[1:] if path.with_suffix(".py").is_file()]
             return (packages + files or [folder])[0]
         spec = find_spec(self.module)
         if spec is None or spec.origin is None:
@@ -170,19 +169,20 @@ class TasksetRules:
         return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
 
     def beside(self, root: Path) -> list[Path]:
-        """Return the folder with further packages of the taskset, if there is such a folder."""
-        place = self.place(root)
-        return [place.parent] if self.folder and place != root / self.folder else []
+        """Return the folder that contains the package, from which the package may import others. The list is empty if
+        `folder` is the package itself, or if the package is installed."""
+        package = self.place(root)
+        return [package.parent] if self.folder and package != root / self.folder else []
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRules:
-    """One environment: the folder `environments/<name>/`, the sizes of its splits, and the folders that it `needs`.
+    """One environment: its code is in `environments/<name>/`, or in the package of a user's `taskset`.
 
-    `weight`: share of the score, relative to the other environments. `taskset`: a user's package instead of the folder.
-    `is_bounded`: a separate process scores the answers. `args`: arguments of `data.load`, or the taskset's config.
-    `versions`: `name==version` of the required packages (for Nightshift's environments: only pinned packages).
-    `versions_sha256`: over all packages that are required, directly or indirectly.
+    `needs`: other folders in environments/ whose code is used. `weight`: the weight of its score in the mean over all
+    environments. `is_bounded`: a separate process with a time limit scores the answers. `args`: the arguments of
+    `data.load`, or the taskset's config. `versions`: `name==version` of the packages that it requires directly; for an
+    environment of Nightshift only the pinned ones. `versions_sha256`: of all direct and indirect requirements.
     """
 
     name: str
@@ -193,7 +193,7 @@ class EnvironmentRules:
     taskset: TasksetRules | None = None
     is_game: bool = False  # several turns against an opponent
     is_bounded: bool = False
-    guard: float | None = None  # a guard is scored, not trained: percentage points by which its score may fall
+    guard: float | None = None  # percentage points by which the score may fall; None: the environment trains
     args: dict[str, Any] = field(default_factory=dict)
     versions: tuple[str, ...] = ()
     versions_sha256: str = ""
@@ -205,7 +205,7 @@ class EnvironmentRules:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of the checkout with its code, its own folder first."""
+        """The folders of the checkout with the environment's code. The environment's own folder is the first."""
         if self.taskset is not None:
             return (*([self.taskset.folder] if self.taskset.folder else []), *TASKSET_FOLDERS)
         return tuple(f"environments/{name}/" for name in (self.name, *self.needs))
@@ -213,11 +213,11 @@ class EnvironmentRules:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a loss: its default, and its range with both ends."""
+    """A parameter of a loss: its default value, and its range, which includes `low` and `high`."""
 
-    default: _Units
-    low: _Units
-    high: _Units
+    default: _Bounded
+    low: _Bounded
+    high: _Bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,23 +234,23 @@ class LossRules:
 class Rules:
     """The rules of one campaign.
 
-    `budget_clock`: `cpu` counts the CPU time of the trainer's only thread, so that other processes on the machine cost
-    few steps (docs/measured.md). With a GPU the clock is always `wall`.
+    `budget_clock`: `cpu` counts the CPU time of the trainer's only thread, so that other processes on the machine have
+    little influence on the number of steps (docs/measured.md). With a GPU the clock is always `wall`.
     """
 
     name: str
     engine: str
     model: str
-    num_gpus: int  # that the machine must have
+    num_gpus: int  # number of GPUs that the machine must have
     budget_seconds: float
     startup_seconds: float
     evaluation_seconds: float
     decoding: Decoding
     max_completion_tokens: int  # upper bound of training completions, from the model's context
-    model_revision: str | None = None  # None: the bytes of a local model are hashed
+    model_revision: str | None = None  # commit on the hub; None: a local model, whose files the rules hash covers
     environments: tuple[EnvironmentRules, ...] = ()
     guards: tuple[EnvironmentRules, ...] = ()
-    losses: tuple[LossRules, ...] = ()  # further losses for train.toml, if the engine can import them
+    losses: tuple[LossRules, ...] = ()  # the user's losses, which train.toml may choose with prime-rl
     decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
@@ -262,14 +262,14 @@ class Rules:
 
     @property
     def gpu_split(self) -> tuple[int, ...]:
-        """The numbers of GPUs that serve and that train; one number if the same GPU does both."""
+        """(number of GPUs that serve, number of GPUs that train), or (1,) if one GPU does both."""
         return (self.infer_gpus, self.train_gpus) if self.num_gpus > 1 else (1,)
 
     @property
     def deadline_seconds(self) -> float:
         """The wall-clock limit of a run with start-up and evaluation. A run that reaches the limit is a crash."""
-        slowest = _BUSIEST if self.budget_clock == "cpu" else 1.0
-        return self.startup_seconds + slowest * self.budget_seconds + self.evaluation_seconds
+        slowdown = _MAX_SLOWDOWN if self.budget_clock == "cpu" else 1.0
+        return self.startup_seconds + slowdown * self.budget_seconds + self.evaluation_seconds
 
     @property
     def budget_text(self) -> str:
@@ -281,7 +281,7 @@ class Rules:
         return self.first_seed + index
 
     def with_budget(self, budget_seconds: float) -> Rules:
-        """Return the same rules with another budget, and so with another hash."""
+        """Return the rules with another budget, which changes the rules hash. UsageError if it is out of range."""
         if not 1 <= budget_seconds <= 86_400:
             raise UsageError(f"--budget-seconds {budget_seconds:g} is out of range", "Give 1 to 86400 seconds.")
         return replace(self, budget_seconds=float(budget_seconds))
@@ -303,42 +303,41 @@ class Rules:
         folders = [folder for environment in self.scored for folder in environment.folders]
         folders += [loss.folder for loss in self.losses]
         model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
-        scored = any(environment.taskset or environment.is_bounded for environment in self.scored)
-        return (*MEASURING_CODE, engine, *(["nightshift/evaluation/scorer.py"] if scored else []), *folders, *model)
+        has_scorer = any(environment.taskset or environment.is_bounded for environment in self.scored)
+        scorer = ["nightshift/evaluation/scorer.py"] if has_scorer else []
+        return (*MEASURING_CODE, engine, *scorer, *folders, *model)
 
     def elsewhere(self, root: Path) -> list[Path]:
-        """Return the measuring folders outside the checkout: installed tasksets, and a model."""
+        """Return the measuring files and folders outside the checkout: installed tasksets, and a model."""
         tasksets = [environment.taskset for environment in self.scored]
         packages = [taskset.place(root) for taskset in tasksets if taskset is not None and not taskset.folder]
         return [*packages, *([Path(self.model)] if Path(self.model).is_absolute() else [])]
 
     def hash(self, root: Path) -> str:
-        """Return 12 hex digits over the constants and the bytes of all measuring files."""
+        """Return the rules hash: the first 12 hex digits of the sha256 of the constants and all measuring files."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
-        outside = [
-            (place.parent, [f"{place.name}/" if place.is_dir() else place.name]) for place in self.elsewhere(root)
-        ]
+        outside = [(path.parent, [f"{path.name}{'/' * path.is_dir()}"]) for path in self.elsewhere(root)]
         for top, paths in [(root, self.measuring), *outside]:
             for name in covered_files(top, paths):
-                with (top / name).open("rb") as file:  # in parts: a model has gigabytes
+                with (top / name).open("rb") as file:  # read in chunks, because a model has gigabytes
                     digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
-                    while data := file.read(_PART_BYTES):
-                        digest.update(data)
+                    while chunk := file.read(_CHUNK_BYTES):
+                        digest.update(chunk)
         return digest.hexdigest()[:12]
 
 
 def is_covered(name: str, paths: Sequence[str]) -> bool:
-    """True if the file `name`, relative to the checkout, is one of `paths` or lies below one of them."""
-    below = [name[len(path) :] for path in paths if path.endswith("/") and name.startswith(path)]
-    return name in paths or any(not any(map(_UNREAD.fullmatch, rest.split("/"))) for rest in below)
+    """Return whether the file `name` is one of `paths`, or is below a folder of `paths` and not ignored."""
+    subpaths = [name[len(path) :] for path in paths if path.endswith("/") and name.startswith(path)]
+    return name in paths or any(not any(map(_IGNORED.fullmatch, subpath.split("/"))) for subpath in subpaths)
 
 
 def covered_files(root: Path, paths: Sequence[str]) -> list[str]:
-    """Return the sorted names of the regular files below `root` that `paths` cover. UsageError: a folder is a link."""
+    """Return the sorted names of the regular files below `root` that `paths` cover. UsageError for a linked folder."""
     names, top = set(paths), str(root.absolute())
     for path in paths:
         for folder, folders, files in os.walk(f"{top}/{path.rstrip('/')}"):
-            folders[:] = [name for name in folders if not _UNREAD.fullmatch(name)]
+            folders[:] = [name for name in folders if not _IGNORED.fullmatch(name)]
             for link in filter(os.path.islink, (f"{folder}/{name}" for name in folders)):
                 cause = f"{link} is a link to a folder, which the rules hash does not cover"
                 raise UsageError(cause, "Replace the link by the folder.")

@@ -1,21 +1,20 @@
 """`nightshift certify`: train two configs with fresh seeds, and compare them.
 
 Runs start in the order baseline, incumbent, incumbent, baseline, ..., in all slots of the campaign, so that a machine
-that becomes slower slows both. runs/certify/NNNN/ contains the plan and the finished runs; `--resume NNNN` makes the
-missing runs. No text of the test split is kept, because agents read in runs/.
+that becomes slower affects both configs. runs/certify/NNNN/ contains the plan and the finished runs.
 
-The baseline is trained m0 times, the incumbent m1 times, with a different seed for each run. All runs are scored on the
-same n examples: score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i] for config c, run r, example i.
+m0 runs of the baseline and m1 runs of the incumbent have a score, each with its own seed, on the same n examples:
+score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i] for config c, run r, example i.
 
     difference = mean of the incumbent's runs - mean of the baseline's runs
     variance   = V / n + k * (S - E / n),  S = max(R, E / n),  k = 1 / m0 + 1 / m1
 
-V is the sample variance over examples of the paired difference (of each config's mean over its runs). R is the variance
-of run scores within a config, E the residual mean square of a two-way analysis of variance (run x example); both are
-pooled over the configs. The interval uses the t quantile at Satterthwaite's (1946) degrees of freedom,
-U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, U = V / n + k (2 S - E / n). S from few seeds is often
-too small; with 2 S in U the interval has its nominal coverage (benchmarks/certificates.py). If R cannot be measured,
-it is `seed_sd` squared, and `note` reports this.
+V is the sample variance, over examples, of the difference between the configs' mean scores of an example. R is the
+variance of run scores within a config, E the residual mean square of a two-way analysis of variance (run x example);
+both are pooled over the configs. The interval uses the t quantile at Satterthwaite's (1946) degrees of freedom,
+U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, U = V / n + k (2 S - E / n). U has 2 S in place of S,
+because S from few seeds is often too small; the interval then has its nominal coverage (benchmarks/certificates.py). If
+R cannot be measured, S is `seed_sd` squared, E is 0 and df is SEED_DF; `Estimate.note` reports this.
 """
 
 from __future__ import annotations
@@ -75,24 +74,24 @@ from nightshift.text import counted
 from nightshift.waiting import lasted
 
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
-FIRST_SEED_INDEX = 100_000  # experiments use the seeds from index 0, and are fewer
-_SEEDS_OF_PLAN = 4 * MAX_SEEDS  # for both sides, and as many again for repeats
-_NUM_BLOCKS = 10_000_000  # blocks of seeds; the last seed is below 2^32
-_MAX_TRIES = 2  # of a run that is lost to an infrastructure failure
+FIRST_SEED_INDEX = 100_000  # experiments use the indices from 0; a campaign has fewer than this
+_SEEDS_OF_PLAN = 4 * MAX_SEEDS  # one seed per run of both configs, and a second one if the run crashes
+_NUM_BLOCKS = 10_000_000  # a plan's block of seeds is drawn at random from so many; the last seed is below 2^32
+_MAX_TRIES = 2  # how often a run is started if infrastructure failures end it
 _CAMPAIGN = attrgetter("branch", "rules_hash")
-_QUESTION = attrgetter("branch", "rules_hash", "split", "configs")
-LEVEL = 0.05  # of all tests of one campaign: the probability that any of them finds a difference of equal configs
+_COMPARED = attrgetter("branch", "rules_hash", "split", "configs")  # equal for two plans of the same comparison
+LEVEL = 0.05  # probability that any test of a campaign finds a difference although its two configs are equal
 MIN_SEED_DF = 2  # with one degree of freedom the t quantile is 12.7, so the interval is useless
-_KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that are not deleted, in addition to logs
+_STORED_FILES = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay after its end, with its logs
 
 Scores = Sequence[float] | NDArray[np.float64]  # one value per example, in the order of the split
 
 
 class Task(NamedTuple):
-    """A comparison."""
+    """A comparison that `certify` starts or resumes."""
 
     controller: Controller
-    first: Record | None  # the campaign's first experiment
+    first: Record | None  # the campaign's first experiment; None if the branch has no campaign
     plan: Plan
     effective: Mapping[str, Effective]  # by side
 
@@ -105,7 +104,7 @@ class Task(NamedTuple):
         return self.controller.ledger.runs_dir / CERTIFY_NAME / f"{self.plan.number:04d}"
 
     def runs(self) -> list[_Run]:
-        """Return the runs in order. A crashed run is repeated once, at the end and with another seed."""
+        """Return all runs in order, with stored results. A crashed run has a repeat with another seed, at the end."""
         runs, num_runs = list[_Run](), 2 * self.plan.num_seeds
         indices = list(range(num_runs))
         for index in indices:  # repeats are appended below
@@ -113,9 +112,9 @@ class Task(NamedTuple):
             side = "incumbent" if number % 4 in (1, 2) else "baseline"
             seed = self.bench.rules.seed(self.plan.first_seed_index + index)
             folder = self.folder / f"{side}-{seed}"
-            place = f"run {number + 1} of {num_runs}{', repeated with another seed' * is_repeat}"
-            fresh = read_json(folder / RUN_NAME, FreshRun, f"Delete the run, to repeat it: rm -r {folder}")
-            runs.append(_Run(self, side, seed, folder, place, fresh))
+            label = f"run {number + 1} of {num_runs}{', repeated with another seed' * is_repeat}"
+            fresh = read_json(folder / RUN_NAME, FreshRun, f"To repeat the run, delete it: rm -r {folder}")
+            runs.append(_Run(self, side, seed, folder, label, fresh))
             if fresh and fresh.score is None and not is_repeat:
                 indices.append(index + num_runs)
         return runs
@@ -124,7 +123,7 @@ class Task(NamedTuple):
         return [run.fresh for run in self.runs() if run.fresh]
 
     def num_waves(self) -> int:
-        """Return how often all slots have to be filled for the missing runs."""
+        """Return the number of rounds in which the missing runs can be trained, with one run per slot in a round."""
         return math.ceil((len(self.runs()) - len(self.finished())) / self.bench.executor.num_slots)
 
     def describe(self) -> list[str]:
@@ -149,13 +148,13 @@ class Task(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """One run of a comparison."""
+    """One run of a comparison: the config of a side, trained with one seed."""
 
     task: Task
     side: str
     seed: int
     folder: Path
-    place: str  # `run 2 of 6`
+    label: str  # `run 2 of 6`
     fresh: FreshRun | None  # the result; None until the run is finished
 
     def note(self, text: str) -> None:
@@ -172,31 +171,32 @@ def open_task(
     resume: int | None = None,
     night: str = "",
 ) -> Task:
-    """Return a new comparison, or one to resume; nothing is run. `environment`: a name, or several joined by +. With an
-    environment or a budget the validation split is used. `revisions`: commits by side. `resume`: the number of a
-    comparison, whose options apply. `night`: the start of a night, which resumes its own comparison. UsageError if
-    there is nothing to compare, or a config is invalid under the rules."""
-    ledger, here, revisions = controller.ledger, controller, dict(revisions or {})
+    """Return a new comparison, or a comparison to resume. Starts no run. `environment`: a name, or several joined by +.
+    With `environment` or `budget_seconds` the validation split is used. `revisions`: the commit of a side's config; by
+    default the campaign's config. `resume`: the number of a comparison, which keeps its options. `night`: the start of
+    a night, which resumes the comparison that it began. UsageError if there is nothing to compare, an option is wrong,
+    or a config is invalid under the rules."""
+    ledger, runner, revisions = controller.ledger, controller, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     fix = "Delete the comparison: rm -r"
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"{fix} {path}") for path in folders}
-    of_night = (number for number, plan in plans.items() if night and plan and plan.night == night)
-    old = plans.get(resume or max(of_night, default=0))
+    numbers_of_night = (number for number, plan in plans.items() if night and plan and plan.night == night)
+    old_plan = plans.get(resume or max(numbers_of_night, default=0))
     if resume is not None:
         if num_seeds or environment or revisions or budget_seconds is not None:
             raise UsageError("--resume uses the options with which the comparison began", "Leave out other options.")
-        if old is None:
+        if old_plan is None:
             raise UsageError(f"runs/{CERTIFY_NAME} has no comparison {resume:04d}", "Leave out --resume.")
-        environment, budget_seconds, revisions = old.environment, old.budget_seconds, old.revisions
-    first, configs, names = _contenders(controller, revisions)
-    is_elsewhere = bool(environment) or budget_seconds is not None
-    if is_elsewhere:
-        here = _elsewhere(controller, environment, budget_seconds)
+        environment, budget_seconds, revisions = old_plan.environment, old_plan.budget_seconds, old_plan.revisions
+    first, configs, names = _configs(controller, revisions)
+    has_other_rules = bool(environment) or budget_seconds is not None
+    if has_other_rules:
+        runner = _with_other_rules(controller, environment, budget_seconds)
     plan = Plan(
         number=1 + max([*plans, *_uses(ledger)], default=0),
         branch=controller.repo.head().branch,
-        rules_hash=here.bench.rules_hash,
-        split="validation" if is_elsewhere else "test",
+        rules_hash=runner.bench.rules_hash,
+        split="validation" if has_other_rules else "test",
         configs={side: configs[side].hash for side in SIDES},
         names=names,
         num_seeds=num_seeds or DEFAULT_SEEDS,
@@ -206,26 +206,26 @@ def open_task(
         revisions=revisions,
         night=night,
     )
-    if old is not None:
-        if _QUESTION(old) == _QUESTION(plan):
-            plan = old
+    if old_plan is not None:
+        if _COMPARED(old_plan) == _COMPARED(plan):
+            plan = old_plan
         elif resume is not None:
             cause = f"comparison {resume:04d} cannot be resumed: its branch, its rules or a config changed"
             raise UsageError(cause, "Begin another: uv run nightshift certify")
     effective = dict[str, Effective]()
     try:
         for side, config in configs.items():
-            effective[side] = here.bench.engine.validate(config)
+            effective[side] = runner.bench.engine.validate(config)
     except ConfigError as error:
-        cause = f"{plan.names[side]} is invalid under {here.bench.rules.name}: {error.cause}"
+        cause = f"{plan.names[side]} is invalid under {runner.bench.rules.name}: {error.cause}"
         raise UsageError(cause, error.fix) from None
-    return Task(here, first, plan, effective)
+    return Task(runner, first, plan, effective)
 
 
-def _contenders(
+def _configs(
     controller: Controller, revisions: Mapping[str, str]
 ) -> tuple[Record | None, dict[str, Config], dict[str, str]]:
-    """Return the campaign's first experiment, and the two configs and their names, by side."""
+    """Return the campaign's first experiment, and by side the configs and their names. UsageError if one is missing."""
     repo, head, records = controller.repo, controller.repo.head(), controller.ledger.records()
     configs, names = dict[str, Config](), dict(revisions)
     for side, revision in revisions.items():
@@ -241,7 +241,7 @@ def _contenders(
         if first is None:
             branch, _ = last_campaign(records)
             fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
-            raise UsageError(f"{head} has no campaign with a baseline", fix or "Run it first: uv run run.py")
+            raise UsageError(f"{head} has no campaign with a baseline", fix or "Train a baseline first: uv run run.py")
         campaign = controller.campaign()
         if not campaign.kept and not configs:
             cause = "no change is kept, so the incumbent is the baseline"
@@ -254,8 +254,8 @@ def _contenders(
     return first, configs, names
 
 
-def _elsewhere(controller: Controller, environment: str, budget_seconds: float | None) -> Controller:
-    """Return a controller for other environments, or for another budget. UsageError if this machine cannot run them."""
+def _with_other_rules(controller: Controller, environment: str, budget_seconds: float | None) -> Controller:
+    """Return a controller whose runs use other environments or another budget. UsageError if they cannot run here."""
     bench = controller.bench
     names = environment.split("+") if environment else bench.rules.environment_names
     rules = rules_elsewhere(bench.root, bench.rules, names, num_gpus(os.environ))
@@ -263,37 +263,37 @@ def _elsewhere(controller: Controller, environment: str, budget_seconds: float |
     rules = on_cards(rules, bench.root, os.environ, bench.request.gpus)
     if problem := data_problem(bench.root, rules):
         raise UsageError(f"--environment {'+'.join(names)}: {problem.cause}", problem.fix)
-    opened = partial(open_engine, rules, bench.root, dict(os.environ))
-    engine, engine_of = opened(bench.request.gpus), {gpus: opened(gpus) for gpus in bench.engine_of}
+    open_on = partial(open_engine, rules, bench.root, dict(os.environ))
+    engine, engine_of = open_on(bench.request.gpus), {gpus: open_on(gpus) for gpus in bench.engine_of}
     bench = replace(bench, rules=rules, rules_hash=rules.hash(bench.root), engine=engine, engine_of=engine_of)
     return replace(controller, bench=bench)
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
-    """Return the campaign of each use of the test split. Journal and certificates are read: one may be deleted."""
+    """Map each comparison on the test split to its campaign. Two sources are read: the user may delete either."""
     plans = [comparison.plan for comparison in ledger.comparisons()]
     uses = {plan.number: _CAMPAIGN(plan) for plan in plans if plan.split == "test"}
     return uses | {access.number: _CAMPAIGN(access) for access in ledger.accesses()}
 
 
 def _access(ledger: Ledger, plan: Plan) -> int | None:
-    """Return 1 for a campaign's first use of the test split, and so on; None for the validation split."""
+    """Return k for the k-th use of the test split by the plan's campaign; None for the validation split."""
     numbers = [number for number, campaign in _uses(ledger).items() if campaign == _CAMPAIGN(plan)]
     return None if plan.split != "test" else 1 + sum(number < plan.number for number in numbers)
 
 
 def certify(task: Task) -> Comparison:
-    """Make the missing runs. Return the comparison. EngineError if no run of a side was evaluated."""
+    """Train the missing runs. Write and return the comparison. EngineError if no run of a side was evaluated."""
     controller, rules, path = task.controller, task.bench.rules, task.folder / COMPARISON_NAME
     for line in task.describe():
         controller.reporter.note(line)
     if not path.exists():
         _make_runs(task)
     sides = _evaluations(task)
-    result, access, first = _estimate(task, sides), _access(controller.ledger, task.plan), sides[0][0]
+    result, access, sample = _estimate(task, sides), _access(controller.ledger, task.plan), sides[0][0]
     baseline, incumbent = ([e.strict_score for e in side if e.strict_score is not None] for side in sides)
     level = level_of_access(access)
-    guards = {g.environment: [[e.guards[i].score for e in side] for side in sides] for i, g in enumerate(first.guards)}
+    guards = {g.environment: [[e.guards[i].score for e in side] for side in sides] for i, g in enumerate(sample.guards)}
     comparison = Comparison(
         plan=task.plan,
         created=controller.now().isoformat(timespec="milliseconds"),
@@ -305,9 +305,9 @@ def certify(task: Task) -> Comparison:
         access=access,
         estimate=result,
         runs=tuple(ComparedRun(r.side, r.seed, r.num_steps, r.score) for r in task.finished()),
-        num_examples=len(first.example_scores),
+        num_examples=len(sample.example_scores),
         strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
-        by_environment={part.environment: _estimate(task, sides, i) for i, part in enumerate(first.parts)},
+        by_environment={part.environment: _estimate(task, sides, i) for i, part in enumerate(sample.parts)},
         guards={name: (fmean(old), fmean(new)) for name, (old, new) in guards.items()},
         notes=tuple(_notes(task, result)),
     )
@@ -317,9 +317,9 @@ def certify(task: Task) -> Comparison:
 
 
 def _make_runs(task: Task) -> None:
-    """Make the missing runs, one in each slot. After an infrastructure failure a run is tried again, at the end."""
+    """Train the missing runs, one at a time per slot. After an infrastructure failure a run starts again at the end."""
     controller, executor, path = task.controller, task.bench.executor, task.folder / PLAN_NAME
-    executor.avoided = ()  # also use the nodes that a night avoided
+    executor.avoided = ()  # use every slot and node, even if a night has avoided some
     task.bench.engine.prepare_at_start(controller.reporter.note)
     executor.require_ready()
     task.bench.require_ready(executor.free_slots)
@@ -331,74 +331,74 @@ def _make_runs(task: Task) -> None:
     num_tries, in_progress = Counter[Path](), dict[Path, Generator[None, None, None]]()
     try:
         while True:
-            runs = [run for run in task.runs() if not run.fresh and num_tries[run.folder] < _MAX_TRIES]
-            runs = [run for run in runs if run.folder not in in_progress]
+            missing = [run for run in task.runs() if not run.fresh and run.folder not in in_progress]
+            runs = [run for run in missing if num_tries[run.folder] < _MAX_TRIES]
             runs.sort(key=lambda run: num_tries[run.folder])
             for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(executor.in_flight())]:
                 in_progress[run.folder] = _make_run(run, num_tries)
                 num_tries[run.folder] += 1
             if not in_progress:
                 break
-            ended = [folder for folder, steps in in_progress.items() if next(steps, folder)]
+            ended = [folder for folder, steps in in_progress.items() if next(steps, folder)]  # None: in flight
             for folder in ended:
                 del in_progress[folder]
             if not ended:
                 controller.wait()
     finally:
         if in_progress:
-            executor.cancel([*in_progress])  # all at once, because each has some time to end
+            executor.cancel([*in_progress])  # all at once, so that their grace periods run in parallel
         for steps in in_progress.values():
             steps.close()
     if runs:
-        raise Interrupted("stopped between two runs of the certificate")
+        raise Interrupted("stopped before all runs of the certificate were trained")
 
 
 def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None]:
-    """Make a run and store it unless the infrastructure failed. Yield while the run or its proof is in flight."""
+    """Train a run and write run.json unless the infrastructure failed. Yield while run or proof is in flight."""
     task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
     controller, bench, executor = task.controller, task.bench, task.bench.executor
     job = job_left(folder)
-    run.note(run.place)
+    run.note(run.label)
     try:
-        if job is None or not executor.take_over(folder, job):  # an earlier start of this command submitted it
-            remove_tree(folder)  # the rest of an interrupted run
+        if job is None or not executor.take_over(folder, job):  # or else wait for an earlier controller's job
+            remove_tree(folder)  # files of an interrupted run
             folder.mkdir()
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
-            use = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash}
-            controller.submit(folder, job, **(use if plan.split == "test" else {}))
+            access = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash}
+            controller.submit(folder, job, **(access if plan.split == "test" else {}))
         while not executor.is_over(folder):
             yield
         commit = controller.repo.head().commit
-        require_unchanged(controller.repo, bench.rules, bench.rules_hash, commit, bench.rules_hash)
+        require_unchanged(controller.repo, bench.rules, plan.rules_hash, commit, bench.rules_hash)
         result = executor.result(folder)
         if result.training.failure is Failure.INFRASTRUCTURE:
             raise EngineError(result.training.cause or "no cause known")
-        scored, line = result.evaluation, None
-        proof = bench.engine.start_proof(folder, scored.weights, controller.reporter.note) if scored else None
+        evaluation, proof_line = result.evaluation, None
+        proof = bench.engine.start_proof(folder, evaluation.weights, controller.reporter.note) if evaluation else None
         if proof is not None:
             with closing(proof):
                 while not proof.is_over():
                     yield
-                line = proof.result()
+                proof_line = proof.result()
     except (Interrupted, IntegrityError, GeneratorExit, EngineError) as error:
         executor.cancel([folder])
         job_path.unlink(missing_ok=True)  # so that no later command waits for this job
         if not isinstance(error, EngineError):
             raise
-        num_tries[folder] -= error.failure is Failure.INTERRUPTED  # a preempted job is no try
+        num_tries[folder] -= error.failure is Failure.INTERRUPTED  # a preempted job does not count
         run.note(f"infrastructure failure: {error}")
         return
     finally:
-        for path in folder.glob("*"):  # weights are large, and other files may contain examples
-            if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
+        for path in folder.glob("*"):  # delete large weights, and files with examples, which agents could read
+            if path.is_dir() or (path.name not in _STORED_FILES and path.suffix != ".log"):
                 remove_tree(path)
-    score, num_steps = scored.eval_score if scored else None, result.training.num_steps
-    write_json(folder / RUN_NAME, FreshRun(run.side, run.seed, num_steps, score, result, line))
+    score, num_steps = evaluation.eval_score if evaluation else None, result.training.num_steps
+    write_json(folder / RUN_NAME, FreshRun(run.side, run.seed, num_steps, score, result, proof_line))
     run.note(f"{f'crashed: {result.training.cause}' if score is None else f'{score:.4f}'}, {num_steps} steps")
 
 
 def _evaluations(task: Task) -> list[list[Evaluation]]:
-    """Return the evaluations of each side. EngineError if a side has no evaluation."""
+    """Return the evaluations of each side. EngineError if a side has none, UsageError if their examples differ."""
     sides = list[list[Evaluation]]()
     for side in SIDES:
         runs = [run.result for run in task.finished() if run.side == side]
@@ -424,38 +424,38 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
-    """Estimate incumbent minus baseline (formulas above) from at least one run per side, all on the same examples."""
+    """Estimate incumbent minus baseline (module docstring) from runs on the same examples, at least one per side."""
     sides = [np.asarray(runs, dtype=np.float64) for runs in (baseline, incumbent)]
     n = sides[0].shape[1]
     k = sum(1 / len(side) for side in sides)
     paired = sides[1].mean(axis=0) - sides[0].mean(axis=0)
-    example_variance, note = float(paired.var(ddof=1)) / n, ""
+    example_variance, note = float(paired.var(ddof=1)) / n, ""  # V / n
     means, df = [side.mean(axis=1) for side in sides], float(sum(len(side) - 1 for side in sides))
     squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
     if df >= MIN_SEED_DF and squares > 0:
-        rest = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip(sides, means, strict=True)]
-        rest_variance = sum(float((r**2).sum()) for r in rest) / (df * (n - 1)) / n
-        run_variance = max(squares / df, rest_variance)
+        residuals = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip(sides, means, strict=True)]
+        rest_variance = sum(float((residual**2).sum()) for residual in residuals) / (df * (n - 1)) / n  # E / n
+        run_variance = max(squares / df, rest_variance)  # S
     else:
-        why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
-        note = f"{why}: the expected standard deviation is used, {100 * rules.seed_sd:g} pp"
+        why = "too few runs to measure it" if df < MIN_SEED_DF else "all runs of each config have the same score"
+        note = f"the standard deviation between seeds is assumed to be {100 * rules.seed_sd:g} pp: {why}"
         run_variance, rest_variance, df = rules.seed_sd**2, 0.0, SEED_DF
-    cautious = example_variance + k * (2 * run_variance - rest_variance)
-    df = cautious**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
-    stderr, difference = math.sqrt(cautious - k * run_variance), float(paired.mean())
+    larger_variance = example_variance + k * (2 * run_variance - rest_variance)  # U
+    df = larger_variance**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
+    stderr, difference = math.sqrt(larger_variance - k * run_variance), float(paired.mean())
     half = t_quantile(0.975, df) * stderr
     return Estimate(difference, stderr, df, (difference - half, difference + half), note)
 
 
 def p_value(result: Estimate) -> float:
-    """Return the two-sided p-value of a difference."""
+    """Return the two-sided p-value of a difference. If its standard error is 0, this is 1 for no difference, else 0."""
     difference, stderr = result.difference, result.stderr
     return t_probability(difference / stderr, result.df) if stderr else float(difference == 0)
 
 
-def level_of_access(number: int | None) -> float:
-    """Return the level of a campaign's k-th use of the test split, 0.05 / (k (k + 1)). The levels sum to 0.05."""
-    return LEVEL / (number * (number + 1)) if number else LEVEL
+def level_of_access(k: int | None) -> float:
+    """Return the level of the k-th use of the test split, LEVEL / (k (k + 1)): all levels sum to LEVEL. None: LEVEL."""
+    return LEVEL / (k * (k + 1)) if k else LEVEL
 
 
 def verdict(result: Estimate, level: float) -> str:
@@ -466,10 +466,10 @@ def verdict(result: Estimate, level: float) -> str:
 
 
 def _notes(task: Task, result: Estimate) -> list[str]:
-    """Return the limitations of the comparison, one line each."""
+    """Return what limits the conclusions from the comparison, one line each."""
     runs, plan, first = task.finished(), task.plan, task.first
     starts = Counter(line.file for line in task.controller.ledger.journal())
-    notes: list[tuple[object, str]] = [(result.note, result.note)]  # the first value is true if the note applies
+    notes: list[tuple[object, str]] = [(result.note, result.note)]  # pairs (does the note apply?, note)
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
         num_starts = starts[f"{CERTIFY_NAME}/{plan.number:04d}/{run.side}-{run.seed}/{JOB_NAME}"]
@@ -483,20 +483,20 @@ def _notes(task: Task, result: Estimate) -> list[str]:
     unequal = "with unequal numbers the 95 % interval had a coverage of 82 to 88 % in simulated certificates"
     num_lost, unused = len(task.runs()) - len(runs), task.effective["incumbent"].unused
     are_isolated = [r.proposal.is_isolated for r in task.controller.ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
-    is_chosen_on = first and {*first.environments} & {*task.bench.rules.environment_names}
+    shares_environment = first and {*first.environments} & {*task.bench.rules.environment_names}
     too_high = "scored on the validation split, on which the incumbent was chosen: the gain may be too high"
     notes += [
         (len({*num_scored.values()}) > 1, f"{numbers} have a score: {unequal}"),
         (num_lost, f"{counted(num_lost, 'run')} lost to infrastructure failures"),
         (unused, f"keys of the incumbent that have no effect here: {', '.join(unused)}"),
         (not all(are_isolated), f"agent: {NOT_ISOLATED}"),
-        (plan.split == "validation" and is_chosen_on, too_high),
+        (plan.split == "validation" and shares_environment, too_high),
     ]
     return [note for applies, note in notes if applies]
 
 
 class Certified(Document, frozen=True, kw_only=True, tag="certify"):
-    """The output of `nightshift certify`: the plan as lines of text, and the comparisons, none with --dry-run."""
+    """The output of `nightshift certify`: the plan as lines of text, and the comparison, which --dry-run omits."""
 
     plan: tuple[str, ...]
     comparisons: tuple[Comparison, ...]

@@ -142,7 +142,7 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
         ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.CONFIG),
         slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.INFRASTRUCTURE),
         slow("trainer_hang", "no step and no rollout for", Failure.INFRASTRUCTURE),
-        slow("nan", "not a number at step 2", Failure.CONFIG),
+        slow("nan", "NaN or infinite at step 2", Failure.CONFIG),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):

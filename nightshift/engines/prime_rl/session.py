@@ -1,8 +1,9 @@
 """One prime-rl run: its processes from start-up to the last completion.
 
-There are three process groups, which end in this order: the trainer (only the trainer deletes broadcasts), the
-processes that make rollouts, and, after the evaluation, the server. Numbers come from structured files. Logs are read
-for the cause of a death, and to see whether the orchestrator's loop has started, which prime-rl writes nowhere else.
+The processes form three groups, which are stopped in this order: first the trainer, because it deletes published
+weights (broadcasts), then the processes that make rollouts, and after the evaluation the inference server. Metrics are
+read from structured files. Logs are read for the cause of a failure, and for two start-up states that prime-rl writes
+nowhere else: the orchestrator's loop has started, and the workers of an environment are ready.
 """
 
 import re
@@ -47,14 +48,14 @@ from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file, write_atomically
 from nightshift.waiting import look
 
-SETTLE_SECONDS = 1.0  # after a death, and after the end of the training
-# The part of a log that is read for the cause of a death: 512 requests may each write a traceback after the cause, and
+SETTLE_SECONDS = 1.0  # how long to wait for other processes to die after a death, and for the last step's metrics
+# How much of a log is read to find why a process failed: 512 requests may each log a traceback after the cause, and
 # torch's line for "out of memory" lists every process on the GPU.
 LOG_BYTES, LOG_LINES, LOG_LINE_LENGTH = 4 << 20, 30_000, 1_000
-# Process, text in its log, number of occurrences: P/orchestrator/orchestrator.py:463, V/serve/server.py:154.
+# A text in a log and how often it occurs: P/orchestrator/orchestrator.py:463, V/serve/server.py:154 (paths: config.py).
 LOOP_STARTED = ("orchestrator", b"Starting orchestrator loop", 1)
 WORKERS_UP = (b"EnvServer up:", NUM_ENV_WORKERS)
-# torch/distributed/elastic/multiprocessing/api.py: the worker that failed first
+# torchrun's line for the worker that failed first (torch/distributed/elastic/multiprocessing/api.py)
 _FAILED_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+)")
 
 
@@ -63,15 +64,15 @@ class Timing:
     """The limits of a run, in seconds of `clock`."""
 
     startup_seconds: float
-    hang_seconds: float = 300.0  # without a step and a rollout; not measured on a GPU, where the first step compiles
-    still_seconds: float = STILL_SECONDS
-    grace_seconds: float = 5.0  # except of the trainer, which is killed at once: its files are valid at any time
+    hang_seconds: float = 300.0  # without step and rollout; not measured on GPUs, which compile code in the first step
+    still_seconds: float = STILL_SECONDS  # without step, CPU time and GPU time
+    grace_seconds: float = 5.0  # between SIGTERM and SIGKILL; 0 for the trainer, whose files are valid at any time
     poll_seconds: float = 0.5
     clock: Callable[[], float] = time.monotonic
 
 
 class PrimeRlSession(Session):
-    """The processes of one run. `open` first; `close` is safe at any moment, and twice."""
+    """The processes of one run. Call `open` first. You may call `close` at any moment, and twice."""
 
     def __init__(
         self,
@@ -81,14 +82,15 @@ class PrimeRlSession(Session):
         timing: Timing,
         deadline: float,
     ) -> None:
-        """`deadline`: on the clock of `timing`. `base_model`: the snapshot with the other files of a model folder."""
+        """`base_model`: the snapshot whose config and tokenizer are added to the final weights. `deadline`: the end of
+        the run on the clock of `timing`."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
         self._environment, self._timing, self._clock = environment, timing, timing.clock
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
         run_id = f"{launch.run_dir.parent.name}-{uuid.uuid4().hex}"
-        # The order in which the groups are stopped.
-        graces = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
-        self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
+        # In the order in which the groups are stopped.
+        grace_seconds = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
+        self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in grace_seconds.items()}
         self._children: dict[str, Child] = {}
         self._waits: dict[str, float] = {}  # seconds that the start waited for each process
         self._server = Server(launch.port, deadline, timing.clock)
@@ -98,10 +100,10 @@ class PrimeRlSession(Session):
         is_group_relative = algo.get("type", "grpo") in ("grpo", "max_rl") and not algo.get("length_penalty")
         files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
         self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seats=launch.seats)
-        self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
-        # Processes that may end with exit code 0 before the end of the training.
-        self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
-        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
+        self._final_step = 0  # the step whose weights are evaluated; 0: training did not succeed
+        # Processes that may end with exit code 0 before `train` stops them.
+        self._may_finish = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
+        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)  # of games
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
@@ -110,10 +112,8 @@ class PrimeRlSession(Session):
         self._standstill = Standstill(pids, launch.gpu_ids, nvml, timing.still_seconds, timing.clock)
 
     def open(self, source: str) -> None:
-        """Validate the config, start every process, and wait until they can train. EngineError if one of these fails.
-
-        `source`: the text of train.toml, for the line numbers in errors.
-        """
+        """Validate the config, start every process, and wait until training can begin. EngineError if this fails.
+        `source`: the text of train.toml, for the line numbers in errors."""
         self._launch.write()
         self._validate(source)
         self._start("server", "inference")
@@ -127,18 +127,18 @@ class PrimeRlSession(Session):
         broadcasts = self._launch.broadcasts_dir
         wait_for_server()
         self._witness.at_start()
-        # Any step: a fast trainer may have deleted step 0 already.
+        # The weights of any step will do, because a fast trainer may have deleted those of step 0 already.
         self._wait_for(
             "the first broadcast of weights was not ready", "trainer", lambda: latest_stable(broadcasts) is not None
         )
-        self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._logs(*LOOP_STARTED))
+        self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._in_log(*LOOP_STARTED))
         # prime-rl reports an environment as ready when its workers are spawned, before they import anything.
         for name in self._launch.env_servers:
-            self._wait_for("the environment's workers were not ready", name, partial(self._logs, name, *WORKERS_UP))
+            self._wait_for("the environment's workers were not ready", name, partial(self._in_log, name, *WORKERS_UP))
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
-        """Train until the budget ends or max_steps is reached; then stop all but the server."""
-        began, began_epoch, problem, outcome = self._clock(), time.time(), None, Outcome.CRASHED
+        """Train until the budget ends or max_steps is reached. Then stop every process except the server."""
+        began, began_unix, problem, outcome = self._clock(), time.time(), None, Outcome.CRASHED
         no_gradient: EngineError | None = None
         try:
             outcome = self._watch(began, budget_seconds, progress)
@@ -151,9 +151,9 @@ class PrimeRlSession(Session):
         self._settle()
         self._stop("rollouts")
         self._tail.poll()
-        if outcome is Outcome.FINISHED:  # the end is the last step, not the exit of the trainer
-            ended = max((step.time or 0.0 for step in self._tail.steps(began_epoch)), default=0.0)
-            seconds = ended if 0 < ended < seconds else seconds  # the system clock may have been changed
+        if outcome is Outcome.FINISHED:  # max_steps was reached: count until the last step, not until the trainer exits
+            step_end = max((step.time or 0.0 for step in self._tail.steps(began_unix)), default=0.0)
+            seconds = step_end if 0 < step_end < seconds else seconds  # the system clock, which times steps, may jump
         if problem is None:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
             if not self._final_step:
@@ -165,7 +165,7 @@ class PrimeRlSession(Session):
         self.earlier = {
             step: partial(self._load_earlier, folder) for step, folder in folders if step < self._final_step
         }
-        write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
+        write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_unix, last_step))
         training = Training(
             outcome,
             num_steps=self._tail.num_steps if last_step is None else last_step,
@@ -178,7 +178,7 @@ class PrimeRlSession(Session):
         return replace(training, cause=str(problem), failure=problem.failure, log=problem.log)
 
     def load_final_weights(self) -> Weights:
-        """Load the last published weights into the server, from a copy in the run's folder."""
+        """Copy the last published weights to the run's folder, once, and load them from there into the server."""
         if not self._final_step:
             raise EngineError("there are no final weights: training did not succeed")
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
@@ -188,11 +188,11 @@ class PrimeRlSession(Session):
         return Weights(step, sha256, self._witness.at_end())
 
     def confirm(self) -> None:
-        """Check after the scoring that the server still has the final weights. EngineError if it has not."""
+        """Check after the scoring that the server still has the final weights. EngineError if the weights differ."""
         self._witness.confirm()
 
     def _load_earlier(self, folder: Path) -> None:
-        self.confirm()  # while the server still has the final weights
+        self.confirm()  # the server still has the final weights, whose answers were scored
         self._load(folder)
 
     def complete(
@@ -210,7 +210,7 @@ class PrimeRlSession(Session):
         return completions
 
     def endpoint(self, progress: ProgressCallback) -> Endpoint:
-        """Return the endpoint of the run's server."""
+        """Return the endpoint of the run's server. Its `tick` reports episodes and enforces the run's deadline."""
 
         def tick(num_done: int) -> None:
             self._server.raise_if_late(f"{num_done} episodes were played")
@@ -219,7 +219,7 @@ class PrimeRlSession(Session):
         return Endpoint(f"{self._server.base_url}/v1", self._launch.served_model, tick)
 
     def close(self) -> None:
-        """Stop every process, then delete large files. EngineError if a process survives SIGKILL."""
+        """Stop every process, copy some rollouts, and delete large files. EngineError if a process survives SIGKILL."""
         try:
             self._stop(*self._groups)
         finally:
@@ -238,35 +238,34 @@ class PrimeRlSession(Session):
         )
 
     def _validate(self, source: str) -> None:
-        """Validate the config with prime-rl's classes, which write the configs of prime-rl's programs."""
+        """Validate the config with prime-rl's own classes; the validator also writes the configs of the programs."""
         self._start("rollouts", "validator")
         child = self._children["validator"]
         self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
         try:
             refusals = read_refusals(self._launch.verdict)
         except (OSError, msgspec.DecodeError):
-            raise self._death(child) from None
+            raise self._failure_of(child) from None
         if refusals:
             raise explain(refusals, source)
 
     def _wait_for(self, problem: str, name: str, is_ready: Callable[[], bool]) -> None:
-        """Wait until the process `name` is ready. EngineError if a process dies or the time for the start is over; its
-        cause lists how long the start waited for each process."""
-        began = self._clock()
-        before = self._waits.setdefault(name, 0.0)
+        """Wait until the process `name` is ready. EngineError if a process dies, or if the start-up time is over: then
+        the cause is `problem` with the seconds that were spent in waiting for each process."""
+        began, waited = self._clock(), self._waits.setdefault(name, 0.0)
         while not is_ready():
-            self._waits[name] = before + self._clock() - began
+            self._waits[name] = waited + self._clock() - began
             look()
             try:
                 self._raise_if_dead()
             except EngineError:
-                if is_ready():  # the process became ready meanwhile: the death belongs to the training
+                if is_ready():  # the start succeeded before the death, so `train` will report the death
                     return
                 raise
             if self._clock() >= self._startup_ends:
-                self._raise_if_dead(time_is_up=True)
+                self._raise_if_dead(include_fatal=True)
                 lines = " | ".join(tail(self._children[name].log_path, 3)) or "nothing"
-                waits = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self._waits.items())
+                waits = ", ".join(f"{process} {seconds:.0f} s" for process, seconds in self._waits.items())
                 cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}); last in its log: {lines}"
                 fix = "If the machine is slow, raise startup_seconds in [limits] of machine.toml (docs/gpus.md)."
                 raise EngineError(cause, fix, log=self._children[name].log_path.name)
@@ -274,74 +273,73 @@ class PrimeRlSession(Session):
             time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
-        """Follow the training. NoGradient if `progress` raises it, EngineError if a process dies or the run hangs."""
-        activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
+        """Watch the training until it ends, and return FINISHED or BUDGET. Raises NoGradient if `progress` does, and
+        EngineError if a process dies, the loss is not finite or the run hangs."""
+        last_counts, active_at, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
         note = ""
         while True:
             now = self._clock()
             self._tail.poll()
             if self._launch.is_game:
-                self._earlier_weights.look(
-                    max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9))
-                )
+                share_of_steps = self._tail.num_steps / max_steps if max_steps else 0.0
+                self._earlier_weights.look(max((now - began) / budget_seconds, share_of_steps))
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()
             if step := self._tail.not_finite_step():
-                cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
+                cause, fix = f"the loss was NaN or infinite at step {step}", "Lower trainer.optim.lr or its max_norm."
                 raise EngineError(cause, fix, failure=Failure.CONFIG)
             left = began + budget_seconds - now
             progress(training_progress(self._tail.steps(0.0), max(0.0, left), note))
             if left <= 0:
-                self._raise_if_dead(time_is_up=True)
+                self._raise_if_dead(include_fatal=True)
                 return Outcome.BUDGET
-            latest = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))
-            if latest != activity:
-                activity, active = latest, now
-            elif now - active >= self._timing.hang_seconds:
-                self._raise_if_dead(time_is_up=True)
-                cause = f"the run hangs: no step and no rollout for {now - active:.0f} s after step "
+            counts = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))
+            if counts != last_counts:
+                last_counts, active_at = counts, now
+            elif (idle := now - active_at) >= self._timing.hang_seconds:
+                self._raise_if_dead(include_fatal=True)
+                cause = f"the run hangs: no step and no rollout for {idle:.0f} s after step {self._tail.num_steps}"
                 fix = "Run it again; on a slow GPU raise no_step_seconds in [limits] of machine.toml (docs/gpus.md)."
-                raise EngineError(f"{cause}{self._tail.num_steps}", fix)
+                raise EngineError(cause, fix)
             try:
-                note = self._standstill.look(latest)
+                note = self._standstill.look(counts)
             except EngineError as error:
-                self._raise_if_dead(time_is_up=True)
+                self._raise_if_dead(include_fatal=True)
                 error.log = self._children["trainer"].log_path.name
                 raise
             self._memory.sample()
             time.sleep(min(self._timing.poll_seconds, max(0.0, left)))
 
     def _settle(self) -> None:
-        """Wait for the orchestrator's row of the last step, which may come half a second after the trainer's rows."""
+        """Wait for the orchestrator's metrics of the last step, which it may write half a second after the trainer."""
         until = time.monotonic() + SETTLE_SECONDS
         while self._tail.poll() or (self._tail.num_steps and time.monotonic() < until):
             if self._tail.is_whole(self._tail.num_steps):
                 return
             time.sleep(self._timing.poll_seconds / 10)
 
-    def _logs(self, name: str, text: bytes, times: int) -> bool:
+    def _in_log(self, name: str, text: bytes, times: int) -> bool:
+        """Return whether the log of the process `name` contains a text at least `times` times."""
         return read_file(self._children[name].log_path).count(text) >= times
 
-    def _raise_if_dead(self, *, time_is_up: bool = False) -> None:
-        """Raise EngineError with the most likely cause if a process has ended too early.
-
-        `time_is_up`: include processes that have logged a fatal exception, whose exit may take seconds, or hang.
-        """
-        if not self._dead(time_is_up):
+    def _raise_if_dead(self, *, include_fatal: bool = False) -> None:
+        """Raise EngineError if processes have ended too early, with the first cause for which a fix is known.
+        `include_fatal`: also for running processes that logged a fatal exception, because their exit may hang."""
+        if not self._dead(include_fatal):
             return
-        time.sleep(SETTLE_SECONDS)  # one death causes others, and the order is not always visible
-        problems = [self._death(child) for child in self._dead(time_is_up)]
+        time.sleep(SETTLE_SECONDS)  # the process that failed first may be the last one to exit
+        problems = [self._failure_of(child) for child in self._dead(include_fatal)]
         raise next((problem for problem in problems if problem.fix), problems[0])
 
-    def _dead(self, time_is_up: bool) -> list[Child]:
-        """Return the processes that have ended too early, the server first: no other death ends the server."""
+    def _dead(self, include_fatal: bool) -> list[Child]:
+        """Return the processes that have ended too early. The server is first: no other death makes it end."""
         ended = [child for group in reversed(self._groups.values()) for child in group.check()]
-        dead = [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
-        return dead or [c for c in self._children.values() if time_is_up and is_fatal(self._log(c)[1])]
+        dead = [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._may_finish)]
+        return dead or [c for c in self._children.values() if include_fatal and is_fatal(self._log(c)[1])]
 
-    def _death(self, child: Child) -> EngineError:
-        """Return an error with the cause of the death of a process, from its log."""
+    def _failure_of(self, child: Child) -> EngineError:
+        """Return an error that explains from the log of a process why the process failed."""
         ending = "fatal error" if child.poll() is None else child.exit_cause()
         name, lines = self._log(child)
         problem = diagnose(name.removesuffix(".log"), ending, lines, is_shared=self._launch.is_shared)
@@ -351,15 +349,16 @@ class PrimeRlSession(Session):
     def _log(self, child: Child) -> tuple[str, list[str]]:
         """Return the name and the lines of the log that shows why a process died.
 
-        trainer.log has the output of the trainer's first rank only. If torchrun names another rank as the first that
-        failed, or another rank logged a fatal exception, its output is written to trainer-RANK.log with torchrun's.
+        trainer.log contains the output of torchrun and of the trainer's first rank only. If torchrun reports that
+        another rank failed first, or without a report if another rank logged a fatal exception, this function writes
+        the outputs of torchrun and of this rank to trainer-RANK.log.
         """
         lines = _log_lines(child.log_path)
-        failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
+        first_failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
         for rank in range(1, self._launch.num_trainers) if child.name == "trainer" else ():
             outputs = self._run_dir.glob(f"torchrun/*/attempt_0/{rank}/std*.log")
             logs = sorted(map(_log_lines, sorted(outputs, reverse=True)), key=is_fatal)  # the fatal log is the last
-            if failed[1] == str(rank) if failed else any(map(is_fatal, logs)):
+            if first_failed[1] == str(rank) if first_failed else any(map(is_fatal, logs)):
                 lines = [*chain(*logs), *(line for line in lines if not line.startswith("[trainer0]:"))]
                 path = self._run_dir / f"trainer-{rank}.log"
                 write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), sync=False)
@@ -367,14 +366,15 @@ class PrimeRlSession(Session):
         return child.log_path.name, lines
 
     def _stop(self, *groups: str) -> None:
-        left: list[str] = []
+        """Stop these groups in order. EngineError if a process survives SIGKILL."""
+        survivors: list[str] = []
         for name in groups:
-            for broker in self._children.keys() & self._launch.env_servers if name == "rollouts" else ():
-                # Otherwise its workers use all their grace to finish rollouts.
-                self._groups[name].kill_below(self._children[broker])
-            left += self._groups[name].stop()
-        if left:
-            raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
+            for env_server in self._children.keys() & self._launch.env_servers if name == "rollouts" else ():
+                # The workers of an environment would use the whole grace period to finish their rollouts.
+                self._groups[name].kill_below(self._children[env_server])
+            survivors += self._groups[name].stop()
+        if survivors:
+            raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(survivors)}")
 
 
 def _log_lines(path: Path) -> list[str]:
