@@ -105,7 +105,7 @@ class Witness:
         start, problem = self._ask("start", str(self._launch.tree["model"]["name"]), ADMIN_SECONDS)
         if not self._launch.is_adapter and latest_stable(self._launch.broadcasts_dir):  # an adapter is another model
             start = None
-            problem = problem or "the trainer updated the weights before the server answered about its start weights"
+            problem = problem or "the trainer published new weights before the server answered about the start weights"
         self._served = Served(start, problem=problem)
 
     def at_end(self) -> str:
