@@ -1,13 +1,13 @@
-"""Decide which changes of train.toml to keep, and what the next run measures (docs/decision-rule.md).
+"""Decide which changes of train.toml to keep, and plan re-tests and final check runs (docs/decision-rule.md).
 
 The baseline's score, the drift and the effect of each change have one joint Gaussian distribution. Every run updates
-all of it, by the model
+the whole distribution, by the model
 
     score = baseline + drift * time + sum of the effects of the run's changes + noise
 
-A change is a set of keys and values. If two changes set the same key, the later one wins. The rest of the earlier
-change, m of its n keys, is a separate entry of the Gaussian: the sum of m of n independent parts of equal variance,
-m / n * effect + N(0, m / n * (1 - m / n) * variance of an ordinary change). A change without a rest is not kept.
+A change is a set of keys and values. If two changes set the same key, the later one wins. The settings of the earlier
+change that still apply are its rest. The effect of m of n keys is m / n * effect of the whole change + noise with
+the variance m / n * (1 - m / n) * variance of an ordinary change. A kept change with an empty rest is dropped.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, R
 from nightshift.config.rules import RuleConstants
 
 Array = NDArray[np.float64]
-Factors = dict[int, float]  # a weighted sum of the Gaussian's entries: row -> factor
-NIGHT_HOURS = 8.0  # the unit of time of the drift
+Vector = dict[int, float]  # a sparse vector over the entries of the Gaussian: row -> coefficient
+NIGHT_HOURS = 8.0  # the drift is the change of the score in this time
 _BASELINE, _DRIFT = 0, 1  # rows of the Gaussian
 _NORMAL = NormalDist()
-_RUNS_PER_FINAL_RUN = 5  # a night has final check runs if it has at least this many times as many runs in all
-_TINY = 1e-14  # lower bound of a variance by which something is divided
-SEED_DF = 8.0  # degrees of freedom of a `seed_sd` that was measured on other runs
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
+_RUNS_PER_FINAL_RUN = 5  # least number of a night's runs for each of its final check runs
+_TINY = 1e-14  # lower bound of an effect's variance: P(it helps) divides by the standard deviation
+SEED_DF = 8.0  # degrees of freedom of `rules.seed_sd` in Student's t: it was measured on earlier runs
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)  # for integrals over -1..1
 
 
 class Posterior:
-    """The posterior of a campaign's changes. The first baseline run gives the score and its standard error over
-    examples, sqrt(p (1 - p) / n). Set `stage` when a run starts: from the first final check run on no change is kept.
-    Call `observe` when a run's score is known; a crash has no score."""
+    """The posterior of the effects of a campaign's changes. `score` and `stderr` are those of the first baseline run;
+    `stderr` is over examples, sqrt(p (1 - p) / n). Set `stage` when a run starts: the rule keeps changes in the stage
+    SEARCH only. Call `observe` when a run's score is known; a crash has no score."""
 
     def __init__(self, score: float, stderr: float, rules: RuleConstants) -> None:
         self.rules = rules
         self.stage = Stage.SEARCH
         self._changes: dict[Settings, Change] = {}  # every proposed change, as it was first proposed
-        self._kept: dict[Settings, Settings] = {}  # the rest of each kept change, in the order in which they were kept
-        self._setters: dict[str, Settings] = {}  # the kept change that sets a key
-        self._fixed = set[Settings]()  # changes that the user decided, or that a guard forbids
-        self._dropped = set[Settings]()  # configs with a run that was probably an accident
-        self._final_scores: dict[Settings, tuple[float, ...]] = {}  # of the final check runs, by config
-        self._rows: dict[Settings, int] = {}  # row of the Gaussian of each change, and of each rest of a change
-        self._counts = rules.shares_worth * np.array([share for _, _, share in rules.kinds])
+        self._kept: dict[Settings, Settings] = {}  # kept change -> its rest, in the order of the keeps
+        self._kept_by_key: dict[str, Settings] = {}  # key -> the kept change that sets it
+        self._fixed = set[Settings]()  # changes that the user kept or reverted, or that a guard forbids
+        self._accident_configs = set[Settings]()  # configs of runs that were probably accidents
+        self._final_scores: dict[Settings, tuple[float, ...]] = {}  # config -> scores of its final check runs
+        self._rows: dict[Settings, int] = {}  # change, or rest of a change -> its row of the Gaussian
+        self._kind_counts = rules.shares_worth * np.array([share for _, _, share in rules.kinds])  # number of changes
         factors, priors = np.array(rules.noises).T
-        self._variances = (factors * rules.seed_sd) ** 2 + rules.examples_share * stderr**2
-        self._expected_variance = rules.seed_sd**2 + rules.examples_share * stderr**2
+        self._noise_variances = (factors * rules.seed_sd) ** 2 + rules.examples_share * stderr**2
+        self._expected_variance = rules.seed_sd**2 + rules.examples_share * stderr**2  # for factor 1
         self._log_weights = np.log(priors)
         self._mean = np.array([score, 0.0])
         self._cov = np.diag([self.noise_variance, rules.drift_sd**2])
@@ -63,8 +63,8 @@ class Posterior:
 
     @property
     def noise_variance(self) -> float:
-        """Variance of one run's noise: the mean over the factors f, weighted by how well each predicted the runs."""
-        return float(np.average(self._variances, weights=np.exp(self._log_weights - self._log_weights.max())))
+        """Variance of one run's noise: the mean over the factors in `rules.noises`, by their posterior weights."""
+        return float(np.average(self._noise_variances, weights=np.exp(self._log_weights - self._log_weights.max())))
 
     def copy(self) -> Posterior:
         copied = copy.copy(self)
@@ -76,122 +76,125 @@ class Posterior:
         return self._changes.get(change.identity, change)
 
     def set_kept(self, kept: Sequence[Change]) -> None:
-        """Set the incumbent's changes. This is needed if a decision could not be carried out."""
-        self._set_kept([self._admitted(change) for change in kept])
+        """Set the incumbent's changes, for example after git or a guard refused one of the rule's decisions."""
+        self._set_kept([self._ensure_added(change) for change in kept])
 
     def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
-        """Return the effect of a change on the incumbent, or on the baseline with `changes`. KeyError if unknown."""
+        """Return what a change adds to the other changes of the incumbent, or of `changes`. KeyError if unknown."""
         kept = self._kept if changes is None else (change.identity for change in changes)
-        return Effect(*self._moments(*self._added(change.identity, kept)))
+        return Effect(*self._mean_and_sd(*self._effect_vector(change.identity, kept)))
 
     def predict(
         self, changes: Iterable[Change], time_hours: float = 0.0, without: Collection[str] = ()
     ) -> tuple[float, float]:
-        """Return mean and sd of the true score of the baseline with `changes`, except for the keys in `without`."""
-        return self._moments(*self._factors((change.identity for change in changes), 1.0, time_hours, without))
+        """Return mean and sd of the true score of the baseline with `changes`, leaving out the keys in `without`."""
+        return self._mean_and_sd(*self._vector((change.identity for change in changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
-        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval. This is the
-        estimate, unless both configs have two final check runs and the estimate lies outside the interval of their
-        difference (Student's t; the expected variance and the variance within both configs are pooled)."""
+        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval. The gain is that
+        of `estimated_gain`, or the difference of the final check runs if the estimate lies outside its 95 % interval
+        (Student's t; the expected variance and the variance within both configs, of two runs or more, are pooled)."""
         estimate = self.estimated_gain(num_slots)
-        sides = [self._final_scores.get(Settings().union(*kept), ()) for kept in (self._kept.values(), ())]
-        if not self._kept or min(map(len, sides)) < 2:
+        incumbent = self._final_scores.get(Settings().union(*self._kept.values()), ())
+        baseline = self._final_scores.get(Settings(), ())
+        if not self._kept or min(len(incumbent), len(baseline)) < 2:
             return estimate
-        df = SEED_DF + sum(len(side) - 1 for side in sides)
-        squares = sum((score - fmean(side)) ** 2 for side in sides for score in side)
-        variance = (SEED_DF * self._expected_variance + squares) / df * sum(1 / len(side) for side in sides)
-        difference, halfwidth = fmean(sides[0]) - fmean(sides[1]), t_quantile(0.975, df) * math.sqrt(variance)
+        df = SEED_DF + len(incumbent) + len(baseline) - 2
+        squares = sum((score - fmean(scores)) ** 2 for scores in (incumbent, baseline) for score in scores)
+        variance = (SEED_DF * self._expected_variance + squares) / df * (1 / len(incumbent) + 1 / len(baseline))
+        difference, halfwidth = fmean(incumbent) - fmean(baseline), t_quantile(0.975, df) * math.sqrt(variance)
         return (difference, halfwidth) if abs(estimate[0] - difference) > halfwidth else estimate
 
     def estimated_gain(self, num_slots: int = 1) -> tuple[float, float]:
-        """Return the estimated gain of the incumbent over the baseline, and half of its 95 % interval. The best of many
-        noisy scores is too high (winner's curse): the more changes, the lower the estimate."""
-        mean, sd = self._moments(*self._factors(self._kept, 0.0))
-        least, more, usual = self.rules.shrink
-        shrink = least + more * max(math.log(max(len(self._changes), 1) / usual), 0.0)
+        """Return the estimated gain of the incumbent over the baseline, and half of its 95 % interval. It lies
+        below the posterior mean, because the best of many noisy scores is too high (winner's curse)."""
+        mean, sd = self._mean_and_sd(*self._vector(self._kept, 0.0))
+        base, per_e_fold, usual_changes = self.rules.shrink
+        shrink = base + per_e_fold * max(math.log(max(len(self._changes), 1) / usual_changes), 0.0)
         return max(mean - shrink * sd, min(mean, 0.0)), Z95 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
     def rider(
         self, new: Change, in_flight: Sequence[Run] = (), is_open: Callable[[str], bool] = lambda key: True
     ) -> Change | None:
-        """Return the best discarded change to test again, by expected improvement. Runs in flight count as known."""
-        noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # variance of a run with a new change
-        reductions: list[Array] = []  # the outer product of each with itself is subtracted from the covariance
+        """Return the discarded change with the largest expected improvement, to re-test it in the run of `new`; None if
+        none is worth it. The covariance is that after the runs in flight. `is_open`: whether a change may set a key."""
+        noise_with_new = self.noise_variance + self.rules.kinds[0][1] ** 2  # variance of noise plus a new change
+        reductions: list[Array] = []  # each run in flight reduces the covariance by the outer product r r'
         for run in in_flight:
-            factors, _ = self._factors((change.identity for change in run.changes), 1.0)
-            _, known, column = self._weighted(factors, reductions)
-            reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
-        _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
-        variances = np.diagonal(self._cov) - sum((reduction**2 for reduction in reductions), 0.0)
-        sds = np.abs(column + variances) / np.sqrt(known + 2 * column + variances + noise) + 1e-9
-        keys_in_use = new.keys.keys() | self._setters.keys()
-        best, most = None, self.rules.least_worth
+            vector, _ = self._vector((change.identity for change in run.changes), 1.0)
+            _, variance, px = self._products(vector, reductions)
+            reductions.append(px / math.sqrt(variance + (self.noise_variance if run.new is None else noise_with_new)))
+        _, variance, px = self._products(self._vector(self._kept, 1.0)[0], reductions)
+        effect_variances = np.diagonal(self._cov) - sum((reduction**2 for reduction in reductions), 0.0)
+        # |cov(effect, score)| / sd(score), if the run re-tests the change of this row
+        sds = np.abs(px + effect_variances) / np.sqrt(variance + 2 * px + effect_variances + noise_with_new) + 1e-9
+        keys_in_use = new.keys.keys() | self._kept_by_key.keys()
+        best, best_improvement = None, self.rules.least_worth
         for settings, change in self._changes.items():
             if settings in self._fixed or any(key in keys_in_use or not is_open(key) for key, _ in settings):
                 continue
             row = self._rows[settings]
             mean, sd = float(self._mean[row]), float(sds[row])
-            worth = sd * _NORMAL.pdf(mean / sd) + mean * _NORMAL.cdf(mean / sd)
-            if worth > most:
-                best, most = change, worth
+            improvement = sd * _NORMAL.pdf(mean / sd) + mean * _NORMAL.cdf(mean / sd)
+            if improvement > best_improvement:
+                best, best_improvement = change, improvement
         return best
 
     def observe(self, run: Run, score: float, time_hours: float, *, decides: bool = True) -> tuple[Decision, ...]:
         """Update the Gaussian with the score of a run that began `time_hours` after the first baseline. Return the
-        decisions in order. Pass `decides=False` if they are already recorded, because deciding takes most of the time.
+        decisions in order. Pass `decides=False`, which saves most of the time, if the decisions are already recorded.
 
-        Each kind of the new change gives a Kalman update. The result is the Gaussian with mean and covariance of their
-        mixture. All updates move along Px and u only, so one 2 x 2 matrix describes the change of the covariance. An
-        accident of a run without a new change is treated as a new change that is forgotten after the update."""
+        x, u and P are those of docs/decision-rule.md, "Update". Each kind of change gives a Kalman update along Px and
+        u, so a 2 x 2 matrix describes the change of the covariance. The mean and covariance of the mixture are stored.
+        Without a new change, the kinds are those of an accident, whose effect is not stored."""
         new = None if run.new is None else run.new.identity
         is_new = new is not None and new not in self._rows
         if run.new is not None and new not in self._changes:
             self._add(run.new)
-        changes = [self._admitted(change) for change in run.changes]
+        changes = [self._ensure_added(change) for change in run.changes]
         rests = remaining(changes)
         config = Settings().union(*(rest for _, rest in rests))
         if run.stage is not Stage.SEARCH:
             self._final_scores[config] = (*self._final_scores.get(config, ()), score)
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
-        if not is_new and config in self._dropped:
+        if not is_new and config in self._accident_configs:
             kinds = kinds[:1]
-        mus, variances = kinds[:, 0], kinds[:, 1] ** 2
-        shares = self._counts / self._counts.sum() if is_new else kinds[:, 2]
+        mus, kind_variances = kinds[:, 0], kinds[:, 1] ** 2
+        shares = self._kind_counts / self._kind_counts.sum() if is_new else kinds[:, 2]
         for whole, rest in rests:
             if rest and rest not in self._rows:
                 share = len(rest) / len(whole)
                 self._add_row(rest, whole, share, share * (1 - share) * self.rules.kinds[0][1] ** 2)
-        expected, known, column = self._weighted(self._factors(changes, 1.0, time_hours)[0])
+        expected, predicted_variance, px = self._products(self._vector(changes, 1.0, time_hours)[0])
         residuals = score - expected - mus
-        score_variances = known + variances + self.noise_variance
+        score_variances = predicted_variance + kind_variances + self.noise_variance
         weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
         weights /= weights.sum()
         if not is_new and weights[0] < 0.5:
-            self._dropped.add(config)
-        # The weights of the noise factors are updated under the ordinary kind.
-        by_factor = known + variances[0] + self._variances
-        self._log_weights -= 0.5 * weights[0] * (np.log(by_factor) + residuals[0] ** 2 / by_factor)
-        # The coefficients of Px and u under each kind: `steps` for the mean, `gains` for the covariance.
-        steps = np.array([residuals / score_variances, mus + variances * residuals / score_variances])
+            self._accident_configs.add(config)
+        # Multiply each noise factor's weight by the score's density under the ordinary kind ** weight of this kind.
+        variances_by_factor = predicted_variance + kind_variances[0] + self._noise_variances
+        self._log_weights -= 0.5 * weights[0] * (np.log(variances_by_factor) + residuals[0] ** 2 / variances_by_factor)
+        # Coefficients of Px and u (rows) for each kind (columns): of the mean's step, and of the Kalman gain times S.
+        steps = np.array([residuals / score_variances, mus + kind_variances * residuals / score_variances])
         step = steps @ weights
-        gains = np.array([np.ones_like(score_variances), variances])
+        gains = np.array([np.ones_like(score_variances), kind_variances])
         deviations = steps - step[:, None]
         matrix = (deviations * weights) @ deviations.T - (gains * (weights / score_variances)) @ gains.T
-        self._mean += step[0] * column
-        self._cov += np.outer(matrix[0, 0] * column, column)
+        self._mean += step[0] * px
+        self._cov += np.outer(matrix[0, 0] * px, px)
         if is_new and new is not None:
             row = self._rows[new]
             self._mean[row] += step[1]
-            self._cov[row] += matrix[0, 1] * column
-            self._cov[:, row] += matrix[0, 1] * column
-            self._cov[row, row] += matrix[1, 1] + weights @ variances
-            self._counts += weights
+            self._cov[row] += matrix[0, 1] * px
+            self._cov[:, row] += matrix[0, 1] * px
+            self._cov[row, row] += matrix[1, 1] + weights @ kind_variances
+            self._kind_counts += weights
         return self._decide(new) if decides else ()
 
     def decide_for_user(self, change: Change, is_kept: bool) -> None:
-        """Keep or revert a change, as the user's commit did. The rule never reverses the user's decision."""
-        settings = self._admitted(change)
+        """Keep or revert a change, as the user's commit or a guard did. The rule never reverses this decision."""
+        settings = self._ensure_added(change)
         self._fixed.add(settings)
         before = self._kept
         self._set_kept([*(kept for kept in self._kept if kept != settings), *([settings] if is_kept else [])])
@@ -199,105 +202,104 @@ class Posterior:
             self._final_scores.clear()
 
     def is_fixed(self, change: Change) -> bool:
-        """Return True if the rule may not decide about a change any more."""
+        """Return True if `decide_for_user` decided about a change, so that the rule does not."""
         return change.identity in self._fixed
 
-    def _admitted(self, change: Change) -> Settings:
-        """Add a change that no run proposed: the user made it, or its record is gone. Return its settings."""
+    def _ensure_added(self, change: Change) -> Settings:
+        """Return the settings of a change. Add a change that no run proposed, for example a commit of the user."""
         settings = change.identity
         if settings not in self._changes:
             second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # the kind is unknown
-            variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._counts))
+            variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._kind_counts))
             row = self._add(change)
             self._cov[row, row] += variance
         return settings
 
     def _decide(self, new: Settings | None) -> tuple[Decision, ...]:
-        """Judge each change by its own effect. First changes are reverted, then kept, the largest effect first."""
-        was_kept, decided = set(self._kept), []
+        """Judge each change by its own effect: reverts first, then keeps (largest effect first), then the discard."""
+        was_kept, decisions = set(self._kept), []
         if self.stage is not Stage.LAST_INCUMBENTS:
             effects = {kept: self.effect(self._changes[kept]) for kept in self._kept if kept not in self._fixed}
             for settings, effect in effects.items():
                 if effect.p_helps < self.rules.revert_below:
                     self._set_kept([kept for kept in self._kept if kept != settings])
-                    decided.append((settings, Action.REVERT, effect))
+                    decisions.append((settings, Action.REVERT, effect))
         if self.stage is Stage.SEARCH:
-            least = _NORMAL.inv_cdf(self.rules.keep_at)  # standard deviations
-            settled = was_kept | self._fixed
+            min_z = _NORMAL.inv_cdf(self.rules.keep_at)  # P(it helps) is above keep_at if mean / sd is above min_z
             for settings in sorted(self._changes, key=lambda settings: -self._mean[self._rows[settings]]):
-                sets_users_key = any(self._setters.get(key) in self._fixed for key, _ in settings)
-                if settings in settled or (sets_users_key and settings != new):
+                sets_fixed_key = any(self._kept_by_key.get(key) in self._fixed for key, _ in settings)
+                if settings in was_kept or settings in self._fixed or (sets_fixed_key and settings != new):
                     continue
-                factors, variance = self._added(settings, self._kept)
-                if least >= 0 and sum(factor * self._mean[row] for row, factor in factors.items()) <= 0:
-                    continue  # faster: most changes do not need a standard deviation
-                effect = Effect(*self._moments(factors, variance))
-                if effect.mean > least * effect.sd:
+                vector, variance = self._effect_vector(settings, self._kept)
+                if min_z >= 0 and sum(weight * self._mean[row] for row, weight in vector.items()) <= 0:
+                    continue  # most changes end here; computing their standard deviations would be slow
+                effect = Effect(*self._mean_and_sd(vector, variance))
+                if effect.mean > min_z * effect.sd:
                     self._set_kept([*self._kept, settings])
-                    decided.append((settings, Action.KEEP if settings == new else Action.ADOPT, effect))
+                    decisions.append((settings, Action.KEEP if settings == new else Action.ADOPT, effect))
         if new is not None and new not in was_kept and new not in self._kept:
-            decided.append((new, Action.DISCARD, self.effect(self._changes[new])))
+            decisions.append((new, Action.DISCARD, self.effect(self._changes[new])))
         return tuple(
             Decision(change=self._changes[settings], action=action, effect=effect.mean, effect_stderr=effect.sd)
-            for settings, action, effect in decided
+            for settings, action, effect in decisions
         )
 
     def _set_kept(self, kept: list[Settings]) -> None:
-        """Set the incumbent's changes, except for changes without remaining keys."""
+        """Set the incumbent's changes. A change is left out if later ones set all of its keys."""
         before, self._kept = self._kept, {whole: rest for whole, rest in remaining(kept) if rest}
         if before != self._kept and self.stage is Stage.SEARCH:
-            self._final_scores.clear()  # these are of an earlier night
-        self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
+            self._final_scores.clear()  # they are from an earlier night: this night still searches
+        self._kept_by_key = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
 
-    def _added(self, settings: Settings, kept: Iterable[Settings]) -> tuple[Factors, float]:
-        """Return the vector of a config with a change minus that without the change, and the additional variance."""
-        factors, variance, kept = Factors(), 0.0, list(kept)
+    def _effect_vector(self, settings: Settings, kept: Iterable[Settings]) -> tuple[Vector, float]:
+        """Return the vector of a config with a change minus that of the config without it; variance as in `_vector`."""
+        vector, variance, kept = Vector(), 0.0, list(kept)
         row, others = self._rows[settings], [other for other in kept if other != settings]
-        if {key for other in others for key, _ in other}.isdisjoint(key for key, _ in settings):  # most changes
+        if {key for other in others for key, _ in other}.isdisjoint(key for key, _ in settings):  # true for most
             return {row: 1.0}, 0.0
         without = dict(remaining(others))
         for whole, rest in remaining(kept if settings in kept else [*kept, settings]):
             other = without.get(whole, frozenset())
             if rest != other:  # equal terms cancel
-                variance += self._add_term(factors, 1.0, whole, rest)
-                variance += self._add_term(factors, -1.0, whole, other)
-        return factors, variance
+                variance += self._add_term(vector, 1.0, whole, rest)
+                variance += self._add_term(vector, -1.0, whole, other)
+        return vector, variance
 
-    def _factors(
+    def _vector(
         self, changes: Iterable[Settings], baseline: float, hours: float = 0.0, without: Collection[str] = ()
-    ) -> tuple[Factors, float]:
-        """Return the vector of a config, without changes that no run measured, and the additional variance."""
-        factors = {_BASELINE: baseline, _DRIFT: hours / NIGHT_HOURS}
+    ) -> tuple[Vector, float]:
+        """Return the vector of a config, and the variance of rests without a row. Changes without a row count as 0."""
+        vector = {_BASELINE: baseline, _DRIFT: hours / NIGHT_HOURS}
         pairs = ((whole, frozenset(i for i in rest if i[0] not in without)) for whole, rest in remaining(changes))
-        return factors, sum(self._add_term(factors, 1.0, whole, rest) for whole, rest in pairs)
+        return vector, sum(self._add_term(vector, 1.0, whole, rest) for whole, rest in pairs)
 
-    def _add_term(self, factors: Factors, sign: float, whole: Settings, rest: Settings) -> float:
-        """Add the rest of a change to a vector. Return the additional variance of a rest that no run measured."""
+    def _add_term(self, vector: Vector, sign: float, whole: Settings, rest: Settings) -> float:
+        """Add a rest to a vector: its row, or a share of its change's row plus noise. Return the noise's variance."""
         if not rest or whole not in self._rows:
             return 0.0
         share = 1.0 if rest in self._rows else len(rest) / len(whole)
         row = self._rows[rest if rest in self._rows else whole]
-        factors[row] = factors.get(row, 0.0) + sign * share
+        vector[row] = vector.get(row, 0.0) + sign * share
         return share * (1 - share) * self.rules.kinds[0][1] ** 2
 
-    def _moments(self, factors: Factors, variance: float) -> tuple[float, float]:
-        """Return mean and standard deviation of a weighted sum of entries plus noise of this variance."""
-        rows = list(factors)
-        values = np.array(list(factors.values()))
-        variance += float(values @ self._cov[np.ix_(rows, rows)] @ values)
-        return float(values @ self._mean[rows]), math.sqrt(max(variance, _TINY))
+    def _mean_and_sd(self, vector: Vector, variance: float) -> tuple[float, float]:
+        """Return mean and standard deviation of x'(entries of the Gaussian) + independent noise of `variance`."""
+        rows = list(vector)
+        x = np.array(list(vector.values()))
+        variance += float(x @ self._cov[np.ix_(rows, rows)] @ x)
+        return float(x @ self._mean[rows]), math.sqrt(max(variance, _TINY))
 
-    def _weighted(self, factors: Factors, reductions: Iterable[Array] = ()) -> tuple[float, float, Array]:
-        """Return mean and variance of a weighted sum of entries, and its covariances with all entries."""
-        rows = list(factors)
-        values = np.array(list(factors.values()))
-        column: Array = values @ self._cov[rows]
+    def _products(self, vector: Vector, reductions: Iterable[Array] = ()) -> tuple[float, float, Array]:
+        """Return x'm, x'Px and Px, with mean m and covariance P. Each reduction r replaces P by P - r r'."""
+        rows = list(vector)
+        x = np.array(list(vector.values()))
+        px: Array = x @ self._cov[rows]
         for reduction in reductions:
-            column -= reduction * (values @ reduction[rows])
-        return float(values @ self._mean[rows]), float(values @ column[rows]), column
+            px -= reduction * (x @ reduction[rows])
+        return float(x @ self._mean[rows]), float(x @ px[rows]), px
 
     def _add(self, change: Change) -> int:
-        """Add a proposed change, starting from the kept or last value's effect of the same keys. Return its row."""
+        """Add a change, and return its row. Its prior starts from the kept, else the last change of the same keys."""
         settings = change.identity
         same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
         kept = [other for other in same if other in self._kept]
@@ -307,7 +309,7 @@ class Posterior:
         return self._rows[settings]
 
     def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> None:
-        """Add an entry to the Gaussian: a share of the entry `source`, or 0, plus independent noise."""
+        """Add an entry to the Gaussian: `share` * entry of `source` + noise of `variance`; 0 if `source` is None."""
         row = self._rows[settings] = len(self._mean)
         self._mean, self._cov = np.pad(self._mean, (0, 1)), np.pad(self._cov, (0, 1))
         if source is not None:
@@ -318,28 +320,26 @@ class Posterior:
 
 
 def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:
-    """Return the stage of a night's next run. The final check runs are two of the baseline, then two of the incumbent;
-    with several slots, each slot runs each of the two once. `num_last`: the final check runs among `num_started`."""
-    num_each = 2 if num_slots == 1 else num_slots
-    is_short = num_started + num_left < _RUNS_PER_FINAL_RUN * 2 * num_each
-    if num_last == 0 and (is_short or num_left > 2 * num_each):
+    """Return the stage of a night's next run. A night ends with final check runs: two of the baseline, then two of the
+    incumbent; with several slots, one of each per slot. `num_last` of the `num_started` runs are final check runs."""
+    num_per_config = 2 if num_slots == 1 else num_slots
+    is_short = num_started + num_left < _RUNS_PER_FINAL_RUN * 2 * num_per_config
+    if num_last == 0 and (is_short or num_left > 2 * num_per_config):
         return Stage.SEARCH
-    return Stage.LAST_BASELINES if num_last < num_each else Stage.LAST_INCUMBENTS
+    return Stage.LAST_BASELINES if num_last < num_per_config else Stage.LAST_INCUMBENTS
 
 
 def measuring_run(kept: tuple[Change, ...], stage: Stage) -> Run:
-    """Return a final check run."""
+    """Return a final check run of the incumbent, whose changes are `kept`, or of the baseline."""
     return Run(kept=kept if stage is Stage.LAST_INCUMBENTS else (), stage=stage)
 
 
-# Student's t distribution for real degrees of freedom. scipy, for these two functions, would add 100 MB.
-
-
+# scipy would add 100 MB for t_quantile and t_probability.
 def t_quantile(probability: float, df: float) -> float:
-    """Return the quantile of Student's t for `probability` in 0.5..1 and real `df` (1 or more), to about 1e-9. With
-    t = sqrt(df) tan(a) the density of a is proportional to cos(a)^(df - 1), which is smooth on a finite range."""
-    low, high, df = 0.0, math.pi / 2, _bounded(df)
-    for _ in range(52):  # the bits of a float
+    """Return the quantile of Student's t for `probability` in 0.5..1 and real `df` (1 or more), to about 1e-9. The
+    angle a, with t = sqrt(df) tan(a), has a density proportional to cos(a)^(df - 1), so a quadrature is accurate."""
+    low, high, df = 0.0, math.pi / 2, _clip_df(df)
+    for _ in range(52):  # bisections; a float has 52 bits
         angle = (low + high) / 2
         low, high = (angle, high) if _area(angle, df) < probability - 0.5 else (low, angle)
     return math.sqrt(df) * math.tan(low)
@@ -347,15 +347,15 @@ def t_quantile(probability: float, df: float) -> float:
 
 def t_probability(t: float, df: float) -> float:
     """Return P(|T| >= |t|) under Student's t distribution with real `df` (1 or more)."""
-    df = _bounded(df)
+    df = _clip_df(df)
     return max(1 - 2 * _area(math.atan(abs(t) / math.sqrt(df)), df), 0.0)
 
 
 def _area(angle: float, df: float) -> float:
-    """Return the integral of the density from 0 to t = sqrt(df) tan(angle), by Gauss-Legendre quadrature."""
+    """Return P(0 < T < sqrt(df) tan(angle)), by Gauss-Legendre quadrature over the angle."""
     total = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
     return angle / 2 * float(_WEIGHTS @ np.cos(angle / 2 * (_NODES + 1)) ** (df - 1)) / total
 
 
-def _bounded(df: float) -> float:
-    return min(max(df, 1.0), 1e6)
+def _clip_df(df: float) -> float:
+    return min(max(df, 1.0), 1e6)  # _area is inaccurate outside this range

@@ -82,7 +82,7 @@ def test_two_files_that_are_equally_near_are_told_as_such(size: float, noise: fl
         for said in (file, START):
             _, line = compared(plus(said, rows(random.Random(1000 + seed).gauss), noise), file)
             assert line.startswith("served = file: cannot tell: 0.0")
-            assert line.endswith("no further apart than chance")
+            assert line.endswith("no significant difference")
 
 
 def test_of_several_engines_the_one_that_had_other_weights_decides() -> None:
@@ -198,7 +198,7 @@ def test_a_server_that_tells_nothing_of_use_ends_no_run(witness, stand_in, tmp_p
     [
         (7, 7, None),
         (7, 8, "other weights after the scoring than after the final load: 0.0"),
-        (7, "logprobs_400", "only one of two questions about the scored weights was answered: scored: "),
+        (7, "logprobs_400", "cannot be compared: the server answered only once: scored: "),
         ("logprobs_400", "logprobs_400", None),  # a server that cannot: served = file is "cannot tell"
     ],
 )

@@ -108,7 +108,7 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     assert tree["model"] == {"name": SCALED.model}
     head = text.split("\n\n")[0]
     assert head.startswith(f"# experiment 0001 of {BRANCH}, for prime-rl 559b44772e")
-    assert f"# trained: {record.result.training.num_steps} steps in a budget of 600 s" in head
+    assert f"# trained for {record.result.training.num_steps} steps in a budget of 600 s" in head
     words = r"PYTHONPATH=\$PWD/\.nightshift/environments/[0-9a-f]{16} uv run --no-sync rl @ THIS_FILE --model\.name /"
     assert re.search(words, head)
     assert f"revision {SCALED.model_revision}" in head
@@ -160,7 +160,7 @@ GATES = f"{CURRICULUM}.gates"
             WITH_OLD_NAMES,
             {"orchestrator.group_size": 16, "orchestrator.train.sampling.max_completion_tokens": 64},
             {"orchestrator.rollouts_per_example": 16, "orchestrator.sampling.max_tokens": 64},
-            "also trained with: trainer.loss.kl_tau = 0.0",
+            "also trained with (not in this file): trainer.loss.kl_tau = 0.0",
         ),
         (
             b"# My own file.\ntrainer.optim.lr = 1e-5 # my lr\nmax_steps = 20\n",
@@ -209,7 +209,7 @@ def test_export_edits_the_file_that_the_campaign_began_with(tmp_path: Path) -> N
     ("source", "comment"),
     [
         (b"model = 'a/b'\nlearning_rate = 2e-6\nnum_generations = 8\n", ""),  # of TRL
-        (FACTOR, "# not the imported file: a config of prime-rl before March 2026 has no place for: "),
+        (FACTOR, "# the imported file is not used: a config of prime-rl before March 2026 cannot express: "),
     ],
 )
 def test_export_composes_where_the_imported_file_cannot_be_edited(tmp_path: Path, source: bytes, comment: str) -> None:
@@ -217,15 +217,18 @@ def test_export_composes_where_the_imported_file_cannot_be_edited(tmp_path: Path
     assert "rl @ THIS_FILE" in text
     assert tomllib.loads(text)["model"] == {"name": SCALED.model}
     assert comment in text
-    assert bool(comment) == ("not the imported file" in text)
+    assert bool(comment) == ("the imported file is not used" in text)
 
 
 @pytest.mark.parametrize(
     ("rules", "cause"),
     [
-        (ARITHMETIC_TRL, "the incumbent was trained by the engine trl, and no config of prime-rl trains the same"),
-        (None, r"the rules of the campaign are gone: runs/ has no readable job\.json"),
-        (GSM8K_PRIME_RL, r"was measured under other rules .* Check out the campaign: git switch auto"),
+        (
+            ARITHMETIC_TRL,
+            "the incumbent was trained by the engine trl, and no prime-rl config reproduces this training",
+        ),
+        (None, r"the campaign's rules are unknown: runs/ has no readable job\.json"),
+        (GSM8K_PRIME_RL, r"was trained under other rules .* Check out the campaign's branch: git switch auto"),
     ],
 )
 def test_export_refuses_what_prime_rl_did_not_train_by_these_rules(
