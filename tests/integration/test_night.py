@@ -113,7 +113,7 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
     before = workers(root)
     night.send_signal(signal.SIGINT)
     assert night.stderr
-    assert any("once more to stop now" in line for line in night.stderr)
+    assert any("press Ctrl-C again to stop now" in line for line in night.stderr)
     assert all(map(is_alive, before)), "the first Ctrl-C is to let them finish"
     night.send_signal(signal.SIGINT)
     assert "Traceback" not in night.stderr.read()

@@ -191,7 +191,7 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert len(lines) <= 10, stdout
     assert lines[0].startswith("missing:  a run needs 2 NVIDIA GPUs")
     assert lines[1].startswith(f"missing:  prime-rl is not installed in {checkout / 'prime-rl'}")
-    assert {"takes:", "hardware:", "model:"} <= {line.split()[0] for line in lines}
+    assert {"time:", "hardware:", "model:"} <= {line.split()[0] for line in lines}
     flags = (*flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl")
     code, stdout, stderr = finish(start_run(checkout, *flags))
     for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "hardware:"):

@@ -187,7 +187,7 @@ def test_the_same_command_on_another_branch_prints_what_to_type(controller, stat
     request = unfinished_night(controller)
     if state == "rebase":
         (controller.bench.root / ".git" / "rebase-merge").mkdir()
-    words = {"rebase": "git rebase --abort", "clean": f"git switch {today(controller)}, then the same command"}
+    words = {"rebase": "git rebase --abort", "clean": f"git switch {today(controller)} and run the command again"}
     with pytest.raises(UsageError, match=words[state]):
         start.open_night(controller.bench.root, request, controller.reporter, None)
     assert controller.repo.head().branch == "main"
