@@ -113,7 +113,7 @@ def test_experiments_by_the_letter(agent: Shell) -> None:
         assert (agent.run(dry_run), scope) == (expected, scope)
     guide.write_text(text)
     assert agent.run(dry_run) == 0
-    assert re.search(r"^takes: +at most \d+ (s|min|h)", agent.said, re.MULTILINE)
+    assert re.search(r"^time: +at most \d+ (s|min|h)", agent.said, re.MULTILINE)
     code = agent.run(run.replace(HYPOTHESIS, '"rate five times as high: expect +5 pp, faster"'))
     assert (code, does[code]) == (0, "read the result, go on"), agent.log()
     assert agent.run(read) == 0

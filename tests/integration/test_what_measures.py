@@ -28,7 +28,7 @@ _FOLDERS = (
 )
 _EXCEPTIONS = {
     "": ("errors", "files", "startup", "text", "waiting"),
-    "agents/": ("direction", "notebook"),
+    "agents/": ("direction",),
     "campaign/": ("git", "ledger", "records", "results"),
     "cli/": ("output", "progress", "run", "shell", "status"),
     "config/": ("rules", "rules_toml", "scope"),  # what rules are made of is hashed by value
