@@ -151,7 +151,8 @@ def certificate_line(morning: Morning) -> str:
         not_yet = "Not certified yet: nothing was measured on the test split (uv run nightshift certify)."
         return morning.obsolete or not_yet
     numbers = tuple(len(c.scores(side)) for side in SIDES)
-    seeds = "1 fresh seed each" if numbers == (1, 1) else f"{numbers[0]} and {numbers[1]} fresh seeds"
+    each = f"{counted(numbers[0], 'fresh seed')} for each config"
+    seeds = each if numbers[0] == numbers[1] else f"{numbers[0]} and {numbers[1]} fresh seeds"
     line = (
         f"Certified on {counted(c.num_examples, 'test example')} with {seeds}: {_measured(c)}: {c.verdict}, at level "
         f"{c.level:.3g}. Use {c.access} of the test split by this campaign. {_runs(c)}"

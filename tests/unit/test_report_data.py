@@ -175,7 +175,7 @@ def certified_morning(
 
 def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_path: Path) -> None:
     line = certificate_line(certified_morning(tmp_path, judged(STORY), access=2, level=0.05 / 6))
-    assert line.startswith("Certified on 1,000 test examples with 3 and 3 fresh seeds: 66.0 %")
+    assert line.startswith("Certified on 1,000 test examples with 3 fresh seeds for each config: 66.0 %")
     assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp: better, at level 0.00833." in line
     assert "Use 2 of the test split by this campaign." in line
     assert "; incumbent 71.0 (300 steps), 71.0 (301 steps), 71.0 (302 steps). 0 of 3 runs of the incumbent" in line
