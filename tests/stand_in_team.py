@@ -50,7 +50,7 @@ def main() -> None:
     brief = sys.stdin.read()
     if sys.argv[1] == "implementer":
         implement(brief)
-    elif "report what came" in brief:
+    elif "report the outcome of" in brief:
         reflect(brief)
     else:
         think(brief)

@@ -102,7 +102,7 @@ def test_a_night_logs_what_the_export_writes_and_tags_its_branch(root, tmp_path,
     ("variables", "line"),
     [
         ({"WANDB_MODE": "offline", "WANDB_X_SERVICE_WAIT": "0.0001"}, "W&B: nothing more is logged: "),
-        ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}, "from now on offline runs in runs/wandb"),
+        ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}, "writing offline runs to runs/wandb"),
     ],
 )
 def test_a_failure_of_wandb_is_a_line(root: Path, monkeypatch, variables: dict[str, str], line: str) -> None:

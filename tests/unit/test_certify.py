@@ -203,7 +203,7 @@ def test_a_crashed_run_is_repeated_with_another_seed_and_the_verdict_says_so(kep
 
 
 @pytest.mark.parametrize(
-    ("name", "cause"), [slow("sigkill", "all its runs were lost to infrastructure failures"), ("error", "loss is nan")]
+    ("name", "cause"), [slow("sigkill", "all runs were lost to infrastructure failures"), ("error", "loss is nan")]
 )
 def test_a_side_without_a_run_is_no_certificate(kept: Controller, name: str, cause: str) -> None:
     fault(kept.ledger.runs_dir, name, once=False)
