@@ -91,6 +91,13 @@ def site_packages(root: Path) -> Path:
     return next((root / ".venv" / "lib").glob("python*/site-packages"))
 
 
+def clone(folder: Path, branch: str) -> Path:
+    """Return a clone of this project's last commit, on a campaign branch."""
+    subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
+    git(folder, "switch", "--quiet", "--create", branch)
+    return folder
+
+
 def leftovers(*folders: Path) -> list[psutil.Process]:
     """Living processes, but this one and its parents, that work in one of the folders or name it."""
     ours = {psutil.Process(), *psutil.Process().parents()}  # a command line above us may name the checkout

@@ -236,7 +236,9 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
         night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "")
         if night := night if night and night.branch == story.branch else None:
             request = (read_json(ledger.runs_dir / NIGHT_NAME, dict[str, Any], "") or {}).get("request", {})
-            agent = request.get("agent", agent)
+            named = str(request.get("agent", agent))
+            is_known = all(name in (*PRESETS, *SEARCHES) for name in named.removeprefix("team:").split(","))
+            agent = named if is_known else "NAME"  # a command of the user's own may contain a key
     return Morning(
         story,
         campaign.standing,

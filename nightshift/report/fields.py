@@ -1,5 +1,6 @@
 """What is known of one experiment as named texts, for the summary, `nightshift show` and the page."""
 
+import math
 from collections.abc import Callable, Iterator
 
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
@@ -58,7 +59,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("with", ", ".join(row.kept)),
         *((name, None if value is None else form(value)) for name, value, form in figures),
         ("effect_at_decision", None if effect is None else ("-" if effect < 0 else "+") + score(abs(effect))),
-        ("p_helps", None if row.p_helps is None else f"{row.p_helps:.4f}"),
+        ("p_helps", None if row.p_helps is None else f"{math.floor(100 * row.p_helps + 1e-9) / 100:.2f}"),
         ("verdict", row.verdict or UNDECIDED),
         ("outcome", _NO_GRADIENT if training and training.outcome is Outcome.NO_GRADIENT else None),
         ("why", row.why),

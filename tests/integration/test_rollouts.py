@@ -368,3 +368,9 @@ def test_a_v0_environment_that_the_adapter_cannot_carry_is_named(open_: Open, te
     with pytest.raises(EngineError) as raised:
         open_(text).examples("validation")
     assert cause in str(raised.value)
+
+
+def test_a_server_that_stalls_ends_the_evaluation_before_waiting_episodes_score_0(open_: Open, monkeypatch) -> None:
+    monkeypatch.setattr(module, "STALL_SECONDS", 3.0)
+    with pytest.raises(EngineError, match="environment mine: the server answered no request for 3 s"):
+        play(open_(TURNS), "chat_hang")

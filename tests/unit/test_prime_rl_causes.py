@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.diagnose import diagnose
 from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
@@ -214,3 +216,12 @@ def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault
     assert [refusal.type for refusal in refusals] == ["ModuleNotFoundError"]
     assert "No module named 'prime_rl'. This is not train.toml's fault" in str(explain(refusals, SOURCE))
     assert list(launch.configs_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "is_name"), [("env-server-gsm8k.log", True), ("../trainer.log", False), ("a\x00.log", False)]
+)
+def test_a_result_names_a_log_in_the_run_s_folder_only(log: str, is_name: bool) -> None:
+    data = msgspec.json.encode(Training(Outcome.CRASHED, 0, log=log))
+    with nullcontext() if is_name else pytest.raises(msgspec.ValidationError):
+        assert msgspec.json.decode(data, type=Training).log == log

@@ -1,6 +1,7 @@
 """The rules hash moves with everything that can move a number, and with nothing else."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from importlib import metadata
@@ -210,3 +211,14 @@ def test_an_engine_of_a_record_and_a_model_that_contains_the_checkout_are_refuse
         rules_here(ROOT, "vllm", 0)
     with pytest.raises(UsageError, match="which contains this checkout"):
         rules_of(ROOT, Chosen(environments=["arithmetic"], model=".."), "trl", 0)
+
+
+def test_a_pipe_is_not_waited_for_and_a_byte_cannot_be_moved_into_the_next_file(root: Path) -> None:
+    hashes = [ARITHMETIC_TRL.hash(root)]
+    (root / "nightshift" / "experiment" / "worker.py").unlink()
+    os.mkfifo(root / "nightshift" / "experiment" / "worker.py")
+    for first, second in ((b"ab", b""), (b"a", b"b")):
+        (root / "environments" / "gsm8k" / "a.py").write_bytes(first)
+        (root / "environments" / "gsm8k" / "b.py").write_bytes(second)
+        hashes.append(ARITHMETIC_TRL.hash(root))
+    assert len({*hashes}) == 3

@@ -193,7 +193,8 @@ class MetricsTail:
         self._offsets[path] += len(whole)
         for line in whole.splitlines():
             with suppress(ValueError):
-                yield parse_json(line, dict[str, float])
+                row = parse_json(line, dict[str, Any])
+                yield {key: float(value) for key, value in row.items() if type(value) in (int, float)}
 
     def _add(self, row: dict[str, float]) -> None:
         if not (step := row.get("step", math.nan)).is_integer():

@@ -153,7 +153,13 @@ class Witness:
         except EngineError as error:
             return None, clean(f"{when}: {error}", 300)
         first, *others = [[logprobs for _, logprobs in pairs] for pairs in answers]
-        return Answers([tokens for tokens, _ in answers[0]], first, others), ""
+        tokens = [tokens for tokens, _ in answers[0]]
+        for engine in (first, *others):
+            if any(
+                len(row) != len(ids) - 1 or not row or max(row) > 0.01 for ids, row in zip(tokens, engine, strict=True)
+            ):
+                return None, f"{when}: the server gave no valid log-probability for a token"
+        return Answers(tokens, first, others), ""
 
 
 def compare(served: Served, read: Read) -> tuple[bool, str]:
