@@ -192,7 +192,7 @@ class MetricsTail:
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         self._offsets[path] += len(whole)
         for line in whole.splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 row = parse_json(line, dict[str, Any])
                 yield {key: float(value) for key, value in row.items() if type(value) in (int, float)}
 
