@@ -140,6 +140,19 @@ def answers() -> str:
     )
 
 
+def answers_compared() -> str:
+    rows = result("decision_rules_answers_compared")["worlds"]
+    cells = {(row["world"], row["answer_seconds"], row["rule"]): with_error(row["gain"], row["stderr"]) for row in rows}
+    pairs = dict.fromkeys((row["world"], row["answer_seconds"]) for row in rows)
+    return table(
+        "world | answer | this rule | keep-above-best | moving bar",
+        (
+            (world, f"{seconds:.0f} s", *(cells[world, seconds, rule] for rule in (SHIPPED, "best", "bar")))
+            for world, seconds in pairs
+        ),
+    )
+
+
 def slots() -> str:
     names = {1: "decision_rules", 4: "decision_rules_4_slots", 8: "decision_rules_8_slots"}
     old = {(row["slots"], row["world"]): row for row in result("parallel_nights_0.2.0")["rows"]}
@@ -389,6 +402,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "compared": compared,
     "simulated": simulated,
     "answers": answers,
+    "answers-compared": answers_compared,
     "slots": slots,
     "bounds": bounds,
     "proposers": proposers,
