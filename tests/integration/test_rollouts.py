@@ -196,11 +196,11 @@ def open_(tmp_path: Path) -> Iterator[Open]:
     assert living_children() == []
 
 
-def play(environment: VerifiersTaskset) -> list[Conversation]:
-    """Play the validation split."""
+def play(environment: VerifiersTaskset, fault: str | None = None) -> list[Conversation]:
+    """Play the validation split. `fault`: of the server."""
     examples = environment.examples("validation")
     assert len(examples) == NUM
-    with ScriptedServer("the-policy", 0, None, answer, 100_000) as server:
+    with ScriptedServer("the-policy", 0, fault, answer, 100_000) as server:
         played = environment.play(examples, Session(server.port), Decoding(64), lambda reading: None)  # type: ignore[arg-type]
     return [episode for (episode,) in played if isinstance(episode, Conversation)]
 
