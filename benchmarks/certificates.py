@@ -10,7 +10,7 @@ noise.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +49,18 @@ CASES = (
 )
 
 
-def campaign(case: Case, rng: np.random.Generator) -> list[tuple[bool, bool]]:
-    """For each access: whether it says "better", and whether the interval holds 0, the true difference."""
+def campaign(case: Case, rng: np.random.Generator, gain: float = 0.0) -> list[tuple[bool, bool]]:
+    """For each use: whether the verdict is "better", and whether the interval contains 0. `gain`: of the incumbent."""
     difficulty = rng.standard_normal((1, case.num_examples))
     own = [rng.standard_normal((1, case.num_examples)) for _ in range(2)]
     answers = []
     for access in range(1, NUM_ACCESSES + 1):
         sides = []
-        for config in own:
+        for config, shift in zip(own, (0.0, gain / SLOPE), strict=True):
             seeds = rng.standard_normal((case.num_runs, 1)) * case.seed_sd / SLOPE
             noise = rng.standard_normal((case.num_runs, case.num_examples))
             of_example = math.sqrt(case.between) * difficulty + math.sqrt(case.within - case.between) * config
-            sides.append((of_example + math.sqrt(1 - case.within) * noise + seeds > 0).astype(float))
+            sides.append((of_example + math.sqrt(1 - case.within) * noise + seeds + shift > 0).astype(float))
         result = estimate(sides[0], sides[1], RuleConstants())
         low, high = result.interval
         answers.append((verdict(result, level_of_access(access)) == "better", low <= 0 <= high))
@@ -82,6 +82,13 @@ def simulate(case: Case, num_campaigns: int, seed: int) -> dict[str, Any]:
     }
 
 
+def power(num_runs: int, gain: float, num_campaigns: int, seed: int) -> dict[str, float]:
+    """Return the share of campaigns whose first certificate finds a true gain, with the noise that the rules assume."""
+    rng, case = np.random.default_rng(seed), replace(CASES[0], num_runs=num_runs)
+    num_better = sum(campaign(case, rng, gain)[0][0] for _ in range(num_campaigns))
+    return {"runs": num_runs, "gain": gain, "better": num_better / num_campaigns}
+
+
 @click.command(help=__doc__)
 @click.option("--campaigns", default=2000, show_default=True)
 @click.option("--seed", default=1, show_default=True)
@@ -93,7 +100,8 @@ def main(campaigns: int, seed: int, output: Path) -> None:
         rows.append(simulate(case, campaigns, seed))
         click.echo(f"{case.name}: done", err=True)
     command = f"uv run benchmarks/certificates.py --campaigns {campaigns} --seed {seed}"
-    write_result(output, command, {"rows": rows}, machine())
+    powers = [power(runs, gain, campaigns, seed) for runs in (3, 5) for gain in (0.035, 0.05)]
+    write_result(output, command, {"rows": rows, "power": powers}, machine())
     shown = [row | {"one": row["better_within"][0], "five": row["better_within"][-1]} for row in rows]
     click.echo(
         table(

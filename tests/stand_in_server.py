@@ -120,6 +120,10 @@ class StandInServer:
             for token in tokens
         ]
         rows[0] = None
+        if self.fault == "logprobs_above_0":
+            rows[5][str(tokens[5])]["logprob"] = 1.0
+        if self.fault == "logprobs_null":
+            rows = [None] * len(rows)
         if self.fault == "logprobs_another_token":
             rows[5] = likeliest
         return {"prompt_logprobs": rows, "prompt_token_ids": tokens}

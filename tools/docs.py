@@ -140,6 +140,16 @@ def answers() -> str:
     )
 
 
+def power() -> str:
+    """Return how often a simulated certificate finds a gain, by its number of runs."""
+    rows = result("certificates")["power"]
+    gains = list(dict.fromkeys(row["gain"] for row in rows))
+    shares = {(row["runs"], row["gain"]): f"{100 * row['better']:.0f} %" for row in rows}
+    head = " | ".join(("`--seeds`", *(f"true gain +{percent_points(gain)} pp" for gain in gains)))
+    numbers = dict.fromkeys(row["runs"] for row in rows)
+    return table(head, ((str(runs), *(shares[runs, gain] for gain in gains)) for runs in numbers))
+
+
 def answers_compared() -> str:
     rows = result("decision_rules_answers_compared")["worlds"]
     cells = {(row["world"], row["answer_seconds"], row["rule"]): with_error(row["gain"], row["stderr"]) for row in rows}
@@ -403,6 +413,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "simulated": simulated,
     "answers": answers,
     "answers-compared": answers_compared,
+    "power": power,
     "slots": slots,
     "bounds": bounds,
     "proposers": proposers,

@@ -1,9 +1,8 @@
 """What is known of one experiment as named texts, for the summary, `nightshift show` and the page."""
 
-import math
 from collections.abc import Callable, Iterator
 
-from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
+from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, whole_percent
 from nightshift.campaign.results import UNDECIDED, Row, decisions_text
 
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
@@ -59,7 +58,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("with", ", ".join(row.kept)),
         *((name, None if value is None else form(value)) for name, value, form in figures),
         ("effect_at_decision", None if effect is None else ("-" if effect < 0 else "+") + score(abs(effect))),
-        ("p_helps", None if row.p_helps is None else f"{math.floor(100 * row.p_helps + 1e-9) / 100:.2f}"),
+        ("p_helps", None if row.p_helps is None else f"{whole_percent(row.p_helps) / 100:.2f}"),
         ("verdict", row.verdict or UNDECIDED),
         ("outcome", _NO_GRADIENT if training and training.outcome is Outcome.NO_GRADIENT else None),
         ("why", row.why),

@@ -35,9 +35,9 @@ _MAX_TEXT = 4000  # characters of any one text
 # Definitions below the headings of two tables.
 KEPT_TERMS = (
     "P(it helps) is the probability that the effect is above 0. A change is kept at 60 %, reverted below 50 %, and "
-    "confirmed above 95 %, which is rare in one night; until then it is unconfirmed. 'Kept later' means that re-tests "
-    "raised P to 60 %. Effects are estimated now, ± half of their 95 % intervals. An effect is lower than the "
-    "difference of two measured scores, because the best of many noisy scores is too high."
+    "confirmed above 95 %, which is rare in one night; until then it is unconfirmed. 'Kept later' means that later "
+    "runs raised P to 60 %. Effects are estimated now, from all runs, ± half of their 95 % intervals. So an effect is "
+    "not the difference of two measured scores."
 )
 RUN_TERMS = (
     "Effect and P(it helps) are those of the experiment's own change, as estimated at its decision. A re-run has no "

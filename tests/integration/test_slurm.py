@@ -17,6 +17,7 @@ from nightshift.executors.slurm import SlurmExecutor, read
 from nightshift.experiment.experiment import open_controller
 from tests import slurm_cluster, stand_ins
 from tests.checkouts import ROOT
+from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.slurm_cluster import CONFIG, Cluster
 from tests.stand_in_controller import SilentReporter
@@ -264,3 +265,19 @@ def test_a_job_with_fewer_gpus_than_a_run_uses_is_refused(checkout: Path, gpus: 
     cause = r"slurm.toml: gpus = 2, and a run of arithmetic-prime-rl uses 4\. Write 4 or more\.$"
     with pytest.raises(UsageError, match=cause) if is_refused else nullcontext():
         open_controller(checkout, Request(slurm=path), SilentReporter())
+
+
+@pytest.mark.slow
+def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> None:
+    if why := why_no_bwrap():
+        pytest.skip(why)
+    agent = root.parent / "agent.sh"
+    agent.write_text(
+        "#!/bin/sh\nsbatch --job-name=mine --output=/dev/null --mem=1 --wrap 'sleep 600' || echo no\n"
+        "sed -i 's/^lr = .*/lr = 3e-6/' train.toml\n"
+    )
+    agent.chmod(0o755)
+    config = str(root.parent / "slurm.toml")
+    code, _, stderr = finish(start(root, agent=str(agent), experiments=2, slurm=config, sandbox="bwrap"))
+    assert code == 0, stderr
+    assert cluster.ask("squeue", "-h", "-o", "%j") == ""

@@ -243,3 +243,24 @@ def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is
     with pytest.raises(EngineError, match=r"scoring: score nan is not 0\.\.1"):
         evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
     assert said[True].startswith("rewards of the test split fail or are refused: LookupError. Check other splits")
+
+
+def test_an_example_of_several_answers_is_cut_off_if_one_of_them_was_and_failed_rewards_stay_secret(tmp_path) -> None:
+    """`path`: of the answers; without it the text of an exception may hold a right answer of the test split."""
+    (first,) = load(ROOT, ARITHMETIC_TRL.environments)
+    scorer = SimpleNamespace(close=lambda: None)
+    scorer.failures = lambda: "failed" if scorer.is_secret else "failed: 42"
+    twice = SimpleNamespace(
+        name=first.name, package=first.package, scorer=scorer, episodes=lambda example: 2 * first.episodes(example)
+    )
+    both = [(twice, example) for example in first.examples("validation")[:2]]
+    session = Parrot(["#### 1"] * 4)
+    for answer, wrong in (("-1", 0.5), (both[0][1].answer, 0.0)):
+        session.complete = lambda *asked, text=f"#### {answer}": [Completion(text, 1, index == 1) for index in range(4)]
+        for path, line in ((None, "failed"), (tmp_path / "answers", "failed: 42")):
+            evaluation = evaluate(session, both, ARITHMETIC_TRL, path, lambda reading: None)
+            assert (evaluation.truncated_share, evaluation.cut_wrong_share, evaluation.unscored) == (
+                0.5,
+                wrong,
+                (line,),
+            )

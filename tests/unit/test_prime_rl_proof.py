@@ -182,6 +182,8 @@ def test_each_data_parallel_engine_is_asked(witness, stand_in, tmp_path, at_end,
     [
         ("logprobs_400", "400"),
         ("logprobs_another_token", "no log-probabilities in the server's answer"),
+        ("logprobs_above_0", "the server gave no valid log-probability for a token"),
+        ("logprobs_null", "the server gave no valid log-probability for a token"),
     ],
 )
 def test_a_server_that_tells_nothing_of_use_ends_no_run(witness, stand_in, tmp_path, fault, cause):

@@ -142,10 +142,10 @@ def test_a_kept_change_that_undoes_an_earlier_one_says_so(tmp_path: Path, second
     ledger = Ledger(tmp_path)
     for changes, share in (({}, 0.4), (second, 0.55), ({GROUP: 8}, 0.65), (third, 0.85)):
         tell(ledger, changes, share)
-    found = gather(ledger, None)
-    assert {kept.change.name: kept.support for kept in found.kept}["0004"] == support
-    assert sentence in gain_parts(found)
-    assert ("takes back" in gain_parts(found)) == support.endswith("back 0002")
+    view = gather(ledger, None)
+    assert {kept.change.name: kept.support for kept in view.kept}["0004"] == support
+    assert sentence in gain_parts(view)
+    assert ("takes back" in gain_parts(view)) == support.endswith("back 0002")
 
 
 @pytest.mark.parametrize("scores", [STORY, SURE, UNSURE, [0.5, 0.6, 0.7, 0.8, 0.9]])
@@ -333,7 +333,7 @@ def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verd
 
 
 def test_nothing_is_to_be_copied_without_a_gain(tmp_path: Path) -> None:
-    found = morning(tmp_path, judged(UNSURE))
-    level = replace(found.standing, gain=0.0)
-    assert nothing_to_copy(replace(found, standing=level)) == "Nothing to copy: the estimated gain is +0.0 ± 6.9 pp."
-    assert nothing_to_copy(found) == ""
+    view = morning(tmp_path, judged(UNSURE))
+    level = replace(view.standing, gain=0.0)
+    assert nothing_to_copy(replace(view, standing=level)) == "Nothing to copy: the estimated gain is +0.0 ± 6.9 pp."
+    assert nothing_to_copy(view) == ""

@@ -60,6 +60,7 @@ CHATS = (
 )
 _MESSAGES = [[{"role": "user", "content": ask}, {"role": "assistant", "content": answer}] for ask, answer in CHATS]
 
+_MAX_LOGPROB = 0.01  # 0, with room for rounding
 Logprobs = list[list[float]]  # by chat and token; the first token has none
 
 
@@ -153,13 +154,10 @@ class Witness:
         except EngineError as error:
             return None, clean(f"{when}: {error}", 300)
         first, *others = [[logprobs for _, logprobs in pairs] for pairs in answers]
-        tokens = [tokens for tokens, _ in answers[0]]
-        for engine in (first, *others):
-            if any(
-                len(row) != len(ids) - 1 or not row or max(row) > 0.01 for ids, row in zip(tokens, engine, strict=True)
-            ):
-                return None, f"{when}: the server gave no valid log-probability for a token"
-        return Answers(tokens, first, others), ""
+        rows = [row for engine in answers for row in engine]
+        if any(len(logprobs) != len(tokens) - 1 or max(logprobs) > _MAX_LOGPROB for tokens, logprobs in rows):
+            return None, f"{when}: the server gave no valid log-probability for a token"
+        return Answers([tokens for tokens, _ in answers[0]], first, others), ""
 
 
 def compare(served: Served, read: Read) -> tuple[bool, str]:
