@@ -437,7 +437,9 @@ MAKERS: dict[str, Callable[[], str]] = {
     "confirmed": lambda: f"{RULES.confirmed_above:g}",
     "least-worth": lambda: f"{100 * RULES.least_worth:.2f}",
     "shrink": lambda: f"{RULES.shrink[0]:g}",
-    "shrink-more": lambda: "with N > {2:g} tested changes, {0:g} + {1:g} ln(N/{2:g}) standard deviations".format(*RULES.shrink),
+    "shrink-more": lambda: "with N > {2:g} tested changes, {0:g} + {1:g} ln(N/{2:g}) standard deviations".format(
+        *RULES.shrink
+    ),
     "widen": lambda: "{:g}, at several slots by {:g}".format(*RULES.widen),
 }
 

@@ -96,7 +96,7 @@ def test_a_nights_brief_goes_before_them(page: str, tmp_path: Path) -> None:
     prompts = (compose(context), strategy(context), implementation(context, Answer(None)), last)
     roles = [re.match(r"You are the (\w+) of an overnight campaign", prompt) for prompt in prompts]
     assert [found and found[1] for found in roles] == ["researcher", "strategist", "implementer", "strategist"]
-    assert 'begins "You are the researcher", strategist or implementer, "of an overnight campaign"' in text
+    assert 'begins "You are the researcher of an overnight campaign", or the strategist or the implementer' in text
     assert "says and nothing else" in text
     # It comes before everything that could be taken for a task.
     assert text.index("overnight campaign") < min(text.index("uv run"), 800)
