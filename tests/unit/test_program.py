@@ -52,7 +52,7 @@ def test_keys_of_the_summary_exist() -> None:
     record = replace(judged([0.5, 0.4])[1], health="time", git_action="done", total_seconds=9.0, unused_keys=("a", "b"))
     printed = set(re.findall(r"^(\w+):", summary(record), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|.]+)\):'", TEXT)
-    assert set(pattern.split("|")) <= {*printed, "train.toml"}
+    assert set(pattern.split("|")) <= {*printed, "scaled", "strict_score", "train.toml"}
     assert "`train.toml: 0003 reverted, 0005 kept later`" in TEXT
     known = {"eval_score", "effect_at_decision", "p_helps", "why", "unused_keys", "git", "total_seconds", "num_steps"}
     assert known <= printed
