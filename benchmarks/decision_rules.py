@@ -1,6 +1,5 @@
 """Measure the decision rule in simulated nights: the gain, the reported interval, the commits and the final diff.
 
-    uv run benchmarks/decision_rules.py --nights 1500 --seed 4
     uv run benchmarks/decision_rules.py --rule all --nights 300 --seed 2
     uv run benchmarks/decision_rules.py --slots 4 --nights 100 --bounds 0.7/0.5 --bounds 0.6/0.4
     uv run benchmarks/decision_rules.py --world default --answer-seconds 15 --answer-seconds 180 --ahead
@@ -466,7 +465,9 @@ def parse_bounds(text: str) -> tuple[float, float]:
 )
 @click.option("--ahead", is_flag=True, help="Propose the next change while a run trains.")
 @click.option("--by-hand", is_flag=True, help="No rider and no last runs.")
-@click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "decision_rules.json", show_default=True)
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=RESULTS / "decision_rules_compared.json", show_default=True
+)
 def main(
     worlds: tuple[str, ...],
     rule: str,

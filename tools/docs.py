@@ -116,7 +116,7 @@ def simulated() -> str:
                 f"{row['harmful']:.0f} %",
                 "" if row["missed"] is None else f"{row['missed']:.0f} %",
             )
-            for name, row in worlds("decision_rules").items()
+            for name, row in worlds("decision_rules_compared").items()
         ),
     )
 
@@ -164,7 +164,7 @@ def answers_compared() -> str:
 
 
 def slots() -> str:
-    names = {1: "decision_rules", 4: "decision_rules_4_slots", 8: "decision_rules_8_slots"}
+    names = {1: "decision_rules_compared", 4: "decision_rules_4_slots", 8: "decision_rules_8_slots"}
     old = {(row["slots"], row["world"]): row for row in result("parallel_nights_0.2.0")["rows"]}
     rows = [(num, world, worlds(name)[world]) for num, name in names.items() for world in ("default", "hard")]
     return table(
