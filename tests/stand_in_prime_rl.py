@@ -111,13 +111,8 @@ def fail_below_torchrun(message: str) -> None:
 
 
 def fail_in_rank_1(fault: str) -> None:
-    """A second process of torchrun raises; with `rank_1_stays` it stays. In trainer.log is what this one says of it."""
-    [log_dir] = (word.removeprefix("--log-dir=") for word in sys.argv if word.startswith("--log-dir="))
-    folder = Path(log_dir) / "an-id_x1y2z3" / "attempt_0" / "1"
-    folder.mkdir(parents=True)
-    (folder / "stderr.log").write_text("/opt/torch/x.py:1: UserWarning: old\n")
-    raised = f"17:45:37   ERROR Fatal error in train\n{TRACEBACK}ZeroDivisionError: in rank 1\n"
-    (folder / "stdout.log").write_text("17:45:36    INFO Step 1\n" + raised)
+    """A second process of torchrun raises; with `rank_1_stays` it stays. Then the first process says what it saw."""
+    say(f"17:45:37   ERROR Fatal error in train\n{TRACEBACK}ZeroDivisionError: in rank 1", "[trainer1]:")
     if fault == "rank_1_stays":
         time.sleep(600)
     say(f"17:45:38   ERROR Fatal error in train\n{TRACEBACK}RuntimeError: Connection closed by peer", "[trainer0]:")
@@ -337,8 +332,8 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
 
     def served(model: str) -> int:
         folder = server.adapters.get(model) or server.weight_dir
-        if fault == "swapped_after_scoring" and sum("prompt_logprobs" in body for _, body in server.requests) > 16:
-            return step_of(folder) + 1  # the third question, after the scoring: somebody has loaded other weights
+        if fault == "swapped_after_scoring" and sum("prompt_logprobs" in body for _, body in server.requests) > 8:
+            return step_of(folder) + 1  # the second question, after the scoring: somebody has loaded other weights
         return 0 if fault == "serves_the_start" else step_of(folder)
 
     server = StandInServer(
@@ -362,9 +357,9 @@ def reader(base: str, folder: str, served: str, answer: str, fault: str | None) 
         time.sleep(600)
     if fault == "reader_fails":
         raise ValueError(f"{folder} lacks model.norm.weight")
-    prompts = json.loads(Path(served).read_bytes())["final"]["tokens"]
+    prompts = json.loads(Path(served).read_bytes())["tokens"]
     steps = {"start": step_of(base), "file": step_of(folder)}
-    told = {name: [[logprob(t, step) for t in tokens[1:]] for tokens in prompts] for name, step in steps.items()}
+    told = {name: [logprob(t, step) for tokens in prompts for t in tokens[1:]] for name, step in steps.items()}
     Path(answer).write_text(json.dumps(told))
 
 

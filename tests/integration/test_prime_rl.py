@@ -163,24 +163,20 @@ def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fa
 @pytest.mark.parametrize(
     ("fault", "cause", "failure"),
     [
-        ("rank_1_raises", "trainer-1 ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
-        slow("rank_1_stays", "trainer-1 ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+        ("rank_1_raises", "trainer ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+        slow("rank_1_stays", "trainer ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
     ],
 )
-def test_a_death_of_another_rank_of_the_trainer_is_told_by_its_own_output(
-    start, timing, tmp_path, run_dir, clock, fault, cause, failure
+def test_a_death_of_another_rank_of_the_trainer_is_explained_by_its_own_output(
+    start, timing, tmp_path, clock, fault, cause, failure
 ):
     def tick(reading: Progress) -> None:
         clock.now += 0.1
 
     engine = engine_for(replace(RULES, num_gpus=3, train_gpus=2), tmp_path / "two", timing)
     training = start(fault, engine=engine).train(math.inf, tick)
-    assert (training.outcome, training.failure, training.log) == (Outcome.CRASHED, failure, "trainer-1.log")
-    assert (training.cause or "").startswith(cause)
-    text = (run_dir / "trainer-1.log").read_text()
-    assert "INFO Step 1\n" in text
-    assert "Connection closed" not in text  # what rank 0 says of it
-    assert ("ChildFailedError" in text) is (fault != "rank_1_stays")
+    assert (training.outcome, training.failure, training.log) == (Outcome.CRASHED, failure, "trainer.log")
+    assert (training.cause or "").startswith(cause)  # and not "Connection closed", which rank 0 logs
 
 
 def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
@@ -204,7 +200,7 @@ def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -
         (
             "trainer_hang",
             Failure.CONFIG,
-            r"no step was finished in \d+ s, but [1-9]\d* rollouts. The rollouts fill a batch",
+            r"no step was finished in \d+ s, but [1-9]\d* rollouts. Lower orchestrator.batch_size",
         ),
         slow("no_rollout", Failure.INFRASTRUCTURE, r"no rollout was finished in \d+ s. Read env-server.log"),
     ],

@@ -19,7 +19,6 @@ from nightshift.campaign.records import Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.base import NO_GPU
 from nightshift.engines.prime_rl import engine as prime_rl
-from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.errors import Failure
@@ -46,7 +45,6 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 @pytest.fixture
 def controller(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
-    monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     installation = stand_in_prime_rl.installation(tmp_path)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     reader = [str(installation.bin_dir / "reader.py")]

@@ -1,8 +1,7 @@
 """The config of prime-rl: the allowed keys of train.toml, and the values that the rules and the engine fix.
 
-The config is a tree that prime-rl's RLConfig accepts, without values that depend on a single run. In comments, `C/` and
-`P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit, and `V/` is
-verifiers/v1/ of the pinned verifiers.
+In comments, `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit,
+and `V/` is verifiers/v1/ of the pinned verifiers.
 """
 
 import copy
@@ -54,15 +53,12 @@ _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
 
 def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any]:
-    """Return the RLConfig tree of a checked train.toml under `rules`, with JSON values only.
+    """Return the RLConfig tree of a checked train.toml under `rules`, without values that depend on a single run.
 
     The tree contains every allowed and every fixed key, so that two files that train the same give the same tree.
+    ConfigError: these rules do not allow a value.
 
-    Args:
-        prompt_tokens: tokens for a prompt, in addition to the longest completion.
-
-    Raises:
-        ConfigError: these rules do not allow a value.
+    `prompt_tokens`: tokens for a prompt, in addition to the longest completion.
     """
     length, cap = config.get(_LENGTH), rules.max_completion_tokens
     if length is not None and length > cap:  # longer than the server's context: it would refuse every request
@@ -119,11 +115,8 @@ def with_seed(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def most_inflight(values: Mapping[str, Any]) -> int:
-    """Return the default of max_inflight. Each batch in flight makes rollouts one version older.
-
-    Measured over 600 s with prime-rl's default of 1,024 rollouts, sixteen batches: all rollouts became 8 versions old,
-    the limit max_off_policy_steps.
-    """
+    """Return the default of max_inflight. Each batch in flight makes rollouts one version older, and prime-rl's default
+    of 1,024 rollouts made all of them 8 versions old (measured), the limit max_off_policy_steps."""
     batch = values.get("orchestrator.batch_size")  # None: the size is in tokens
     least = ("concurrency.min_inflight", "group_size")
     return max(INFLIGHT_BATCHES * batch if batch else 1024, *(values[f"orchestrator.{name}"] or 1 for name in least))
@@ -181,9 +174,8 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         # By default, missing sampling parameters come from the model's file, which has a repetition penalty.
         "inference.vllm.generation_config": "vllm",
         # With a prefix cache, rollouts would begin with keys and values of older weights: an update does not clear the
-        # cache (P/inference/vllm/server.py:73), and the salt of the policy's version does not reach vLLM. It is in
-        # extra_body (P/orchestrator/envs.py:90), then among the sampling parameters (V/clients/train.py:359), where
-        # vLLM does not read it (P/inference/vllm/serving_tokens.py:227).
+        # cache (P/inference/vllm/server.py:73), and the salt of the policy's version does not reach vLLM
+        # (P/inference/vllm/serving_tokens.py:227).
         "inference.vllm.enable_prefix_caching": False,
         # vLLM's defaults. The prompts of the test split must not be in a log.
         "inference.vllm.enable_log_requests": False,
@@ -212,13 +204,11 @@ def _tools(tasksets: Sequence[TasksetRules]) -> dict[str, str]:
 def _source(environment: EnvironmentRules) -> dict[str, Any]:
     """Return the source of one environment. A user's taskset has its agents in the generated package (install.py)."""
     # The default runtime is a paid remote sandbox (V/configs/agent.py:29).
-    seats = {"agent": {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}}}
-    sizes = {} if environment.taskset else {"split": "train", "size": environment.num_train, **environment.args}
+    seat = {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}}
+    taskset = {"id": environment.package, "split": "train", "size": environment.num_train, **environment.args}
+    own = {"taskset": {"id": environment.package}}
     return {
         "name": environment.name,
-        "env": {
-            "taskset": {"id": environment.package, **sizes},
-            **({} if environment.taskset else seats),
-        },
+        "env": own if environment.taskset else {"taskset": taskset, "agent": seat},
         "serve": {"pool": {"type": "static", "num_workers": NUM_ENV_WORKERS}},
     }

@@ -19,8 +19,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-LAUNCHER_ONLY = {"deployment", "slurm", "output_dir", "dry_run"}
-
 
 class LossError(ImportError):
     """The code of a loss cannot be imported, which is a failure of the config."""
@@ -28,13 +26,13 @@ class LossError(ImportError):
 
 def main(tree: Path, configs_dir: Path, verdict: Path) -> int:
     """Write the configs and the verdict. Returns the exit code, 0 for a valid config."""
-    answer: dict[str, Any] = {"ok": True}
+    errors = []
     try:
         write_configs(json.loads(tree.read_bytes()), configs_dir)
     except Exception as error:  # modules that the config names may raise any exception
-        answer = {"ok": False, "errors": errors_of(error)}
-    verdict.write_text(json.dumps(answer) + "\n")
-    return 0 if answer["ok"] else 1
+        errors = errors_of(error)
+    verdict.write_text(json.dumps({"ok": False, "errors": errors} if errors else {"ok": True}) + "\n")
+    return len(errors) > 0
 
 
 def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
@@ -46,7 +44,7 @@ def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
     if config.trainer.loss.type == "custom":
         import_loss(config.trainer.loss.import_path, config.trainer.loss.kwargs)
     files = {
-        "inference.json": dump(config.inference, exclude=LAUNCHER_ONLY),
+        "inference.json": dump(config.inference, exclude={"deployment", "slurm", "output_dir", "dry_run"}),
         "trainer.json": dump(config.trainer),
         "orchestrator.json": dump(config.orchestrator),
     }
@@ -88,10 +86,11 @@ def errors_of(error: Exception) -> list[dict[str, Any]]:
     if not isinstance(error, ValidationError):
         loc = ["trainer", "loss", "type"] if isinstance(error, LossError) else []
         return [{"loc": loc, "message": str(error), "input": None, "type": type(error).__name__}]
-    errors = []
-    for entry in error.errors(include_url=False, include_context=False):
-        value = entry["input"] if isinstance(entry["input"], bool | int | float | str) else None  # no table, no list
-        errors.append({"loc": list(entry["loc"]), "message": entry["msg"], "input": value, "type": entry["type"]})
+    errors: list[dict[str, Any]] = [dict(entry) for entry in error.errors(include_url=False, include_context=False)]
+    for entry in errors:
+        if not isinstance(entry["input"], bool | int | float | str):
+            entry["input"] = None  # no table, no list
+        entry["message"] = entry.pop("msg")
     return errors
 
 

@@ -8,7 +8,7 @@ import msgspec
 from nightshift.config.allowlist import value_text
 from nightshift.config.train_toml import line_numbers
 from nightshift.errors import EngineError, Failure
-from nightshift.files import read_file
+from nightshift.files import parse_json, read_file
 from nightshift.text import clean
 
 # The fix by the kind of failure. The first kind is reported first.
@@ -33,8 +33,8 @@ class _Verdict(msgspec.Struct):
 
 
 def read_refusals(verdict: Path) -> tuple[Refusal, ...]:
-    """Read the errors of the validator; OSError or msgspec.DecodeError if it wrote no verdict."""
-    return msgspec.json.decode(read_file(verdict), type=_Verdict).errors
+    """Read the errors of the validator. OSError or ValueError if it wrote no verdict."""
+    return parse_json(read_file(verdict), _Verdict).errors
 
 
 def explain(refusals: Sequence[Refusal], source: str) -> EngineError:
@@ -42,8 +42,8 @@ def explain(refusals: Sequence[Refusal], source: str) -> EngineError:
 
     `source`: the text of train.toml.
     """
-    described = [(*_describe(refusal, source), len(refusal.loc)) for refusal in refusals]
-    failure, cause, _ = min(described, key=lambda row: ([*_FIXES].index(row[0]), row[2]))
+    described = [_describe(refusal, source) for refusal in refusals]
+    failure, cause = min(described, key=lambda row: [*_FIXES].index(row[0]))
     more = f" (and {len(described) - 1} more)" if len(described) > 1 else ""
     return EngineError(cause, f"{_FIXES[failure]}{more}.", failure=failure)
 
@@ -57,13 +57,12 @@ def _describe(refusal: Refusal, source: str) -> tuple[Failure, str]:
     message = clean(refusal.message.removeprefix("Value error, "), 300)
     if refusal.type[:1].isupper() and not refusal.loc:  # an exception; the types of pydantic's errors are in lower case
         return Failure.INFRASTRUCTURE, f"prime-rl's validation failed: {refusal.type}: {message}"
-    lines = line_numbers(source)
-    path, is_written = tuple[str, ...](), False
+    lines, path = line_numbers(source), tuple[str, ...]()
+    is_written = False
     for segment in map(str, refusal.loc):  # train.toml does not contain variants and positions
         is_written = (*path, segment) in lines
         path = (*path, segment) if is_written else path
-    name = ".".join(path if is_written else map(str, refusal.loc))
+    place = f"train.toml:{lines[path]}: " if path else ""
+    name = ".".join(path if is_written else map(str, refusal.loc)) or "train.toml"
     value = "" if refusal.input is None else f" = {value_text(refusal.input)}"
-    line = f"train.toml:{lines[path]}" if path else ""
-    place = ": ".join(filter(None, [line, name + value])) or "train.toml"
-    return Failure.CONFIG if is_written else Failure.UNKNOWN, f"{place}: prime-rl refuses it: {message}"
+    return Failure.CONFIG if is_written else Failure.UNKNOWN, f"{place}{name}{value}: prime-rl refuses it: {message}"
