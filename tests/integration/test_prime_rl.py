@@ -156,8 +156,6 @@ def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fa
     assert cause in (training.cause or "")
     assert training.failure is failure
     assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl"))
-    with pytest.raises(EngineError, match="no final weights"):
-        session.load_final_weights()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,7 @@ def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, 
     assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, None)
 
 
-def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
+def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
     # A reading without news moves the clock, too.
     patient = replace(timing, hang_seconds=math.inf, still_seconds=math.inf)
@@ -229,8 +227,6 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
 
     training = session.train(math.inf, tick)
     assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
-    # On a busy machine the stand-in may have made its steps before the training began.
-    assert training.training_seconds == max(read_steps(run_dir / "metrics.jsonl")[-1].time, 0.0)
 
 
 @pytest.mark.slow

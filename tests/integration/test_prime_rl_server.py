@@ -220,8 +220,8 @@ def test_the_deadline_of_the_run_ends_everything(stand_in: StandInServer, weight
     stand_in.fault, clock = "chat_hang", Clock()
     clock.step = 0.1  # a look
     server = Server(stand_in.port, 0.5, clock)
-    with pytest.raises(EngineError, match="answered 0 of 3 prompts before the deadline of the run"):
-        complete(server)
+    with pytest.raises(EngineError, match="reached the deadline of the run: 0 answers were finished"):
+        server.complete([prompt("1+1=")], GREEDY, MODEL, server.raise_if_late)
     with pytest.raises(EngineError, match="no time is left for /resume"):
         server.load_weights(weights, MODEL)
     server.close()

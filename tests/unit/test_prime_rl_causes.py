@@ -22,7 +22,7 @@ from tests.stand_in_prime_rl import API, CORE, CORE_FAILED, ENGINE_DEAD, TORCHRU
 LOGS = Path(__file__).parents[1] / "fixtures" / "prime_rl" / "logs"
 CONFIG, INFRASTRUCTURE, UNKNOWN = Failure.CONFIG, Failure.INFRASTRUCTURE, Failure.UNKNOWN
 FAULTS = {True: CONFIG, False: INFRASTRUCTURE, None: UNKNOWN}  # of "is config fault" in the fixture
-FIXES = {CONFIG: "uv run run.py --keys", INFRASTRUCTURE: "not train.toml's fault", UNKNOWN: "Undo"}
+FIXES = {CONFIG: "uv run run.py --keys", UNKNOWN: "Undo"}
 
 TORCHRUN_1 = TORCHRUN.format(code=1, why="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html")
 # torch's whole line; c10/cuda/CUDACachingAllocator.cpp names the processes on the GPU.
@@ -172,7 +172,7 @@ SAID = {
     "no renderer for the model": ("orchestrator: prime-rl refuses it: orchestrator.renderer.name='auto' but", CONFIG),
     "too few GPUs": ("deployment.single_node: prime-rl refuses it: Total GPU count (2 = 1 train + 1 infer)", UNKNOWN),
     "the test split": ('orchestrator.train.source.0.env.taskset.split = "test": prime-rl refuses it: Input', UNKNOWN),
-    "a taskset that is not installed": ("failed: ModuleNotFoundError: taskset 'nowhere' not found", INFRASTRUCTURE),
+    "a taskset that is not installed": ("train.toml: prime-rl refuses it: taskset 'nowhere' not found", UNKNOWN),
 }
 
 
@@ -204,14 +204,14 @@ def test_what_the_agent_can_change_comes_first_and_the_others_are_counted() -> N
     assert explain(all_of_them[:2], SOURCE).failure is UNKNOWN
 
 
-def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault(tmp_path: Path) -> None:
+def test_an_environment_without_prime_rl_is_a_refusal_of_no_key(tmp_path: Path) -> None:
     launch = launch_of(parse(SHIPPED), tmp_path)
     launch.write()
     [command] = [command for command in launch.commands if command.name == "validator"]
     assert subprocess.run([sys.executable, *command.argv[1:]]).returncode == 1
     refusals = read_refusals(launch.verdict)
-    assert [refusal.type for refusal in refusals] == ["ModuleNotFoundError"]
-    assert "No module named 'prime_rl'. This is not train.toml's fault" in str(explain(refusals, SOURCE))
+    error = explain(refusals, SOURCE)
+    assert (error.failure, "No module named 'prime_rl'. Undo" in str(error)) == (UNKNOWN, True)
     assert list((tmp_path / "configs").iterdir()) == []
 
 

@@ -22,10 +22,7 @@ TENSOR_PARALLEL = "inference.vllm.tensor_parallel_size"
 
 
 def preset(memory: str) -> dict[str, Value]:
-    """Return the defaults for the GPUs of `Rules.memory` and models below 1B. They were computed, not measured.
-
-    On a shared GPU, the server allocates its share first.
-    """
+    """Return the defaults for the GPUs of `Rules.memory` and models below 1B. They were computed, not measured."""
     is_shared, size = size_of(memory)
     ac: Value = {} if size <= (24 if is_shared else 16) else None
     share = {24: 0.35}.get(size, 0.4) if is_shared else 0.9
@@ -152,8 +149,8 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         "model.name": rules.model,
         # "auto" is refused for Qwen2.5, which the map of renderers does not contain (C/orchestrator.py:584).
         "orchestrator.renderer.name": "default",
-        # "auto" is flash attention 3 on Hopper and 4 on Blackwell, which the Hugging Face implementation of Qwen2
-        # refuses (P/trainer/model.py:734,1293).
+        # "auto" is flash attention 3 or 4 on newer GPUs, which the Qwen2 of transformers refuses
+        # (P/trainer/model.py:734,1293).
         "trainer.model.attn": "flash_attention_2",
         SOURCE: [_source(environment) for environment in rules.environments],
         "deployment.type": "single_node",
@@ -166,9 +163,7 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         "rollout_transport.type": "zmq",
         "rollout_transport.host": HOST,
         "inference.server.host": HOST,
-        # A router is for several engines, and its program is in another extra.
-        "inference.router": None,
-        # By default, the server reserves the model's 32,768 tokens for each rollout.
+        "inference.router": None,  # its program is in another extra
         "inference.vllm.max_model_len": context_tokens(rules, prompt_tokens),
         **_tools(_conversations(rules)),
         # By default, missing sampling parameters come from the model's file, which has a repetition penalty.
@@ -177,7 +172,7 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         # cache (P/inference/vllm/server.py:73), and the salt of the policy's version does not reach vLLM
         # (P/inference/vllm/serving_tokens.py:227).
         "inference.vllm.enable_prefix_caching": False,
-        # vLLM's defaults. The prompts of the test split must not be in a log.
+        # The prompts of the test split must not be in a log.
         "inference.vllm.enable_log_requests": False,
         "inference.vllm.enable_log_outputs": False,
         "trainer.monitors.file.path": TRAINER_METRICS,

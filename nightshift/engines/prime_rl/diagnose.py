@@ -1,8 +1,7 @@
 """The cause of the death of a prime-rl process, in one line with a fix, from the end of its log.
 
 Exit codes do not show the cause (1 for everything, 0 for a server whose engine died), and prime-rl writes no structured
-cause. This is the only module that reads log text, and it reads no numbers. The patterns quote the sources in the
-comments (prime-rl 559b44772, vLLM 0.26.0, torch 2.11).
+cause. The patterns quote the sources in the comments (prime-rl 559b44772, vLLM 0.26.0, torch 2.11).
 """
 
 import re
@@ -26,13 +25,7 @@ _EMPTY = "consecutive empty train batches"
 # A pattern of `process: line`, the cause ({match} is the line), the fix, and the kind of failure. The first matching
 # pattern decides.
 _PATTERNS: tuple[tuple[str, str, str, Failure], ...] = (
-    # vLLM v1/worker/gpu_worker.py and v1/core/kv_cache_utils.py
-    (
-        r"Free memory on device .* is less than desired GPU memory utilization",
-        "the GPU has less free memory than gpu_memory_utilization: {match}",
-        "Lower inference.vllm.gpu_memory_utilization, or free the GPU (nvidia-smi).",
-        Failure.UNKNOWN,
-    ),
+    # vLLM v1/core/kv_cache_utils.py
     (
         r"No available memory for the cache blocks|larger than the available KV cache memory",
         "no GPU memory is left for the KV cache",
@@ -97,17 +90,12 @@ _NOISE = re.compile(
 )
 _NEAR = 100  # lines; an earlier exception is not the cause
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
-# A line that does not continue the message of an exception.
-_OTHER = re.compile(rf"^E\d{{4}} |{_EXCEPTION.pattern}")
 # P/utils/utils.py:55 and 75: prime-rl's programs log their last exception like this, and exit later.
 _FATAL = re.compile(rf"^{_FROM}ERROR Fatal error in \w+")
 
 
 def diagnose(name: str, ending: str, log_lines: Sequence[str], *, is_shared: bool = False) -> EngineError:
-    """Return an error with the cause of the death of process `name` and a fix.
-
-    If no pattern matches, the cause is the ending and the last exception; without an exception, the failure counts as
-    one of the infrastructure.
+    """Return an error with the cause of the death of process `name`: by a pattern, or its ending and last exception.
 
     Args:
         ending: how the process ended, such as `exit code 1`.
@@ -119,11 +107,8 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], *, is_shared: boo
         for at, line in enumerate(lines):
             if re.search(pattern, f"{name}: {line}"):
                 if pattern == _OUT_OF_MEMORY and len(_HOLDS.findall(line)) > 1 + is_shared:
-                    cause, fix = (
-                        f"{cause}, which another process also uses",
-                        "Free the GPU (nvidia-smi), then run it again.",
-                    )
-                    failure = Failure.INFRASTRUCTURE
+                    cause = f"{cause}, which another process also uses"
+                    fix, failure = "Free the GPU (nvidia-smi), then run it again.", Failure.INFRASTRUCTURE
                 kind = NoGradient if pattern == _EMPTY else EngineError
                 return kind(f"{name}: {cause.format(match=_message(lines[at:]))}", fix, failure=failure)
     if exceptions := [at for at in range(len(lines))[-_NEAR:] if _EXCEPTION.search(lines[at])]:
@@ -144,11 +129,12 @@ def no_step(seconds: float, num_rollouts: int) -> EngineError:
     if not num_rollouts:
         fix = "Read env-server.log and inference.log in the run's folder, then run it again."
         return EngineError(f"no rollout was finished in {seconds:.0f} s", fix)
-    fix = "Lower orchestrator.batch_size or max_completion_tokens; orchestrator.log shows groups with equal rewards."
     cause = f"no step was finished in {seconds:.0f} s, but {num_rollouts} rollouts"
+    fix = "Lower orchestrator.batch_size or max_completion_tokens; orchestrator.log shows groups with equal rewards."
     return EngineError(cause, fix, failure=Failure.CONFIG)
 
 
 def _message(lines: Sequence[str]) -> str:
     """Return the first line, with up to two more lines of its message."""
-    return clean(" ".join([*lines[:1], *takewhile(lambda line: not _OTHER.search(line), lines[1:3])]), 300)
+    more = takewhile(lambda line: not re.match(r"E\d{4} ", line) and not _EXCEPTION.search(line), lines[1:3])
+    return clean(" ".join([*lines[:1], *more]), 300)

@@ -1,6 +1,6 @@
 """The engine for GPUs: prime-rl, with vLLM and the GRPO trainer on different GPUs, or both on one.
 
-session.py is one run. prime-rl has its own Python environment, so nothing here imports torch or prime_rl.
+prime-rl has its own Python environment, so nothing here imports torch or prime_rl.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class PrimeRlEngine(Engine):
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Install prime-rl, fetch model and data, and fill the compile caches with a run that is not scored.
 
-        With `smoke`, run the whole chain with the tiny model instead of fetching model and data. Without GPUs, fetch
-        model and data, then raise EngineError.
+        With `smoke`, run the whole chain with the tiny model instead. Without GPUs, fetch model and data, then raise
+        EngineError.
         """
         installation, rules = self.installation, self.rules
         if flags.smoke is None:

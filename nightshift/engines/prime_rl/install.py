@@ -7,7 +7,6 @@ with compile caches and copies of environments.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shlex
 import tomllib
@@ -22,9 +21,7 @@ from nightshift.campaign.git import Repo
 from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
 from nightshift.engines.downloads import data_problem, model_folder, model_problem
-from nightshift.engines.prime_rl.config import context_tokens
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup, tail
 from nightshift.files import cache_dir, disk_error, parse_json, read_file, whole_folder
@@ -282,17 +279,9 @@ def requirements_problem(installation: Installation, rules: Rules) -> EngineErro
 
 
 def shape_problem(rules: Rules, root: Path) -> EngineError | None:
-    """Return the problem of a model that tensor_parallel cannot divide, or whose context is too short."""
+    """Return the problem of a model whose attention heads tensor_parallel does not divide."""
     model = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])
-    heads, positions = model.get("num_attention_heads", 0), model.get("max_position_embeddings", math.inf)
-    if heads % rules.tensor_parallel:
-        cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads"
-        return EngineError(f"{cause} of {rules.model}", "Write a divisor, or 1.")
-    # vLLM extends the context of scaled rotary embeddings.
-    is_scaled = any("factor" in (model.get(key) or ()) for key in ("rope_scaling", "rope_parameters"))
-    needed = context_tokens(rules, max(each.prompt_tokens for each in load_environments(root, rules.scored)))
-    if positions < needed and not is_scaled:
-        cause = f"{RULES_NAME}: prompt and answers may need {needed} tokens, {rules.model} has a context of {positions}"
-        fix = "Lower prompt_tokens or conversation_tokens in [environment.NAME], or choose another model."
-        return EngineError(cause, fix)
-    return None
+    if not (heads := model.get("num_attention_heads", 0)) % rules.tensor_parallel:
+        return None
+    cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads"
+    return EngineError(f"{cause} of {rules.model}", "Write a divisor, or 1.")

@@ -146,7 +146,6 @@ class Launch:
 
     @property
     def verdict(self) -> Path:
-        """The output of the validator."""
         return self.run_dir / "validator.json"
 
     def write(self) -> None:

@@ -1,7 +1,6 @@
 """The client of a run's vLLM server: its health, its weights, and the completions of the final policy.
 
-Endpoints: those of prime_rl/inference/vllm/server.py at the pinned commit, and of vLLM. The server has no password and
-listens on loopback, so the client sends no secret and uses no proxy.
+The endpoints are those of vLLM, and of prime_rl/inference/vllm/server.py at the pinned commit.
 """
 
 import asyncio
@@ -23,8 +22,7 @@ from nightshift.evaluation.environment import Message
 from nightshift.files import parse_json
 from nightshift.text import clean
 
-# vLLM decodes 256 to 1,024 sequences at once. 512 requests stay below the usual limit of 1,024 open files per process.
-CONCURRENCY = 512
+CONCURRENCY = 512  # below the usual limit of 1,024 open files per process; vLLM decodes 256 to 1,024 sequences at once
 LOG_NAME = "inference.log"
 HEALTH_SECONDS = 2.0
 ADMIN_SECONDS = 60.0  # measured: 0.03 s per request with a tiny model
@@ -56,15 +54,11 @@ class _Answer(msgspec.Struct):
     usage: _Usage
 
 
-class _Logprob(msgspec.Struct):
-    logprob: float
-
-
 # The answer to `prompt_logprobs` and `return_token_ids`: for each token a table of this token and the most likely one.
 class _Prompt(msgspec.Struct):
     model: str
     prompt_token_ids: list[int]
-    prompt_logprobs: list[dict[int, _Logprob] | None]
+    prompt_logprobs: list[dict[int, dict[str, Any]] | None]
 
 
 class Server:
@@ -82,10 +76,10 @@ class Server:
         """Close the connections; the server continues."""
         self._client.close()
 
-    def raise_if_late(self, progress: str) -> None:
-        """Raise EngineError, which begins with `progress`, after the deadline of the run."""
+    def raise_if_late(self, num_done: int) -> None:
+        """Raise EngineError after the deadline of the run. `num_done`: finished completions or episodes."""
         if self._clock() >= self._deadline:
-            raise EngineError(f"{progress} before the deadline of the run")
+            raise EngineError(f"the evaluation reached the deadline of the run: {num_done} answers were finished")
 
     def is_healthy(self) -> bool:
         """Return whether the server answers, as it also does while it is paused."""
@@ -118,7 +112,7 @@ class Server:
             answer = parse_json(response.content, _Prompt)
             _require_model(answer.model, model)
             pairs = [*zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True)][1:]
-            return answer.prompt_token_ids, [(table or {})[token].logprob for token, table in pairs]
+            return answer.prompt_token_ids, [(table or {})[token]["logprob"] for token, table in pairs]
         except (ValueError, KeyError) as error:
             raise EngineError(f"no log-probabilities in the server's answer: {clean(str(error), 200)}") from None
 
@@ -143,7 +137,7 @@ class Server:
     ) -> list[Completion]:
         """Return one completion of `model` per prompt, in order.
 
-        EngineError if an answer is not one finished completion of the model, or at the deadline of the run.
+        EngineError if an answer is not one finished completion of the model.
 
         `progress`: called every second in this thread with the number of completions; its exceptions end the call.
         """
@@ -173,7 +167,6 @@ class Server:
             future = pool.submit(loop.run_until_complete, task)
             try:
                 while not wait([future], timeout=_TICK_SECONDS).done:
-                    self.raise_if_late(f"the server answered {len(answers)} of {len(bodies)} prompts")
                     progress(len(answers))
             finally:
                 if not future.done():

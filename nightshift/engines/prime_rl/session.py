@@ -1,9 +1,8 @@
 """One prime-rl run: its processes from start-up to the last completion.
 
 The processes form three groups, which are stopped in this order: first the trainer, because it deletes published
-weights (broadcasts), then the processes that make rollouts, and after the evaluation the inference server. Metrics are
-read from structured files. Logs are read for the cause of a failure, and for two start-up states that prime-rl writes
-nowhere else: the orchestrator's loop has started, and the workers of an environment are ready.
+weights (broadcasts), then the processes that make rollouts, and after the evaluation the inference server. Logs are
+read for the cause of a failure, and for two start-up states that prime-rl writes nowhere else.
 """
 
 import re
@@ -45,8 +44,7 @@ from nightshift.files import read_file
 from nightshift.waiting import look
 
 SETTLE_SECONDS = 1.0  # how long to wait for other processes to die after a death, and for the last step's metrics
-# How much of a log is read to find why a process failed: 512 requests may each log a traceback after the cause, and
-# torch's line for "out of memory" lists every process on the GPU.
+# How much of a log is read to find why a process failed: 512 requests may each log a traceback after the cause.
 LOG_BYTES, LOG_LINES, LOG_LINE_LENGTH = 4 << 20, 30_000, 1_000
 # A text in a log and how often it occurs: P/orchestrator/orchestrator.py:463, V/serve/server.py:154 (paths: config.py).
 LOOP_STARTED = ("orchestrator", b"Starting orchestrator loop", 1)
@@ -134,9 +132,6 @@ class PrimeRlSession(Session):
         self._settle()
         self._stop("rollouts")
         self._tail.poll()
-        if outcome is Outcome.FINISHED:  # max_steps was reached: count until the last step, not until the trainer exits
-            step_end = max((step.time or 0.0 for step in self._tail.steps(began_unix)), default=0.0)
-            seconds = step_end if 0 < step_end < seconds else seconds  # the system clock, which times steps, may jump
         if outcome is not Outcome.CRASHED:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
             if self._final_step:
@@ -160,8 +155,6 @@ class PrimeRlSession(Session):
 
     def load_final_weights(self) -> Weights:
         """Copy the last published weights to the run's folder, and load them from there into the server."""
-        if not self._final_step:
-            raise EngineError("there are no final weights: training did not succeed")
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
         sha256 = build_model_folder(self._launch.broadcasts_dir / f"step_{step}", self._base_model, folder)
         self._load(folder)
@@ -172,30 +165,23 @@ class PrimeRlSession(Session):
         self._witness.confirm()
 
     def _load_earlier(self, step: int) -> None:
-        self.confirm()  # the server still has the final weights, whose answers were scored
+        self.confirm()  # the answers of the final weights were scored
         self._load(self._earlier_weights.folders[step])
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
     ) -> list[Completion]:
         """Return one completion per prompt, in order."""
-        completions = self._server.complete(
-            prompts,
-            decoding,
-            self._launch.served_model,
-            progress=lambda num_done: progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done)),
-        )
-        self._memory.sample()
-        return completions
+        return self._server.complete(prompts, decoding, self._launch.served_model, partial(self._tick, progress))
 
     def endpoint(self, progress: ProgressCallback) -> Endpoint:
         """Return the endpoint of the run's server. Its `tick` reports episodes and enforces the run's deadline."""
-
-        def tick(num_done: int) -> None:
-            self._server.raise_if_late(f"{num_done} episodes were played")
-            progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done))
-
+        tick = partial(self._tick, progress)
         return Endpoint(f"{self._server.base_url}/v1", self._launch.served_model, tick)
+
+    def _tick(self, progress: ProgressCallback, num_done: int) -> None:
+        self._server.raise_if_late(num_done)
+        progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done))
 
     def close(self) -> None:
         """Stop every process, copy some rollouts, and delete large files. EngineError if a process survives SIGKILL."""
@@ -217,7 +203,7 @@ class PrimeRlSession(Session):
         )
 
     def _validate(self, source: str) -> None:
-        """Validate the config with prime-rl's own classes; the validator also writes the configs of the programs."""
+        """Validate the config with prime-rl's own classes, and write the configs of the programs."""
         self._start("rollouts", "validator")
         child = self._children["validator"]
         self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
@@ -229,8 +215,7 @@ class PrimeRlSession(Session):
             raise explain(refusals, source)
 
     def _wait_for(self, problem: str, name: str, is_ready: Callable[[], bool]) -> None:
-        """Wait until the process `name` is ready. EngineError if a process dies, or `problem` if the start-up time is
-        over."""
+        """Wait until the process `name` is ready. EngineError if a process dies, or at the end of the start-up time."""
         while not is_ready():
             look()
             self._raise_if_dead()
@@ -240,7 +225,6 @@ class PrimeRlSession(Session):
                 cause = f"{problem} after {self._timing.startup_seconds:g} s; last in its log: {lines}"
                 fix = "If the machine is slow, raise startup_seconds in [limits] of machine.toml (docs/gpus.md)."
                 raise EngineError(cause, fix, log=self._children[name].log_path.name)
-            self._memory.sample()
             time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
@@ -290,7 +274,6 @@ class PrimeRlSession(Session):
             self._tail.poll()
 
     def _in_log(self, name: str, text: bytes, times: int) -> bool:
-        """Return whether the log of the process `name` contains a text at least `times` times."""
         return read_file(self._children[name].log_path).count(text) >= times
 
     def _raise_if_dead(self, *, include_fatal: bool = False) -> None:
@@ -308,7 +291,6 @@ class PrimeRlSession(Session):
         return dead or [c for c in self._children.values() if include_fatal and is_fatal(_log_lines(c))]
 
     def _failure_of(self, child: Child) -> EngineError:
-        """Return an error that explains from the log of a process why the process failed."""
         ending, lines = "fatal error" if child.poll() is None else child.exit_cause(), _log_lines(child)
         if failed := next(filter(None, map(_FAILED_RANK.search, lines)), None):  # without the lines of other ranks
             lines = [line for line in lines if not re.match(rf"\[trainer(?!{failed[1]}\])", line)]

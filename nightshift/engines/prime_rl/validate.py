@@ -3,8 +3,8 @@
     python -P validate.py TREE CONFIGS VERDICT
 
 This script runs in prime-rl's environment and imports nothing of Nightshift. TREE is the RLConfig as JSON. CONFIGS is
-the folder for the configs, which are written as by prime-rl's launcher (src/prime_rl/entrypoints/rl.py:77,
-write_subconfigs; `rl --dry-run` would delete rollouts and broadcasts). VERDICT gets one line of JSON:
+the folder for the configs, as prime-rl's launcher writes them (write_subconfigs, src/prime_rl/entrypoints/rl.py:77;
+`rl --dry-run` would delete rollouts and broadcasts). VERDICT gets one line of JSON:
 
     {"ok": true}
     {"ok": false, "errors": [{"loc": [...], "message": "...", "input": ..., "type": "..."}]}
@@ -63,10 +63,7 @@ def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
 
 
 def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
-    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and check its parameters.
-
-    LossError names the last line of the loss's package in the traceback.
-    """
+    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and check its parameters. LossError."""
     module, _, name = import_path.rpartition(".")
     try:
         inspect.signature(getattr(import_module(module), name)).bind(None, **kwargs)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from safetensors import SafetensorError, safe_open
 
 from nightshift.errors import EngineError
@@ -21,10 +20,6 @@ from nightshift.files import apply_umask, parse_json, read_file, whole_folder
 
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]  # tensor -> file
 
 
 def latest_stable(broadcasts: Path) -> int | None:
@@ -103,12 +98,13 @@ def whole_files(folder: Path) -> list[str]:
             parse_json(read_file(folder / _ADAPTER[0]), dict[str, Any])
             expected, others = [_ADAPTER[1]], [_ADAPTER[0]]
         elif _INDEX in names:
-            expected, others = sorted({*parse_json(read_file(folder / _INDEX), _Index).weight_map.values()}), [_INDEX]
+            weight_map = parse_json(read_file(folder / _INDEX), dict[str, dict[str, Any]])["weight_map"]
+            expected, others = sorted({*weight_map.values()}), [_INDEX]
         if weights != expected or not weights:
             raise ValueError(f"expected {', '.join(expected)}, the folder has {', '.join(names) or 'no files'}")
         for name in weights:
             with safe_open(folder / name, framework="numpy"):  # compares the header with the size of the file
                 pass
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise EngineError(f"the weights in {folder} are incomplete: {error}") from None
     return sorted([*weights, *others])
