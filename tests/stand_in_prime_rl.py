@@ -147,8 +147,6 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
     fault, at = orders["fault"], orders["step"]
     run_dir = Path(config["output_dir"])
     broadcasts = run_dir / "broadcasts"
-    if fault == "no_first_broadcast":
-        time.sleep(600)
     if fault == "trainer_exception":
         fail_below_torchrun("ZeroDivisionError: division by zero")
     broadcast(broadcasts, 0)
@@ -226,8 +224,6 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
     base = config["model"]["client"]["base_url"].removesuffix("/v1")
     unreached = "Inference server was not reached after 10 seconds (Error: All connection attempts failed)"
     say(f"17:57:55 WARNING {unreached} on {base}")
-    if fault == "silent_death":
-        sys.exit(1)
     sources = [source["name"] for source in config["train"]["source"]]
     while (
         not all(listens(config["env_server_base_port"] + index) for index in range(len(sources)))
@@ -246,8 +242,6 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
             problem = "ERROR Fatal error in a tool of the environment"
             say(f"17:45:36 WARNING Episode task failed in group 3 (arithmetic): RuntimeError({problem!r})")
             say(f"17:45:36 WARNING Trace failed in group 3 (arithmetic) - RuntimeError: {problem}")
-        if step == at and fault == "empty_batches":
-            fail("RuntimeError: 10 consecutive empty train batches — check algorithm credit and task difficulty.")
         while version < step - 2:  # as TARGET_LAG: batch N waits for version N - 2
             if not (run_dir / "broadcasts" / f"step_{version + 1}" / "STABLE").exists():
                 time.sleep(0.05)

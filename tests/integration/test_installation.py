@@ -176,8 +176,7 @@ def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def environment(installation: Installation) -> None:
     """The layout that uv makes."""
-    installation.site_packages.mkdir(parents=True)
-    installation.bin_dir.mkdir()
+    installation.bin_dir.mkdir(parents=True)
     for name in checks.PROGRAMS:
         (installation.bin_dir / name).write_text("#!/bin/sh\n")
         (installation.bin_dir / name).chmod(0o755)
@@ -187,8 +186,8 @@ def environment(installation: Installation) -> None:
 
 def package(installation: Installation, name: str, version: str) -> None:
     """A package's own metadata, whatever the name of its folder."""
-    folder = installation.site_packages / f"{name}-0.dist-info"
-    folder.mkdir(exist_ok=True)
+    folder = installation.venv / "lib/python3.12/site-packages" / f"{name}-0.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
 
 

@@ -177,13 +177,6 @@ def test_a_death_of_another_rank_of_the_trainer_is_explained_by_its_own_output(
     assert (training.cause or "").startswith(cause)  # and not "Connection closed", which rank 0 logs
 
 
-def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
-    session = start("empty_batches", step=1)
-    training = session.train(math.inf, lambda reading: None)
-    assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.CONFIG, 0)
-    assert "all rewards of every group were equal" in (training.cause or "")
-
-
 def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -> None:
     def tick(reading: Progress) -> None:
         if reading.num_without_gradient >= 2:
@@ -240,8 +233,6 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, timing
             f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found",
             Failure.UNKNOWN,
         ),
-        slow("silent_death", "orchestrator ended: exit code 1", Failure.INFRASTRUCTURE),
-        slow("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", Failure.INFRASTRUCTURE),
     ],
 )
 def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, failure):

@@ -131,19 +131,11 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def context_tokens(rules: Rules, prompt_tokens: int) -> int:
-    """Return how many tokens the longest conversation of an experiment may need."""
-    completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
-    return max([prompt_tokens + completion, *(taskset.room(completion)[0] for taskset in _conversations(rules))])
-
-
-def _conversations(rules: Rules) -> list[TasksetRules]:
-    """Return the tasksets with several turns."""
-    return [scored.taskset for scored in rules.scored if scored.taskset and scored.taskset.max_turns > 1]
-
-
 def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     """Return the locked keys, which train.toml cannot set."""
+    tasksets = [scored.taskset for scored in rules.scored if scored.taskset and scored.taskset.max_turns > 1]
+    completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
+    context = max([prompt_tokens + completion, *(taskset.room(completion)[0] for taskset in tasksets)])
     return {
         "clean": False,  # true deletes the run folder, even in a dry run
         "model.name": rules.model,
@@ -164,8 +156,8 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         "rollout_transport.host": HOST,
         "inference.server.host": HOST,
         "inference.router": None,  # its program is in another extra
-        "inference.vllm.max_model_len": context_tokens(rules, prompt_tokens),
-        **_tools(_conversations(rules)),
+        "inference.vllm.max_model_len": context,
+        **_tools(tasksets),
         # By default, missing sampling parameters come from the model's file, which has a repetition penalty.
         "inference.vllm.generation_config": "vllm",
         # With a prefix cache, rollouts would begin with keys and values of older weights: an update does not clear the

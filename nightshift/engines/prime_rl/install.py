@@ -24,7 +24,7 @@ from nightshift.engines.downloads import data_problem, model_folder, model_probl
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup, tail
-from nightshift.files import cache_dir, disk_error, parse_json, read_file, whole_folder
+from nightshift.files import cache_dir, parse_json, read_file, whole_folder
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
@@ -83,10 +83,6 @@ class Installation:
         return self.venv / "bin"
 
     @property
-    def site_packages(self) -> Path:
-        return self.venv / "lib" / f"python{self.pins.python}" / "site-packages"
-
-    @property
     def state_dir(self) -> Path:
         """The folder of all files that Nightshift adds to the checkout."""
         return self.root / ".nightshift"
@@ -124,7 +120,8 @@ class Installation:
 
     def version(self, package: str) -> str | None:
         """Return the installed version of a package from its metadata; None if it is not installed."""
-        packages = metadata.distributions(name=package, path=[str(self.site_packages)])
+        site_packages = self.venv / "lib" / f"python{self.pins.python}" / "site-packages"
+        packages = metadata.distributions(name=package, path=[str(site_packages)])
         return next((package.version for package in packages), None)
 
     def versions(self) -> dict[str, str]:
@@ -173,31 +170,27 @@ def install(installation: Installation, environ: Mapping[str, str], note: Note, 
     root, pins = installation.root, installation.pins
     log_path = root.with_name(f"{root.name}.install.log")  # deleted when the installation is complete
     run = partial(_run, environ, log_path, note)
-    try:
-        if not root.exists() or not any(root.iterdir()):
-            with whole_folder(root) as clone:
-                # .gitmodules has SSH addresses. No shallow clone: verifiers reads its version from git's tags.
-                https = f"url.{pins.repository.rsplit('/', 2)[0]}/.insteadOf=git@github.com:"
-                git = ("git", "-c", "core.hooksPath=/dev/null", "-c", https)
-                run(*git, "clone", "--progress", "--no-checkout", pins.repository, clone)
-                run(*git, "-C", clone, "checkout", "--detach", pins.commit)
-                run(*git, "-C", clone, "submodule", "update", "--init", "--recursive", "--", *SUBMODULES)
-        if problem := checkout_problem(installation):
-            raise problem
-        installation.state_dir.mkdir(exist_ok=True)
-        (installation.state_dir / ".gitignore").write_text("*\n")
+    if not root.exists() or not any(root.iterdir()):
+        with whole_folder(root) as clone:
+            # .gitmodules has SSH addresses. No shallow clone: verifiers reads its version from git's tags.
+            https = f"url.{pins.repository.rsplit('/', 2)[0]}/.insteadOf=git@github.com:"
+            git = ("git", "-c", "core.hooksPath=/dev/null", "-c", https)
+            run(*git, "clone", "--progress", "--no-checkout", pins.repository, clone)
+            run(*git, "-C", clone, "checkout", "--detach", pins.commit)
+            run(*git, "-C", clone, "submodule", "update", "--init", "--recursive", "--", *SUBMODULES)
+    if problem := checkout_problem(installation):
+        raise problem
+    installation.state_dir.mkdir(exist_ok=True)
+    (installation.state_dir / ".gitignore").write_text("*\n")
+    problem = packages_problem(installation, has_gpus=has_gpus)
+    if problem and has_gpus:
+        # uv's Python has the headers that Triton needs; a system's Python often lacks them (vllm issue 27890).
+        # --inexact keeps additional packages of the user.
+        python = ("--managed-python", "--python", pins.python)
+        installation.synced.unlink(missing_ok=True)
+        run("uv", "sync", "--directory", root, "--locked", "--inexact", "--no-dev", *python, "--extra", "flash-attn")
+        installation.synced.write_text(pins.commit)
         problem = packages_problem(installation, has_gpus=has_gpus)
-        if problem and has_gpus:
-            # uv's Python has the headers that Triton needs; a system's Python often lacks them (vllm issue 27890).
-            # --inexact keeps additional packages of the user.
-            python = ("--managed-python", "--python", pins.python)
-            options = ("--locked", "--inexact", "--no-dev", *python, "--extra", "flash-attn")
-            installation.synced.unlink(missing_ok=True)
-            run("uv", "sync", "--directory", root, *options)
-            installation.synced.write_text(pins.commit)
-            problem = packages_problem(installation, has_gpus=has_gpus)
-    except OSError as error:
-        raise disk_error(error, root) from None
     if problem:
         raise problem
     log_path.unlink(missing_ok=True)

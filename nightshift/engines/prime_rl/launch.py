@@ -21,13 +21,12 @@ from nightshift.files import write_json
 
 # Below the ephemeral ports of Linux (32768-60999), which outgoing connections use.
 _PORT_RANGE = range(20_000, 32_000)
-_PORT_TRIES = 200
 VALIDATOR = Path(__file__).with_name("validate.py")
 
 
 def free_ports(num_environments: int = 1) -> int:
     """Return the first of 4 + `num_environments` consecutive ports that are free now."""
-    for _ in range(_PORT_TRIES):
+    for _ in range(200):
         first = random.SystemRandom().choice(_PORT_RANGE)
         try:
             for port in range(first, first + 4 + num_environments):

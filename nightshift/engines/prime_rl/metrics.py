@@ -17,8 +17,7 @@ from typing import Any
 from nightshift.campaign.metrics import Step
 from nightshift.files import nesting_limit, open_regular, parse_json, write_atomically
 
-NUM_ROLLOUTS = 12  # kept of a run
-MAX_TEXT = 4000  # characters kept of a problem or completion
+NUM_ROLLOUTS, MAX_TEXT = 12, 4000  # kept of a run, and characters kept of a problem or completion
 _MAX_READ = 64 << 20  # bytes of a file: some six hundred rollouts of 2,048 tokens
 # verifiers' stop conditions of a truncated rollout; otherwise the finish reason of the last answer decides.
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
@@ -60,13 +59,12 @@ def _rollout(line: bytes) -> dict[str, Any]:
     problem = next(m for m in messages if m["role"] == "user")
     completion: dict[str, Any] = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
     rewards = [float(r["score"]) * float(r["weight"]) for r in (trace.get("rewards") or {}).values() if r is not None]
-    calls = [call for call in trace.get("calls") or [] if call.get("error") is None]
-    is_cut = bool(calls and calls[-1].get("finish_reason") == "length")
+    calls = trace.get("calls") or [{}]
     return {
         "problem": _text(problem.get("content")),
         "completion": _text(completion.get("content")),
         "reward": sum(rewards) if rewards else None,
-        "truncated": trace.get("stop_condition") in _LIMITS or is_cut,
+        "truncated": trace.get("stop_condition") in _LIMITS or calls[-1].get("finish_reason") == "length",
     }
 
 

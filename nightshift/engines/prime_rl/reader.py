@@ -2,12 +2,12 @@
 
     python -m nightshift.engines.prime_rl.reader BASE FOLDER SERVED ANSWER
 
-BASE and FOLDER are Hugging Face folders; FOLDER may contain an adapter of BASE. SERVED is served.json of a run, with
-the token ids. ANSWER gets JSON, {"start": [...], "file": [...]}: the log-probability of each token but the first of
-each chat under BASE and under FOLDER, in one list.
+BASE and FOLDER are Hugging Face folders; FOLDER may contain an adapter of BASE. SERVED is served.json of a run. ANSWER
+gets JSON, {"start": [...], "file": [...]}: the log-probability of each token but the first of each chat under BASE and
+under FOLDER, in one list.
 
-The computation is on the CPU in float32. bfloat16 would add a rounding error, and takes four times as long on CPUs
-without instructions for it. Only the weights of FOLDER are read, because no hash covers its config.
+The computation is on the CPU in float32: bfloat16 would add a rounding error. Only the weights of FOLDER are read,
+because no hash covers its config.
 """
 
 import json

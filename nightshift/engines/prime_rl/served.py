@@ -36,10 +36,8 @@ READER = ("-m", "nightshift.engines.prime_rl.reader")
 # Largest distance (see `compare`) between two answers of servers with the same weights. Not measured on a GPU.
 SAME = 0.01
 READ_SECONDS = 600.0  # for the child; measured with 0.5B parameters: 42 to 55 s of CPU, 184 s on two busy cores
-# Standard errors (over tokens) by which a distance must be smaller: four, because the tokens of a chat are correlated.
-# If training changed nothing, one keep in 30,000 is a false alarm, and its run is repeated.
-SURE = 4.0
-MAX_BYTES = 1 << 20  # of served.json and of the child's output
+SURE = 4.0  # standard errors by which a distance must be smaller: four, because the tokens of a chat are correlated
+MAX_BYTES = 1 << 20  # of served.json and of reader.json
 # Questions and answers in the style of a policy: training changes the log-probabilities of such answers most.
 CHATS = (
     ("What is 17 + 26?", "17 + 26 = 43\n#### 43"),
@@ -63,7 +61,7 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class Witness:
-    """Asks the server of a run for the log-probabilities of the chats, and writes them to the run's folder."""
+    """Asks the server of a run for the log-probabilities of the chats."""
 
     def __init__(self, server: Server, launch: Launch) -> None:
         self._server, self._launch = server, launch
@@ -88,16 +86,15 @@ class Witness:
         if self._is_confirmed:
             return
         before, after = self._final, self._ask()
-        cause = ""
+        why = ""
         if bool(before.engines) != bool(after.engines):
-            cause = "the weights before and after the scoring cannot be compared: the server answered only once: "
-            cause += after.problem or before.problem
+            why = f"the server answered only once: {after.problem or before.problem}"
         elif before.tokens != after.tokens:
-            cause = "the server had another tokenizer after the scoring than after the final load"
+            why = "different tokens"
         elif (distance := max(map(_distance, before.engines, after.engines), default=0.0)) > SAME:
-            cause = f"the server had other weights after the scoring than after the final load: {distance:.4f} nats a "
-            cause += "token apart"
-        if cause:
+            why = f"{distance:.4f} nats a token apart"
+        if why:
+            cause = f"the server's weights after the scoring are not those after the final load: {why}"
             raise EngineError(cause, "Find out which process of this machine used the server, then run it again.")
         self._is_confirmed = True
 
@@ -123,8 +120,7 @@ def compare(engines: Sequence[Sequence[float]], start: Sequence[float], file: Se
 
     Args:
         engines: the log-probabilities from each engine of the server, of which the worst counts.
-        start: the log-probabilities under the start weights, by transformers.
-        file: the same under the weights of the file.
+        start, file: the log-probabilities under the start weights and under those of the file, by transformers.
     """
     results = []
     for server in engines:
@@ -141,20 +137,16 @@ def compare(engines: Sequence[Sequence[float]], start: Sequence[float], file: Se
 
 
 class ServedProof(Proof):
-    """Starts a child (reader.py), and compares its log-probabilities with those of the server.
-
-    If the comparison itself fails, the result is "cannot tell", with the cause.
-    """
+    """Compares the log-probabilities of a child (reader.py) with those of the server."""
 
     def __init__(
         self, run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], environ: Mapping[str, str]
     ) -> None:
         """`base`: the folder of the start weights. EngineError if a file in `run_dir` has changed since the run."""
         folder, path = run_dir / WEIGHTS_NAME, run_dir / SERVED_NAME
-        try:
+        data = b""
+        with suppress(OSError):
             data = read_file(path, MAX_BYTES)
-        except OSError as error:
-            raise EngineError(f"{path} cannot be read: {error}") from None
         for changed, sha256, recorded in (
             (path, hashlib.sha256(data).hexdigest(), weights.served_sha256),
             (folder, check_weights(folder), weights.sha256),
