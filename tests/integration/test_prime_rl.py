@@ -260,9 +260,9 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(engine, st
     begun: list[tuple[str, bool]] = []
     really = PrimeRlSession._start
 
-    def note(self: PrimeRlSession, group: str, name: str) -> None:
+    def note(self: PrimeRlSession, name: str) -> None:
         begun.append((name, self._server.is_healthy()))
-        really(self, group, name)
+        really(self, name)
 
     monkeypatch.setattr(PrimeRlSession, "_start", note)
     monkeypatch.setattr(prime_rl_server, "HEALTH_SECONDS", HANG_SECONDS)

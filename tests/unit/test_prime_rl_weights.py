@@ -139,7 +139,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
             index(folder).read_text().replace('"model-00001-of', '"../model-00001-of')
         ),
     ),
-    "an adapter's config is torn": (adapter, lambda folder: (folder / "adapter_config.json").write_text("{")),
     "an adapter beside a model": (adapter, full),
 }
 

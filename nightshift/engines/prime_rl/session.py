@@ -77,7 +77,7 @@ class PrimeRlSession(Session):
         self._environment, self._timing, self._clock = environment, timing, timing.clock
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
         # In the order in which the groups are stopped.
-        grace_seconds = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
+        grace_seconds = {"trainer": 0.0, "rollouts": timing.grace_seconds, "inference": timing.grace_seconds}
         self._groups = {name: ProcessGroup(name, seconds) for name, seconds in grace_seconds.items()}
         self._children: dict[str, Child] = {}
         self._server = Server(launch.port, deadline, timing.clock)
@@ -104,14 +104,13 @@ class PrimeRlSession(Session):
         `source`: the text of train.toml, for the line numbers in errors."""
         self._launch.write()
         self._validate(source)
-        self._start("server", "inference")
-        for name in (*self._launch.env_servers, "orchestrator"):
-            self._start("rollouts", name)
+        for name in ("inference", *self._launch.env_servers, "orchestrator"):
+            self._start(name)
         if not self._launch.is_shared:  # otherwise the server must allocate its memory first
-            self._start("trainer", "trainer")
+            self._start("trainer")
         self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
         if self._launch.is_shared:
-            self._start("trainer", "trainer")
+            self._start("trainer")
         # The weights of any step will do, because a fast trainer may have deleted those of step 0 already.
         has_weights = lambda: latest_stable(self._launch.broadcasts_dir) is not None  # noqa: E731
         self._wait_for("the first broadcast of weights was not ready", "trainer", has_weights)
@@ -192,9 +191,10 @@ class PrimeRlSession(Session):
             keep_rollouts(self._launch.rollouts_dir, self._run_dir / SAMPLES_NAME)
             remove_heavy(self._launch.prime_dir)
 
-    def _start(self, group: str, name: str) -> None:
+    def _start(self, name: str) -> None:
         command = next(command for command in self._launch.commands if command.name == name)
-        self._children[name] = self._groups[group].start(
+        group = self._groups.get(name, self._groups["rollouts"])
+        self._children[name] = group.start(
             name,
             command.argv,
             log_path=self._run_dir / f"{name}.log",
@@ -204,7 +204,7 @@ class PrimeRlSession(Session):
 
     def _validate(self, source: str) -> None:
         """Validate the config with prime-rl's own classes, and write the configs of the programs."""
-        self._start("rollouts", "validator")
+        self._start("validator")
         child = self._children["validator"]
         self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
         try:

@@ -12,7 +12,7 @@ the folder for the configs, as prime-rl's launcher writes them (write_subconfigs
 
 import inspect
 import json
-import os
+import re
 import sys
 import traceback
 from importlib import import_module
@@ -68,11 +68,9 @@ def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
     try:
         inspect.signature(getattr(import_module(module), name)).bind(None, **kwargs)
     except (Exception, SystemExit) as error:
-        package = f"{os.sep}{module.partition('.')[0]}{os.sep}"
-        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-        frames += [(error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else []
-        frames = [(file.rpartition(package)[2], line) for file, line in frames if package in file]
-        place = "".join(f"{package[1:]}{file}:{line}: " for file, line in frames[-1:])
+        text, package = "".join(traceback.format_exception(error)), module.partition(".")[0]
+        places = re.findall(rf'File "(?:.*/)?({package}/.*)", line (\d+)', text)
+        place = f"{':'.join(places[-1])}: " if places else ""
         raise LossError(f"the loss {import_path} of rules.toml: {place}{type(error).__name__}: {error}") from error
 
 

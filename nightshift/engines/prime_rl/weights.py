@@ -95,7 +95,6 @@ def whole_files(folder: Path) -> list[str]:
         weights = [name for name in names if name.endswith(".safetensors")]
         expected, others = ["model.safetensors"], list[str]()
         if any(name in names for name in _ADAPTER):
-            parse_json(read_file(folder / _ADAPTER[0]), dict[str, Any])
             expected, others = [_ADAPTER[1]], [_ADAPTER[0]]
         elif _INDEX in names:
             weight_map = parse_json(read_file(folder / _INDEX), dict[str, dict[str, Any]])["weight_map"]
