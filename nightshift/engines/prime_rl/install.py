@@ -11,6 +11,7 @@ import os
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -127,7 +128,8 @@ class Installation:
     def versions(self) -> dict[str, str]:
         """Return the commit of the checkout and the versions of its packages, without missing ones."""
         versions = {name: self.version(name) for name in ("torch", "vllm", "transformers")}
-        versions["prime-rl"] = Repo(self.root).head().commit
+        with suppress(EngineError):  # the checkout may be missing
+            versions["prime-rl"] = Repo(self.root).head().commit
         return {name: version for name, version in versions.items() if version is not None}
 
 

@@ -37,8 +37,7 @@ def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
     """Write up to NUM_ROLLOUTS rollouts of the last steps to `path` as lines of JSON (`Sample`), if there are any.
     Rollouts are evenly spaced over a step to cover several problems."""
     rollouts: list[dict[str, Any]] = []
-    files = rollout_files(rollouts_dir)
-    steps = {int(name[1]): path for path in files if (name := re.fullmatch(r"step_(\d+)", path.parents[2].name))}
+    steps = {int(path.parents[2].name.removeprefix("step_")): path for path in rollout_files(rollouts_dir)}
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()

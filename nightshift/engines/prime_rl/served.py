@@ -87,10 +87,8 @@ class Witness:
             return
         before, after = self._final, self._ask()
         why = ""
-        if bool(before.engines) != bool(after.engines):
-            why = f"the server answered only once: {after.problem or before.problem}"
-        elif before.tokens != after.tokens:
-            why = "different tokens"
+        if before.tokens != after.tokens:  # one of the two may be missing
+            why = after.problem or before.problem or "different tokens"
         elif (distance := max(map(_distance, before.engines, after.engines), default=0.0)) > SAME:
             why = f"{distance:.4f} nats a token apart"
         if why:
@@ -193,11 +191,13 @@ class ServedProof(Proof):
         """Wait for the child, and return its output. EngineError if there is no output."""
         if self._child is None:
             raise EngineError(self._served.problem)
-        with suppress(TimeoutExpired):
+        try:
             self._child.wait(max(0.0, self._ends - time.monotonic()))
+        except TimeoutExpired:
+            raise EngineError(f"the reader did not end within {READ_SECONDS:g} s") from None
         if self._child.returncode != 0:
-            cause = f"the reader, which has {READ_SECONDS:g} s, ended: {self._child.exit_cause()}"
-            raise EngineError(": ".join([cause, *tail(self._child.log_path, 1)]))
+            words = ["the reader ended", self._child.exit_cause(), *tail(self._child.log_path, 1)]
+            raise EngineError(": ".join(words))
         return parse_json(read_file(self._answer, MAX_BYTES), dict[str, list[float]])
 
 
