@@ -34,8 +34,7 @@ def add_up(content: str) -> str:
 class StandInServer:
     """A server on a loopback port. As a context manager it serves from a thread of the test.
 
-    `fault`: a word that is looked up below. `chat_stall`: no answer from the 11th chat on. `cut_once`: the connection
-    ends in the middle of the first five answers.
+    `fault`: a word that is looked up below. `cut_once`: the connection ends in the middle of the first five answers.
     """
 
     def __init__(
@@ -120,8 +119,6 @@ class StandInServer:
             for token in tokens
         ]
         rows[0] = None
-        if self.fault == "logprobs_above_0":
-            rows[5][str(tokens[5])]["logprob"] = 1.0
         if self.fault == "logprobs_null":
             rows = [None] * len(rows)
         if self.fault == "logprobs_another_token":
@@ -218,9 +215,6 @@ class _Handler(BaseHTTPRequestHandler):
             server.num_chats += 1
             cut = server.fault == "cut_always" or (server.fault == "cut_once" and server.num_cut < 5)
             server.num_cut += cut
-            stall = server.fault == "chat_stall" and server.num_chats > 10
-        if stall:
-            server.closing.wait()
         status, answer = _error(500, "EngineCore died") if server.fault == "chat_500" else server.chat(body)
         data = json.dumps(answer).encode()
         if cut:

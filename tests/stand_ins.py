@@ -72,12 +72,12 @@ def prime_rl_rules() -> Rules:
 def _put_into(module: ModuleType, kind: str) -> None:
     name, _, folder = kind.partition(":")
     if name == "prime-rl":
-        from nightshift.engines.prime_rl import engine, served
+        from nightshift.engines.prime_rl import engine
         from nightshift.engines.prime_rl.install import Installation, Pins
         from nightshift.engines.prime_rl.session import Timing
         from tests import stand_in_prime_rl
 
-        engine.examine, served.ASK_SECONDS = lambda *arguments: [], HANG_SECONDS
+        engine.examine = lambda *arguments: []
         there = Path(folder) / "prime-rl"  # the head has made it, before its workers
         pins = Pins.read(HERE.parent / "pyproject.toml")
         made = Installation(there, pins)

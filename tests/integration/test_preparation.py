@@ -12,7 +12,6 @@ from nightshift.config.train_toml import parse
 from nightshift.engines import rehearsal as preparation
 from nightshift.engines.base import PrepareFlags
 from nightshift.engines.prime_rl import engine as prime_rl
-from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import Installation, Pins
 from nightshift.engines.trl.engine import TrlEngine
@@ -70,7 +69,6 @@ class Prepared:
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
-    monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     smoke = replace(preparation.smoke_rules(ROOT, RULES, HANG_SECONDS), environments=SMALL.environments)
     monkeypatch.setattr(prime_rl, "install", lambda *arguments, **flags: None)  # has tests of its own
     monkeypatch.setattr(prime_rl, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))

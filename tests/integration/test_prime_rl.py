@@ -156,38 +156,25 @@ def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fa
     assert cause in (training.cause or "")
     assert training.failure is failure
     assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl"))
-    with pytest.raises(EngineError, match="no final weights"):
-        session.load_final_weights()
 
 
 @pytest.mark.parametrize(
     ("fault", "cause", "failure"),
     [
-        ("rank_1_raises", "trainer-1 ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
-        slow("rank_1_stays", "trainer-1 ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+        ("rank_1_raises", "trainer ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+        slow("rank_1_stays", "trainer ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
     ],
 )
-def test_a_death_of_another_rank_of_the_trainer_is_told_by_its_own_output(
-    start, timing, tmp_path, run_dir, clock, fault, cause, failure
+def test_a_death_of_another_rank_of_the_trainer_is_explained_by_its_own_output(
+    start, timing, tmp_path, clock, fault, cause, failure
 ):
     def tick(reading: Progress) -> None:
         clock.now += 0.1
 
     engine = engine_for(replace(RULES, num_gpus=3, train_gpus=2), tmp_path / "two", timing)
     training = start(fault, engine=engine).train(math.inf, tick)
-    assert (training.outcome, training.failure, training.log) == (Outcome.CRASHED, failure, "trainer-1.log")
-    assert (training.cause or "").startswith(cause)
-    text = (run_dir / "trainer-1.log").read_text()
-    assert "INFO Step 1\n" in text
-    assert "Connection closed" not in text  # what rank 0 says of it
-    assert ("ChildFailedError" in text) is (fault != "rank_1_stays")
-
-
-def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
-    session = start("empty_batches", step=1)
-    training = session.train(math.inf, lambda reading: None)
-    assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.CONFIG, 0)
-    assert "all rewards of every group were equal" in (training.cause or "")
+    assert (training.outcome, training.failure, training.log) == (Outcome.CRASHED, failure, "trainer.log")
+    assert (training.cause or "").startswith(cause)  # and not "Connection closed", which rank 0 logs
 
 
 def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -> None:
@@ -204,7 +191,7 @@ def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -
         (
             "trainer_hang",
             Failure.CONFIG,
-            r"no step was finished in \d+ s, but [1-9]\d* rollouts. The rollouts fill a batch",
+            r"no step was finished in \d+ s, but [1-9]\d* rollouts. Lower orchestrator.batch_size",
         ),
         slow("no_rollout", Failure.INFRASTRUCTURE, r"no rollout was finished in \d+ s. Read env-server.log"),
     ],
@@ -222,7 +209,7 @@ def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, 
     assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, None)
 
 
-def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
+def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
     # A reading without news moves the clock, too.
     patient = replace(timing, hang_seconds=math.inf, still_seconds=math.inf)
@@ -233,8 +220,6 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
 
     training = session.train(math.inf, tick)
     assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
-    # On a busy machine the stand-in may have made its steps before the training began.
-    assert training.training_seconds == max(read_steps(run_dir / "metrics.jsonl")[-1].time, 0.0)
 
 
 @pytest.mark.slow
@@ -248,8 +233,6 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
             f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found",
             Failure.UNKNOWN,
         ),
-        slow("silent_death", "orchestrator ended: exit code 1", Failure.INFRASTRUCTURE),
-        slow("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", Failure.INFRASTRUCTURE),
     ],
 )
 def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, failure):
@@ -277,9 +260,9 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(engine, st
     begun: list[tuple[str, bool]] = []
     really = PrimeRlSession._start
 
-    def note(self: PrimeRlSession, group: str, name: str) -> None:
+    def note(self: PrimeRlSession, name: str) -> None:
         begun.append((name, self._server.is_healthy()))
-        really(self, group, name)
+        really(self, name)
 
     monkeypatch.setattr(PrimeRlSession, "_start", note)
     monkeypatch.setattr(prime_rl_server, "HEALTH_SECONDS", HANG_SECONDS)

@@ -19,7 +19,6 @@ from nightshift.campaign.records import Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.base import NO_GPU
 from nightshift.engines.prime_rl import engine as prime_rl
-from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.errors import Failure
@@ -46,7 +45,6 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 @pytest.fixture
 def controller(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
-    monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     installation = stand_in_prime_rl.installation(tmp_path)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     reader = [str(installation.bin_dir / "reader.py")]
@@ -97,7 +95,7 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
     [
         ("config_refused", Failure.CONFIG, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.INFRASTRUCTURE, "500"),
-        ("swapped_after_scoring", Failure.INFRASTRUCTURE, "the server had other weights after the scoring"),
+        ("swapped_after_scoring", Failure.INFRASTRUCTURE, "the server's weights after the scoring are not those"),
     ],
 )
 def test_a_failed_experiment_is_a_record_with_its_cause(
@@ -187,11 +185,8 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     (checkout / "prime-rl").mkdir()
     code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--prime-rl", "prime-rl"))
     assert code == 2, stderr
-    lines = stdout.splitlines()
-    assert len(lines) <= 10, stdout
-    assert lines[0].startswith("missing:  a run needs 2 NVIDIA GPUs")
-    assert lines[1].startswith(f"missing:  prime-rl is not installed in {checkout / 'prime-rl'}")
-    assert {"time:", "hardware:", "model:"} <= {line.split()[0] for line in lines}
+    assert stdout.startswith("missing:  a run needs 2 NVIDIA GPUs")
+    assert f"\nmissing:  prime-rl is not installed in {checkout / 'prime-rl'}" in stdout
     flags = (*flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl")
     code, stdout, stderr = finish(start_run(checkout, *flags))
     for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "hardware:"):

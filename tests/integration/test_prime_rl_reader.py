@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nightshift.campaign.records import Weights
-from nightshift.engines.prime_rl.served import CHATS, READER, Answers, Read, Served, ServedProof
+from nightshift.engines.prime_rl.served import CHATS, READER, Answers, ServedProof
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.errors import EngineError
 from nightshift.executors.process import python_command
@@ -46,17 +46,17 @@ def adapter(folder: Path) -> Path:
     return folder
 
 
-Rows = list[list[float]]
+Read = dict[str, list[float]]
 
 
 def read(base: Path, folder: Path) -> subprocess.CompletedProcess[bytes]:
     served, answer = folder.with_name("tokens.json"), folder.with_name("answer.json")
-    served.write_bytes(msgspec.json.encode({"final": {"tokens": TOKENS}}))
+    served.write_bytes(msgspec.json.encode({"tokens": TOKENS}))
     command = python_command(*READER, *map(str, (base, folder, served, answer)))
     return subprocess.run(command, capture_output=True, cwd=ROOT, check=False)
 
 
-def distance(one: Rows, other: Rows) -> float:
+def distance(one: list[float], other: list[float]) -> float:
     return float(numpy.abs(numpy.array(one) - numpy.array(other)).max())
 
 
@@ -74,17 +74,17 @@ def test_the_child_says_what_torch_says(whole: tuple[Path, Read]) -> None:
     from transformers import Qwen2ForCausalLM
 
     _, found = whole
-    assert [len(row) for row in found.file] == [39] * len(CHATS)
-    assert distance(found.start, found.file) > 0.1
+    assert len(found["file"]) == 39 * len(CHATS)
+    assert distance(found["start"], found["file"]) > 0.1
     model = Qwen2ForCausalLM.from_pretrained(BASE)
     with torch.no_grad():
         scores = torch.log_softmax(model(torch.tensor([TOKENS[0]])).logits[0].double(), -1)
     by_hand = [float(scores[place, token]) for place, token in enumerate(TOKENS[0][1:])]
-    assert distance([by_hand], found.start[:1]) < 1e-4
+    assert distance(by_hand, found["start"][:39]) < 1e-4
 
 
-def proven(run_dir: Path, known: Read, said: Rows) -> str:
-    data = msgspec.json.encode(Served(Answers(TOKENS, known.start), Answers(TOKENS, said)))
+def proven(run_dir: Path, served: list[float]) -> str:
+    data = msgspec.json.encode(Answers(TOKENS, [served]))
     (run_dir / "served.json").write_bytes(data)
     weights = Weights(3, check_weights(run_dir / "weights"), hashlib.sha256(data).hexdigest())
     line = ServedProof(run_dir, weights, BASE, READER, dict(os.environ)).result()
@@ -97,8 +97,8 @@ def test_an_adapter_is_added_to_the_base_and_one_that_was_not_served_is_caught(
     whole: tuple[Path, Read], tmp_path: Path
 ) -> None:
     adapter(tmp_path / "weights")
-    assert proven(tmp_path, whole[1], whole[1].file).startswith("served = file: 0.0000 nats a token from the file, 0.")
+    assert proven(tmp_path, whole[1]["file"]).startswith("served = file: 0.0000 nats a token from the file, 0.")
     with pytest.raises(
         EngineError, match=r"did not serve the file: its log-prob.* are 0\.\d+ nats .* 0\.0000 from the st"
     ):
-        proven(tmp_path, whole[1], whole[1].start)
+        proven(tmp_path, whole[1]["start"])

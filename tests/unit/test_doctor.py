@@ -90,8 +90,7 @@ def test_a_split_of_gpus_is_checked_whole_and_no_other_engine_takes_it(root, tmp
     assert str(shape_problem(rules, root)) == (
         "rules.toml: tensor_parallel = 3 does not divide the 4 attention heads of mine. Write a divisor, or 1."
     )
-    problem = str(shape_problem(replace(rules, tensor_parallel=2), root))
-    assert problem.startswith("rules.toml: prompt and answers may need 2496 tokens, mine has a context of 512. ")
+    assert shape_problem(replace(rules, tensor_parallel=2), root) is None
     [other] = [check for check in found if check.engine == "trl"]
     assert "not used rules.toml: infer_gpus = 6, train_gpus = 2: --engine trl uses one GPU" in str(other)
     assert other.ok

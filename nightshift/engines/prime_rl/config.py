@@ -1,8 +1,7 @@
 """The config of prime-rl: the allowed keys of train.toml, and the values that the rules and the engine fix.
 
-The config is a tree that prime-rl's RLConfig accepts, without values that depend on a single run. In comments, `C/` and
-`P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit, and `V/` is
-verifiers/v1/ of the pinned verifiers.
+In comments, `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit,
+and `V/` is verifiers/v1/ of the pinned verifiers.
 """
 
 import copy
@@ -23,10 +22,7 @@ TENSOR_PARALLEL = "inference.vllm.tensor_parallel_size"
 
 
 def preset(memory: str) -> dict[str, Value]:
-    """Return the defaults for the GPUs of `Rules.memory` and models below 1B. They were computed, not measured.
-
-    On a shared GPU, the server allocates its share first.
-    """
+    """Return the defaults for the GPUs of `Rules.memory` and models below 1B. They were computed, not measured."""
     is_shared, size = size_of(memory)
     ac: Value = {} if size <= (24 if is_shared else 16) else None
     share = {24: 0.35}.get(size, 0.4) if is_shared else 0.9
@@ -54,15 +50,12 @@ _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
 
 def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any]:
-    """Return the RLConfig tree of a checked train.toml under `rules`, with JSON values only.
+    """Return the RLConfig tree of a checked train.toml under `rules`, without values that depend on a single run.
 
     The tree contains every allowed and every fixed key, so that two files that train the same give the same tree.
+    ConfigError: these rules do not allow a value.
 
-    Args:
-        prompt_tokens: tokens for a prompt, in addition to the longest completion.
-
-    Raises:
-        ConfigError: these rules do not allow a value.
+    `prompt_tokens`: tokens for a prompt, in addition to the longest completion.
     """
     length, cap = config.get(_LENGTH), rules.max_completion_tokens
     if length is not None and length > cap:  # longer than the server's context: it would refuse every request
@@ -119,11 +112,8 @@ def with_seed(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def most_inflight(values: Mapping[str, Any]) -> int:
-    """Return the default of max_inflight. Each batch in flight makes rollouts one version older.
-
-    Measured over 600 s with prime-rl's default of 1,024 rollouts, sixteen batches: all rollouts became 8 versions old,
-    the limit max_off_policy_steps.
-    """
+    """Return the default of max_inflight. Each batch in flight makes rollouts one version older, and prime-rl's default
+    of 1,024 rollouts made all of them 8 versions old (measured), the limit max_off_policy_steps."""
     batch = values.get("orchestrator.batch_size")  # None: the size is in tokens
     least = ("concurrency.min_inflight", "group_size")
     return max(INFLIGHT_BATCHES * batch if batch else 1024, *(values[f"orchestrator.{name}"] or 1 for name in least))
@@ -141,26 +131,18 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def context_tokens(rules: Rules, prompt_tokens: int) -> int:
-    """Return how many tokens the longest conversation of an experiment may need."""
-    completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
-    return max([prompt_tokens + completion, *(taskset.room(completion)[0] for taskset in _conversations(rules))])
-
-
-def _conversations(rules: Rules) -> list[TasksetRules]:
-    """Return the tasksets with several turns."""
-    return [scored.taskset for scored in rules.scored if scored.taskset and scored.taskset.max_turns > 1]
-
-
 def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     """Return the locked keys, which train.toml cannot set."""
+    tasksets = [scored.taskset for scored in rules.scored if scored.taskset and scored.taskset.max_turns > 1]
+    completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
+    context = max([prompt_tokens + completion, *(taskset.room(completion)[0] for taskset in tasksets)])
     return {
         "clean": False,  # true deletes the run folder, even in a dry run
         "model.name": rules.model,
         # "auto" is refused for Qwen2.5, which the map of renderers does not contain (C/orchestrator.py:584).
         "orchestrator.renderer.name": "default",
-        # "auto" is flash attention 3 on Hopper and 4 on Blackwell, which the Hugging Face implementation of Qwen2
-        # refuses (P/trainer/model.py:734,1293).
+        # "auto" is flash attention 3 or 4 on newer GPUs, which the Qwen2 of transformers refuses
+        # (P/trainer/model.py:734,1293).
         "trainer.model.attn": "flash_attention_2",
         SOURCE: [_source(environment) for environment in rules.environments],
         "deployment.type": "single_node",
@@ -173,19 +155,16 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         "rollout_transport.type": "zmq",
         "rollout_transport.host": HOST,
         "inference.server.host": HOST,
-        # A router is for several engines, and its program is in another extra.
-        "inference.router": None,
-        # By default, the server reserves the model's 32,768 tokens for each rollout.
-        "inference.vllm.max_model_len": context_tokens(rules, prompt_tokens),
-        **_tools(_conversations(rules)),
+        "inference.router": None,  # its program is in another extra
+        "inference.vllm.max_model_len": context,
+        **_tools(tasksets),
         # By default, missing sampling parameters come from the model's file, which has a repetition penalty.
         "inference.vllm.generation_config": "vllm",
         # With a prefix cache, rollouts would begin with keys and values of older weights: an update does not clear the
-        # cache (P/inference/vllm/server.py:73), and the salt of the policy's version does not reach vLLM. It is in
-        # extra_body (P/orchestrator/envs.py:90), then among the sampling parameters (V/clients/train.py:359), where
-        # vLLM does not read it (P/inference/vllm/serving_tokens.py:227).
+        # cache (P/inference/vllm/server.py:73), and the salt of the policy's version does not reach vLLM
+        # (P/inference/vllm/serving_tokens.py:227).
         "inference.vllm.enable_prefix_caching": False,
-        # vLLM's defaults. The prompts of the test split must not be in a log.
+        # The prompts of the test split must not be in a log.
         "inference.vllm.enable_log_requests": False,
         "inference.vllm.enable_log_outputs": False,
         "trainer.monitors.file.path": TRAINER_METRICS,
@@ -212,13 +191,11 @@ def _tools(tasksets: Sequence[TasksetRules]) -> dict[str, str]:
 def _source(environment: EnvironmentRules) -> dict[str, Any]:
     """Return the source of one environment. A user's taskset has its agents in the generated package (install.py)."""
     # The default runtime is a paid remote sandbox (V/configs/agent.py:29).
-    seats = {"agent": {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}}}
-    sizes = {} if environment.taskset else {"split": "train", "size": environment.num_train, **environment.args}
+    seat = {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}}
+    taskset = {"id": environment.package, "split": "train", "size": environment.num_train, **environment.args}
+    own = {"taskset": {"id": environment.package}}
     return {
         "name": environment.name,
-        "env": {
-            "taskset": {"id": environment.package, **sizes},
-            **({} if environment.taskset else seats),
-        },
+        "env": own if environment.taskset else {"taskset": taskset, "agent": seat},
         "serve": {"pool": {"type": "static", "num_workers": NUM_ENV_WORKERS}},
     }

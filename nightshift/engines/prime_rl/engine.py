@@ -1,6 +1,6 @@
 """The engine for GPUs: prime-rl, with vLLM and the GRPO trainer on different GPUs, or both on one.
 
-session.py is one run. prime-rl has its own Python environment, so nothing here imports torch or prime_rl.
+prime-rl has its own Python environment, so nothing here imports torch or prime_rl.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from nightshift.engines.prime_rl.launch import Launch, free_ports
 from nightshift.engines.prime_rl.served import READER, ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.rehearsal import rehearse, smoke, warm_up_rules
-from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors import network
 from nightshift.executors.gpus import Gpu
-from nightshift.files import cache_dir, disk_error, read_file
+from nightshift.files import cache_dir, read_file
 from nightshift.waiting import mark
 
 
@@ -50,7 +49,7 @@ class PrimeRlEngine(Engine):
         super().__init__(*arguments, **named)
         self.installation = installation or Installation.find(self.root, self._environ)
         self._timing, self._reader = timing or Timing(self.startup_seconds), reader
-        if (seconds := self.machine.limits.no_step_seconds) is not None:
+        if seconds := self.machine.limits.no_step_seconds:
             still_seconds = max(self._timing.still_seconds, seconds)
             self._timing = replace(self._timing, hang_seconds=seconds, still_seconds=still_seconds)
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
@@ -58,11 +57,9 @@ class PrimeRlEngine(Engine):
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Install prime-rl, fetch model and data, and fill the compile caches with a run that is not scored.
 
-        With `smoke`, run the whole chain with the tiny model instead of fetching model and data. Without GPUs, fetch
-        model and data, then raise EngineError.
+        With `smoke`, run the whole chain with the tiny model instead. Without GPUs, fetch model and data, then raise
+        EngineError.
         """
-        if not self._acquire("prepare"):
-            raise UsageError("another prepare.py of yours is running", "Wait for it.")
         installation, rules = self.installation, self.rules
         if flags.smoke is None:
             prepare_model(self.root, rules, note)
@@ -95,32 +92,36 @@ class PrimeRlEngine(Engine):
 
     def _network(self) -> list[Check]:
         """Return a warning if other processes of this machine can reach the server of a run."""
-        if not (why := network_problem(self.root)):
-            return []
-        cause = f"any process of this machine can load weights into the server of a run (SECURITY.md): {why}"
-        return [Check(ENGINE, "network", cause, is_warning=True)]
+        cause = "any process of this machine can load weights into the server of a run (SECURITY.md)"
+        why = network_problem(self.root)
+        return [Check(ENGINE, "network", f"{cause}: {why}", is_warning=True)] if why else []
 
     def check(self) -> list[str]:
         """As the base class. Also lock the GPUs for this process; a GPU that is locked already is a problem."""
-        return super().check() or [
-            f"another experiment of yours uses GPU {gpu.index}. Wait for it, or choose other GPUs: --gpus"
-            for gpu in self.gpus()
-            if not self._acquire(gpu.uuid)
-        ]
+        problems = super().check()
+        folder = cache_dir(self._environ) / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        for gpu in () if problems else self.gpus():
+            # Kept until this process ends. Two locks of this process would exclude each other.
+            new = FileLock(folder / f"{gpu.uuid}.lock", timeout=0, thread_local=False)
+            try:
+                self._locks.setdefault(gpu.uuid, new).acquire()
+            except Timeout:
+                wait = "Wait for it, or choose other GPUs: --gpus"
+                problems.append(f"another experiment of yours uses GPU {gpu.index}. {wait}")
+        return problems
 
     def versions(self) -> dict[str, str]:
         """Return prime-rl's commit, the versions of its packages and the driver, and the network of runs."""
-        versions = self.installation.versions()
-        versions["network"] = "namespace of its own" if network.is_own else "shared"
+        versions = {"network": "namespace of its own" if network.is_own else "shared"}
         for gpu in self.gpus_here()[:1]:
             versions["driver"] = gpu.driver
-        return versions
+        return self.installation.versions() | versions
 
     def validate(self, config: Config) -> Effective:
         """Return prime-rl's config without values that depend on the run. prime-rl's classes validate it in `open`."""
-        loaded = load_environments(self.root, self.rules.scored)
-        prompt_tokens = max(environment.prompt_tokens for environment in loaded)
-        settings = effective(config, self.rules, prompt_tokens)
+        environments = load_environments(self.root, self.rules.scored)
+        settings = effective(config, self.rules, max(environment.prompt_tokens for environment in environments))
         return Effective(settings, scaled=scaled_rates(config, self.rules.learning_rate_scale))
 
     def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
@@ -133,10 +134,7 @@ class PrimeRlEngine(Engine):
         deadline = self._timing.clock() + deadline_seconds
         if self.rules.model_revision and (problem := model_problem(self.rules, self.root)):
             raise problem  # the cache of a node may differ from the controller's
-        try:
-            self.installation.copy_environments(self.root, self.rules)
-        except OSError as error:
-            raise disk_error(error, self.installation.state_dir) from None
+        self.installation.copy_environments(self.root, self.rules)
         launch = self.launch(settings, seed, run_dir)
         session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline)
         try:
@@ -174,20 +172,6 @@ class PrimeRlEngine(Engine):
             variables=self.machine.environment,
             seats={e.name: (e.taskset and e.taskset.seat) or "agent" for e in self.rules.environments},
         )
-
-    def _acquire(self, name: str) -> bool:
-        """Acquire a lock of this user until this process ends. Returns False if another process has the lock."""
-        if name not in self._locks:  # two FileLocks of this process would exclude each other
-            lock = FileLock(cache_dir(self._environ) / "locks" / f"{name}.lock", timeout=0)
-            try:
-                Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-                lock.acquire()
-            except Timeout:
-                return False
-            except OSError as error:
-                raise disk_error(error, Path(lock.lock_file)) from None
-            self._locks[name] = lock
-        return True
 
 
 def _submitted(run_dir: Path) -> str:

@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import shutil
-import time
 import tomllib
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,12 +22,10 @@ from nightshift.campaign.git import Repo
 from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
 from nightshift.engines.downloads import data_problem, model_folder, model_problem
-from nightshift.engines.prime_rl.config import context_tokens
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup, tail
-from nightshift.files import cache_dir, disk_error, parse_json, read_file
+from nightshift.files import cache_dir, parse_json, read_file, whole_folder
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
@@ -39,9 +34,6 @@ PREPARE = "Run: uv run prepare.py --engine prime-rl."
 # Without prime-kernels, which only other models need.
 SUBMODULES = ("deps/verifiers", "deps/renderers", "deps/prime-envs", "deps/pydantic-config")
 PROGRAMS = ("python", "inference", "env-server", "orchestrator", "torchrun")
-_GRACE_SECONDS = 5.0  # git and uv clean up after themselves on SIGTERM
-_POLL_SECONDS = 0.5
-_NUM_QUOTED_LINES = 4
 _FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT")  # variables of other projects
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness
 from nightshift_taskset.training import training_set
@@ -92,37 +84,28 @@ class Installation:
         return self.venv / "bin"
 
     @property
-    def site_packages(self) -> Path:
-        return self.venv / "lib" / f"python{self.pins.python}" / "site-packages"
-
-    @property
     def state_dir(self) -> Path:
         """The folder of all files that Nightshift adds to the checkout."""
         return self.root / ".nightshift"
 
     @property
-    def unfinished_sync(self) -> Path:
-        """A file that exists during the installation of packages, and after an interrupted installation."""
-        return self.state_dir / "sync.unfinished"
+    def synced(self) -> Path:
+        """A file with the commit whose packages are completely installed."""
+        return self.state_dir / "synced"
 
     def environments_dir(self, root: Path, rules: Rules) -> Path:
-        """Return the folder for a copy of the rules' environments, named by their hash.
-
-        Runs get the copy on PYTHONPATH, so checkouts with different environments can share an installation.
-        """
-        return self.state_dir / "environments" / environments_hash(environment_files(root, rules))
+        """Return the folder for a copy of the rules' environments, which is on PYTHONPATH of runs."""
+        files = sorted(environment_files(root, rules).items())
+        return self.state_dir / "environments" / hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
     def copy_environments(self, root: Path, rules: Rules) -> None:
-        """Copy the environments unless a complete copy exists."""
-        target, files = self.environments_dir(root, rules), environment_files(root, rules)
-        if environments_hash(files_of([*target.glob("*")])) == target.name:
-            return
-        temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
-        for name, data in files.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / name).write_bytes(data)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.replace(target)
+        """Copy the environments unless a copy exists."""
+        target = self.environments_dir(root, rules)
+        if not target.exists():
+            with whole_folder(target) as folder:
+                for name, data in environment_files(root, rules).items():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_bytes(data)
 
     def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
         """Return the variables with which a process uses this installation. `path`: the user's PATH."""
@@ -138,19 +121,20 @@ class Installation:
 
     def version(self, package: str) -> str | None:
         """Return the installed version of a package from its metadata; None if it is not installed."""
-        packages = metadata.distributions(name=package, path=[str(self.site_packages)])
+        site_packages = self.venv / "lib" / f"python{self.pins.python}" / "site-packages"
+        packages = metadata.distributions(name=package, path=[str(site_packages)])
         return next((package.version for package in packages), None)
 
     def versions(self) -> dict[str, str]:
         """Return the commit of the checkout and the versions of its packages, without missing ones."""
         versions = {name: self.version(name) for name in ("torch", "vllm", "transformers")}
-        with suppress(EngineError):
+        with suppress(EngineError):  # the checkout may be missing
             versions["prime-rl"] = Repo(self.root).head().commit
         return {name: version for name, version in versions.items() if version is not None}
 
 
 def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
-    """Return the bytes of the files of all packages that runs need on PYTHONPATH, by name, without compiled files.
+    """Return the files of all packages that runs need on PYTHONPATH: their bytes by name.
 
     For a user's taskset, a generated package gives prime-rl the training set.
     """
@@ -167,74 +151,50 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
             text = f"{_TRAINING}TrainingSet, TrainingEnv = training_set({spec!r})\n"
             generated[f"{environment.package}/__init__.py"] = text.encode()
     packages += [path.parent for folder in (*folders, *siblings) for path in folder.glob("*/__init__.py")]
-    return files_of(packages) | generated
-
-
-def environments_hash(files: Mapping[str, bytes]) -> str:
-    """Return a hash of names and bytes of files, 16 hex digits."""
-    digest = hashlib.sha256()
-    for name, data in sorted(files.items()):
-        digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    return digest.hexdigest()[:16]
-
-
-def files_of(packages: Sequence[Path]) -> dict[str, bytes]:
-    """Return the bytes of the packages' files by name."""
-    return {
+    files = {
         path.relative_to(package.parent).as_posix(): path.read_bytes()
         for package in packages
         for path in (package.rglob("*") if package.is_dir() else [package])
         if path.is_file() and path.suffix != ".pyc"
     }
+    return files | generated
 
 
 def install(installation: Installation, environ: Mapping[str, str], note: Note, *, has_gpus: bool) -> None:
     """Clone prime-rl and sync its packages, unless that is done, and check them. A second call resumes.
 
+    EngineError: a command failed, or a part differs from the pins.
+
     Args:
         environ: the user's environment, with proxies, mirrors and certificates.
         has_gpus: False for the user's own environment without CUDA, whose packages are not changed.
-
-    Raises:
-        EngineError: a command failed, or a part differs from the pins.
     """
     root, pins = installation.root, installation.pins
-    clone = root.with_name(f"{root.name}.clone")  # renamed when it is complete
     log_path = root.with_name(f"{root.name}.install.log")  # deleted when the installation is complete
     run = partial(_run, environ, log_path, note)
-    try:
-        if not root.exists() or not any(root.iterdir()):
-            shutil.rmtree(clone, ignore_errors=True)
-            clone.parent.mkdir(parents=True, exist_ok=True)
+    if not root.exists() or not any(root.iterdir()):
+        with whole_folder(root) as clone:
             # .gitmodules has SSH addresses. No shallow clone: verifiers reads its version from git's tags.
             https = f"url.{pins.repository.rsplit('/', 2)[0]}/.insteadOf=git@github.com:"
             git = ("git", "-c", "core.hooksPath=/dev/null", "-c", https)
             run(*git, "clone", "--progress", "--no-checkout", pins.repository, clone)
             run(*git, "-C", clone, "checkout", "--detach", pins.commit)
             run(*git, "-C", clone, "submodule", "update", "--init", "--recursive", "--", *SUBMODULES)
-            # Refreshes git's index, so that later checks need 0.01 s instead of 0.8 s.
-            run("git", "-C", clone, "status", "--short")
-            clone.replace(root)
-        if problem := checkout_problem(installation):
-            raise problem
-        if not installation.state_dir.exists():
-            installation.state_dir.mkdir()
-            (installation.state_dir / ".gitignore").write_text("*\n")
+    if problem := checkout_problem(installation):
+        raise problem
+    installation.state_dir.mkdir(exist_ok=True)
+    (installation.state_dir / ".gitignore").write_text("*\n")
+    problem = packages_problem(installation, has_gpus=has_gpus)
+    if problem and has_gpus:
+        # uv's Python has the headers that Triton needs; a system's Python often lacks them (vllm issue 27890).
+        # --inexact keeps additional packages of the user.
+        python = ("--managed-python", "--python", pins.python)
+        installation.synced.unlink(missing_ok=True)
+        run("uv", "sync", "--directory", root, "--locked", "--inexact", "--no-dev", *python, "--extra", "flash-attn")
+        installation.synced.write_text(pins.commit)
         problem = packages_problem(installation, has_gpus=has_gpus)
-        if problem and has_gpus:
-            installation.unfinished_sync.touch()
-            # uv's Python has the headers that Triton needs; a system's Python often lacks them (vllm issue 27890).
-            # --inexact keeps additional packages of the user.
-            python = ("--managed-python", "--python", pins.python)
-            options = ("--locked", "--inexact", "--no-dev", *python, "--extra", "flash-attn")
-            run("uv", "sync", "--directory", root, *options)
-            installation.unfinished_sync.unlink()
-            problem = packages_problem(installation, has_gpus=has_gpus)
-    except OSError as error:
-        raise disk_error(error, root) from None
     if problem:
-        fix = problem.fix if has_gpus else "With --gpus none, install prime-rl's packages there yourself, without CUDA."
-        raise EngineError(problem.cause, fix)
+        raise problem
     log_path.unlink(missing_ok=True)
 
 
@@ -244,28 +204,20 @@ def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Pa
     note(f"$ {command}")
     env = {name: value for name, value in environ.items() if name not in _FOREIGN}
     env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
-    if shutil.which(argv[0], path=env.get("PATH")) is None:
-        raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then run the command again.")
-    group = ProcessGroup("install", _GRACE_SECONDS)
+    group = ProcessGroup("install", grace_seconds=5.0)  # git and uv clean up after themselves on SIGTERM
     try:
         child = group.start(command, argv, log_path=log_path, env=env, cwd=log_path.parent)
-        with waiting(lambda: " ".join(tail(child.log_path, 1)) or command):
-            while child.poll() is None:
-                group.check()
-                time.sleep(_POLL_SECONDS)
+        with waiting(lambda: " ".join(tail(log_path, 1)) or command):
+            child.wait()
     finally:
         group.stop()
-    if child.poll() != 0:
-        lines = " | ".join(tail(child.log_path, _NUM_QUOTED_LINES)) or "nothing"
-        cause = f"{command}: {child.exit_cause()}; its last lines: {lines}"
+    if child.returncode:
+        cause = f"{command}: {child.exit_cause()}; its last lines: {' | '.join(tail(log_path, 4)) or 'nothing'}"
         raise EngineError(cause, f"Fix that, then run the command again: it resumes. The log: {log_path}")
 
 
 def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
-    """Check each part of the installation that a run of the checkout at `root` needs. This takes under 0.3 s.
-
-    Without GPUs, versions of packages may differ from the pins.
-    """
+    """Check each part of the installation that a run of the checkout at `root` needs."""
     parts = {"checkout": checkout_problem(installation)}
     if parts["checkout"] is None:
         parts |= {
@@ -274,8 +226,7 @@ def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence
             "model": model_problem(rules, root) or shape_problem(rules, root),
         }
     parts["data"] = data_problem(root, rules)
-    details = {"checkout": str(installation.root)}
-    return [Check(ENGINE, name, problem, details.get(name, "")) for name, problem in parts.items()]
+    return [Check(ENGINE, name, problem) for name, problem in parts.items()]
 
 
 def checkout_problem(installation: Installation) -> EngineError | None:
@@ -283,36 +234,26 @@ def checkout_problem(installation: Installation) -> EngineError | None:
     root, commit = installation.root, installation.pins.commit
     if not (root / ".git").exists():
         return EngineError(f"prime-rl is not installed in {root}", PREPARE)
-    try:
-        head, changes = Repo(root).head().commit, Repo(root).changes()
-    except EngineError as error:
-        return EngineError(f"{root}: {error}", PREPARE)
-    missing = [name for name in SUBMODULES if not (root / name / ".git").exists()]
+    head = Repo(root).head().commit
+    missing = [f"{name} (submodule)" for name in SUBMODULES if not (root / name / ".git").exists()]
     if head != commit:
         cause = f"{root} is at commit {str(head)[:9]}, this version runs prime-rl at {commit[:9]}"
-        fix = f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl."
-    elif missing:
-        cause = f"{root / missing[0]} is empty: the submodule is missing"
-        fix = f"Run: git -C {root} submodule update --init --recursive."
-    elif changes:
-        cause = f"{root}: {changes[0]} differs from the pinned commit"
-        fix = f"Run: git -C {root} status; then restore the files, or leave out --prime-rl."
+    elif differences := missing + Repo(root).changes():
+        cause = f"{root} differs from the pinned commit: {differences[0]}"
     else:
         return None
-    return EngineError(cause, fix)
+    commands = f"git -C {root} checkout {commit}, then git -C {root} submodule update --init --recursive"
+    return EngineError(cause, f"Restore your changes, then run: {commands}; or leave out --prime-rl.")
 
 
 def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineError | None:
-    """Return the problem of a program or a package that is missing or differs from the pins."""
-    if installation.unfinished_sync.exists():
-        return EngineError("the packages of prime-rl are incomplete: uv sync failed or was interrupted", PREPARE)
+    """Return the problem of a program that is missing, or with GPUs of packages that Nightshift has not synced."""
     for program in PROGRAMS:
         if not os.access(installation.bin_dir / program, os.X_OK):
             return EngineError(f"{installation.bin_dir / program} is missing", PREPARE)
-    for name in ("torch", "vllm", "flash_attn") if has_gpus else ():
-        pinned, version = getattr(installation.pins, name), installation.version(name)
-        if version is None or pinned not in (version, version.partition("+")[0]):
-            return EngineError(f"prime-rl's environment has {name} {version} instead of {pinned}", PREPARE)
+    synced = installation.synced
+    if has_gpus and not (synced.exists() and synced.read_text() == installation.pins.commit):
+        return EngineError("prime-rl's packages are incomplete: uv sync did not finish for this commit", PREPARE)
     return None
 
 
@@ -333,20 +274,9 @@ def requirements_problem(installation: Installation, rules: Rules) -> EngineErro
 
 
 def shape_problem(rules: Rules, root: Path) -> EngineError | None:
-    """Return the problem of a model that tensor_parallel cannot divide, or whose context is too short."""
-    model = dict[str, Any]()
-    with suppress(OSError, ValueError):
-        model = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])
-    heads, positions = model.get("num_attention_heads"), model.get("max_position_embeddings")
-    if isinstance(heads, int) and heads % rules.tensor_parallel:
-        cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads"
-        return EngineError(f"{cause} of {rules.model}", "Write a divisor, or 1.")
-    # vLLM extends the context of scaled rotary embeddings.
-    is_scaled = any("factor" in (model.get(key) or ()) for key in ("rope_scaling", "rope_parameters"))
-    prompt_tokens = max(environment.prompt_tokens for environment in load_environments(root, rules.scored))
-    needed = context_tokens(rules, prompt_tokens)
-    if isinstance(positions, int) and positions < needed and not is_scaled:
-        cause = f"{RULES_NAME}: prompt and answers may need {needed} tokens, {rules.model} has a context of {positions}"
-        fix = "Lower prompt_tokens or conversation_tokens in [environment.NAME], or choose another model."
-        return EngineError(cause, fix)
-    return None
+    """Return the problem of a model whose attention heads tensor_parallel does not divide."""
+    model = parse_json(read_file(model_folder(rules, root) / "config.json"), dict[str, Any])
+    if not (heads := model.get("num_attention_heads", 0)) % rules.tensor_parallel:
+        return None
+    cause = f"{RULES_NAME}: tensor_parallel = {rules.tensor_parallel} does not divide the {heads} attention heads"
+    return EngineError(f"{cause} of {rules.model}", "Write a divisor, or 1.")

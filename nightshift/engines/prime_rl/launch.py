@@ -1,13 +1,13 @@
 """The processes of one prime-rl run: files, command lines, environment variables, ports and GPUs.
 
-Command lines and variables are those of prime-rl's launcher (src/prime_rl/entrypoints/rl.py at the pinned commit, P/).
-The launcher itself is not used: it waits half a minute before it stops a process, and always stops the server first.
+Command lines and variables are those of prime-rl's launcher (P/entrypoints/rl.py; P/ is src/prime_rl/ at the pinned
+commit), which always stops the server first, and waits half a minute before it stops a process.
 """
 
 import random
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,16 +21,12 @@ from nightshift.files import write_json
 
 # Below the ephemeral ports of Linux (32768-60999), which outgoing connections use.
 _PORT_RANGE = range(20_000, 32_000)
-_PORT_TRIES = 200
+VALIDATOR = Path(__file__).with_name("validate.py")
 
 
 def free_ports(num_environments: int = 1) -> int:
-    """Return the first of 4 + `num_environments` consecutive ports that are free now.
-
-    Another program may still bind a port before the run does. The run's process then ends with "address already in
-    use", an infrastructure failure.
-    """
-    for _ in range(_PORT_TRIES):
+    """Return the first of 4 + `num_environments` consecutive ports that are free now."""
+    for _ in range(200):
         first = random.SystemRandom().choice(_PORT_RANGE)
         try:
             for port in range(first, first + 4 + num_environments):
@@ -42,14 +38,20 @@ def free_ports(num_environments: int = 1) -> int:
     raise EngineError(f"no free ports in {_PORT_RANGE.start}-{_PORT_RANGE.stop}", "List listening programs: ss -ltn")
 
 
-VALIDATOR = Path(__file__).with_name("validate.py")
-
-# P/utils/process.py:17
 _COMMON = {
+    # P/utils/process.py:17
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     "PYTHONUNBUFFERED": "1",
     "OMP_NUM_THREADS": "1",
     "GIT_LFS_SKIP_SMUDGE": "1",
+    # No requests to a hub and no telemetry.
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "disabled",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": HOST,  # otherwise vLLM opens a socket to the internet to find its address
 }
 _INFERENCE = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -63,16 +65,6 @@ _INFERENCE = {
     "VLLM_WSL2_ENABLE_PIN_MEMORY": "1",
 }
 _TRAINER = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-# No requests to a hub and no telemetry; without VLLM_HOST_IP, vLLM opens a socket to the internet to find its address.
-_QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "WANDB_MODE": "disabled",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_HOST_IP": HOST,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +78,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Everything that one run needs before its first process starts. Starts nothing itself."""
+    """Everything that one run needs before its first process starts."""
 
     settings: Mapping[str, Any]  # of `effective`
     seed: int
@@ -128,20 +120,15 @@ class Launch:
         return len(self.gpu_ids) > len({*self.gpu_ids})
 
     @property
-    def num_trainers(self) -> int:
-        """The number of processes that train, each on one GPU."""
-        return int(self.tree["deployment"]["num_train_gpus"])
-
-    @property
     def num_engines(self) -> int:
         """The number of data-parallel engines, each with a copy of the policy."""
         parallel: int = self.tree["inference"]["vllm"].get("tensor_parallel_size", 1)
         return int(self.tree["deployment"]["num_infer_gpus"]) // parallel
 
     @property
-    def is_game(self) -> bool:
-        """Whether an environment has an opponent."""
-        return any("opponent" in source["env"] for source in self.tree["orchestrator"]["train"]["source"])
+    def environments(self) -> list[str]:
+        """The names of the environments that the policy trains on."""
+        return [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
 
     @property
     def prime_dir(self) -> Path:
@@ -157,25 +144,20 @@ class Launch:
         return self.prime_dir / "rollouts"
 
     @property
-    def configs_dir(self) -> Path:
-        """The folder for the configs of prime-rl's programs."""
-        return self.run_dir / "configs"
-
-    @property
     def verdict(self) -> Path:
-        """The output of the validator."""
         return self.run_dir / "validator.json"
 
     def write(self) -> None:
         """Create the folders and the input of the validator."""
-        self.configs_dir.mkdir(exist_ok=True)
+        (self.run_dir / "configs").mkdir(exist_ok=True)
         self.prime_dir.mkdir(exist_ok=True)
         write_json(self.run_dir / "rl.json", self.tree)
 
     @property
-    def env_servers(self) -> list[str]:
-        """The names of the env-server processes, one per environment."""
-        return [command.name for command in self.commands if command.name.startswith("env-server")]
+    def env_servers(self) -> dict[str, str]:
+        """The environment of each env-server process, by the name of the process."""
+        names = self.environments
+        return {"env-server" if len(names) == 1 else f"env-server-{name}": name for name in names}
 
     @cached_property
     def commands(self) -> tuple[Command, ...]:
@@ -184,44 +166,39 @@ class Launch:
         The validator must end before the others start: it writes their configs.
         """
         run_id = uuid.uuid5(uuid.NAMESPACE_URL, self.run_dir.as_uri()).hex  # not random: a dry run shows the same
-        common = {**self.environment, **_COMMON, **_QUIET, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
-        configs_dir = self.configs_dir
-        names = [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
+        common = {**self.environment, **_COMMON, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
+        configs, deployment = self.run_dir / "configs", self.tree["deployment"]
 
-        def command(name: str, argv: Sequence[object], **variables: str) -> Command:
-            program, *arguments = argv
-            words = (str(self.bin_dir / str(program)), *map(str, arguments))
-            return Command(name, words, {**common, **variables, **self.variables})
+        def command(name: str, *argv: object, **variables: str) -> Command:
+            program, *arguments = map(str, argv)
+            return Command(name, (str(self.bin_dir / program), *arguments), {**common, **variables, **self.variables})
 
-        trainer = [
+        num_infer_gpus = deployment["num_infer_gpus"]
+        sides = self.gpu_ids[:num_infer_gpus], self.gpu_ids[num_infer_gpus:]
+        inference_gpus, trainer_gpus = ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, ids))} for ids in sides)
+        trainer = (
             "torchrun",
             "--role=trainer",
-            f"--rdzv-endpoint=localhost:{self.port + 3 + len(names)}",
+            f"--rdzv-endpoint=localhost:{self.port + 3 + len(self.environments)}",
             f"--rdzv-id={run_id}",
             f"--log-dir={self.run_dir / 'torchrun'}",
-            "--local-ranks-filter=0",
             "--redirect=3",
             "--tee=3",
-            f"--nproc-per-node={self.num_trainers}",
+            f"--nproc-per-node={deployment['num_train_gpus']}",
             "-m",
             "prime_rl.trainer.rl.train",
             "@",
-            configs_dir / "trainer.json",
-        ]
-        num_infer_gpus = self.tree["deployment"]["num_infer_gpus"]
-        sides = self.gpu_ids[:num_infer_gpus], self.gpu_ids[num_infer_gpus:]
-        inference_gpus, trainer_gpus = (",".join(map(str, ids)) for ids in sides)
-        inference, orchestrator = ([name, "@", configs_dir / f"{name}.json"] for name in ("inference", "orchestrator"))
+            configs / "trainer.json",
+        )
         # -P: without the validator's folder on the path, which is part of Nightshift.
-        validator = ["python", "-P", VALIDATOR, self.run_dir / "rl.json", configs_dir, self.verdict]
-        env_servers = {
-            "env-server" if len(names) == 1 else f"env-server-{name}": configs_dir / "envs" / "train" / f"{name}.json"
-            for name in names
-        }
+        validator = ("python", "-P", VALIDATOR, self.run_dir / "rl.json", configs, self.verdict)
         return (
-            command("validator", validator),
-            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpus),
-            *(command(name, ["env-server", "@", config]) for name, config in env_servers.items()),
-            command("orchestrator", orchestrator),
-            command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpus),
+            command("validator", *validator),
+            command("inference", "inference", "@", configs / "inference.json", **_INFERENCE, **inference_gpus),
+            *(
+                command(name, "env-server", "@", configs / "envs" / "train" / f"{environment}.json")
+                for name, environment in self.env_servers.items()
+            ),
+            command("orchestrator", "orchestrator", "@", configs / "orchestrator.json"),
+            command("trainer", *trainer, **_TRAINER, **trainer_gpus),
         )

@@ -1,12 +1,9 @@
 """The client of a run's vLLM server: its health, its weights, and the completions of the final policy.
 
-Endpoints: those of prime_rl/inference/vllm/server.py at the pinned commit, and of vLLM. The server has no password and
-listens on loopback, so the client sends no secret and uses no proxy.
+The endpoints are those of vLLM, and of prime_rl/inference/vllm/server.py at the pinned commit.
 """
 
 import asyncio
-import itertools
-import math
 import ssl
 import time
 import uuid
@@ -25,17 +22,12 @@ from nightshift.evaluation.environment import Message
 from nightshift.files import parse_json
 from nightshift.text import clean
 
-# vLLM decodes up to 256 sequences at once, on most GPUs of 70 GiB and more 1,024 (get_batch_defaults in its
-# engine/arg_utils.py). 512 requests stay below the usual limit of 1,024 open files per process.
-CONCURRENCY = 512
+CONCURRENCY = 512  # below the usual limit of 1,024 open files per process; vLLM decodes 256 to 1,024 sequences at once
 LOG_NAME = "inference.log"
 HEALTH_SECONDS = 2.0
 ADMIN_SECONDS = 60.0  # measured: 0.03 s per request with a tiny model
-STALL_SECONDS = 120.0  # without a completion; estimated: six times 1,024 tokens at 20 ms each
-CONNECT_SECONDS = 30.0
 RETRIES = 3  # of a request whose connection broke
-BACKOFF_SECONDS = 0.5  # before the first retry; doubles
-SEED = 0  # of sampled decoding
+BACKOFF_SECONDS = 0.25  # doubles with each attempt
 _TICK_SECONDS = 1.0
 _CHAT = "/v1/chat/completions"
 
@@ -60,22 +52,18 @@ class _Answer(msgspec.Struct):
     usage: _Usage
 
 
-class _Logprob(msgspec.Struct):
-    logprob: float
-
-
 # The answer to `prompt_logprobs` and `return_token_ids`: for each token a table of this token and the most likely one.
 class _Prompt(msgspec.Struct):
     model: str
     prompt_token_ids: list[int]
-    prompt_logprobs: list[dict[int, _Logprob] | None]
+    prompt_logprobs: list[dict[int, dict[str, Any]] | None]
 
 
 class Server:
     """The server of one run. Every call ends by `deadline`, on `clock`."""
 
     def __init__(self, port: int, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._deadline, self.clock = deadline, clock
+        self._deadline, self._clock = deadline, clock
         # Shared by all clients, because a client without a context loads the system's certificates.
         no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.base_url = f"http://127.0.0.1:{port}"
@@ -86,10 +74,10 @@ class Server:
         """Close the connections; the server continues."""
         self._client.close()
 
-    def raise_if_late(self, progress: str) -> None:
-        """Raise EngineError, which begins with `progress`, after the deadline of the run."""
-        if self.clock() >= self._deadline:
-            raise EngineError(f"{progress} before the deadline of the run")
+    def raise_if_late(self, num_done: int) -> None:
+        """Raise EngineError after the deadline of the run. `num_done`: finished completions or episodes."""
+        if self._clock() >= self._deadline:
+            raise EngineError(f"the evaluation reached the deadline of the run: {num_done} answers were finished")
 
     def is_healthy(self) -> bool:
         """Return whether the server answers, as it also does while it is paused."""
@@ -99,10 +87,7 @@ class Server:
             return False
 
     def load_weights(self, folder: Path, model: str, *, is_adapter: bool = False) -> None:
-        """Load final weights from `folder` (absolute) and serve them as `model`.
-
-        EngineError if that fails; the server keeps its old weights then.
-        """
+        """Load final weights from `folder` (absolute) and serve them as `model`. EngineError if that fails."""
         self.post("/resume")  # the orchestrator may have been killed while the server was paused
         if is_adapter:
             self.post("/load_lora_adapter", lora_name=model, lora_path=str(folder))
@@ -112,39 +97,33 @@ class Server:
             self.post("/resume")
 
     def prompt_logprobs(
-        self, chat: Sequence[Message], model: str, ends: float, engine: int | None = None
+        self, chat: Sequence[Message], model: str, engine: int | None = None
     ) -> tuple[list[int], list[float]]:
         """Return the tokens of a chat, and the log-probability of each token but the first. EngineError.
 
-        vLLM's V1 runner ignores an adapter of lm_head (vLLM issue 51594), which train.toml cannot choose.
-
-        Args:
-            ends: the time limit on the clock.
-            engine: the data-parallel engine that answers; None: any.
+        `engine`: the data-parallel engine that answers; None: any.
         """
         options = {"max_completion_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1, "return_token_ids": True}
         salt = uuid.uuid4().hex
-        response = self.post(_CHAT, ends, engine, messages=chat, model=model, cache_salt=salt, **options)
+        response = self.post(_CHAT, engine, messages=chat, model=model, cache_salt=salt, **options)
         try:
             answer = parse_json(response.content, _Prompt)
             _require_model(answer.model, model)
             pairs = [*zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True)][1:]
-            return answer.prompt_token_ids, [table[token].logprob for token, table in pairs if table is not None]
+            return answer.prompt_token_ids, [(table or {})[token]["logprob"] for token, table in pairs]
         except (ValueError, KeyError) as error:
             raise EngineError(f"no log-probabilities in the server's answer: {clean(str(error), 200)}") from None
 
-    def post(self, path: str, ends: float = math.inf, engine: int | None = None, **body: Any) -> httpx.Response:
+    def post(self, path: str, engine: int | None = None, **body: Any) -> httpx.Response:
         """Send a request. EngineError unless the server answers with status 200 in time."""
-        seconds = min(ADMIN_SECONDS, min(self._deadline, ends) - self.clock())
+        seconds = min(ADMIN_SECONDS, self._deadline - self._clock())
         if seconds <= 0:
             raise EngineError(f"no time is left for {path}")
         try:
             headers = {} if engine is None else {"X-data-parallel-rank": str(engine)}
             response = self._client.post(path, json=body or None, headers=headers, timeout=seconds)
-        except httpx.TimeoutException:
-            raise EngineError(f"the server did not answer {path} within {seconds:.0f} s", log=LOG_NAME) from None
         except httpx.HTTPError as error:
-            cause = f"the server cannot be asked for {path}: {type(error).__name__} {error}"
+            cause = f"the server did not answer {path} within {seconds:.0f} s: {type(error).__name__} {error}"
             raise EngineError(cause, log=LOG_NAME) from None
         if response.status_code != 200:
             cause = f"the server answered {path} with {response.status_code}: {clean(response.text[:4096], 200)}"
@@ -152,26 +131,18 @@ class Server:
         return response
 
     def complete(
-        self,
-        prompts: Sequence[Sequence[Message]],
-        decoding: Decoding,
-        model: str,
-        cache_salt: str,
-        progress: Callable[[int], None],
+        self, prompts: Sequence[Sequence[Message]], decoding: Decoding, model: str, progress: Callable[[int], None]
     ) -> list[Completion]:
         """Return one completion of `model` per prompt, in order.
 
-        Args:
-            cache_salt: new for every set of weights, because a prefix cache keeps those of earlier weights.
-            progress: called every second in this thread with the number of completions; its exceptions end the call.
+        EngineError if an answer is not one finished completion of the model.
 
-        Raises:
-            EngineError: an answer is not one finished completion of the model, or none arrives for STALL_SECONDS.
+        `progress`: called every second in this thread with the number of completions; its exceptions end the call.
         """
         # vLLM would read missing parameters from the model's generation_config.json.
         sampling = {
             "model": model,
-            "cache_salt": cache_salt,
+            "cache_salt": uuid.uuid4().hex,  # a prefix cache keeps keys and values of earlier weights
             "max_completion_tokens": decoding.max_completion_tokens,
             "temperature": decoding.temperature,
             "top_p": 1.0,
@@ -181,12 +152,11 @@ class Server:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "n": 1,
-            "seed": SEED,
+            "seed": 0,
             "stream": False,
         }
         bodies = [{**sampling, "messages": [dict(message) for message in prompt]} for prompt in prompts]
         answers: dict[int, Completion] = {}
-        num_done, last_change = 0, self.clock()
         # The event loop runs in another thread: signal handlers raise in this one (Ctrl-C), and the callbacks of a loop
         # would swallow the exception.
         with asyncio.Runner() as runner, ThreadPoolExecutor(1) as pool:
@@ -195,13 +165,7 @@ class Server:
             future = pool.submit(loop.run_until_complete, task)
             try:
                 while not wait([future], timeout=_TICK_SECONDS).done:
-                    now, answered = self.clock(), f"the server answered {len(answers)} of {len(bodies)} prompts"
-                    if len(answers) > num_done:
-                        num_done, last_change = len(answers), now
-                    self.raise_if_late(answered)
-                    if now >= last_change + STALL_SECONDS:
-                        raise EngineError(f"{answered} and none for {STALL_SECONDS:g} s", log=LOG_NAME)
-                    progress(num_done)
+                    progress(len(answers))
             finally:
                 if not future.done():
                     loop.call_soon_threadsafe(task.cancel)
@@ -210,40 +174,32 @@ class Server:
         return [answers[index] for index in range(len(bodies))]
 
     async def _ask_all(self, bodies: list[dict[str, Any]], answers: dict[int, Completion]) -> None:
-        """Send all requests. Each worker has a client with one connection: in a pool of hundreds of connections, a
-        request costs 10 ms of CPU instead of 1 (httpcore checks every connection each time)."""
+        """Send all requests. Each worker has a client with one connection, because in a pool of hundreds of connections
+        a request costs 10 ms of CPU instead of 1."""
         waiting = iter(enumerate(bodies))
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
 
         async def work() -> None:
-            async with httpx.AsyncClient(timeout=timeout, **self._options) as client:
+            async with httpx.AsyncClient(timeout=None, **self._options) as client:
                 for index, body in waiting:
                     try:
                         answers[index] = await _ask(client, body)
                     except ValueError as error:
                         raise EngineError(f"prompt {index}: {error}", log=LOG_NAME) from None
 
-        workers = [asyncio.create_task(work()) for _ in range(min(CONCURRENCY, len(bodies)))]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        # After an error, the other workers end when the Runner is closed.
+        await asyncio.gather(*(work() for _ in range(min(CONCURRENCY, len(bodies)))))
 
 
 async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
     """Return a completion. ValueError for another status than 200, an invalid answer, or a broken connection."""
-    for attempt in itertools.count():
+    for attempt in range(1, RETRIES + 2):
         try:
             response = await client.post(_CHAT, json=body)
             break
-        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-            if attempt == RETRIES:
-                raise ValueError(f"the connection broke {attempt + 1} times: {type(error).__name__} {error}") from None
-            await asyncio.sleep(BACKOFF_SECONDS * 2**attempt)
         except httpx.HTTPError as error:
-            raise ValueError(f"{type(error).__name__} {error}") from None
+            if attempt > RETRIES:
+                raise ValueError(f"the connection broke {attempt} times: {type(error).__name__} {error}") from None
+            await asyncio.sleep(BACKOFF_SECONDS * 2**attempt)
     if response.status_code != 200:
         raise ValueError(f"status {response.status_code}: {clean(response.text[:4096], 200)}")
     try:

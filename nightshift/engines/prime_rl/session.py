@@ -1,22 +1,17 @@
 """One prime-rl run: its processes from start-up to the last completion.
 
 The processes form three groups, which are stopped in this order: first the trainer, because it deletes published
-weights (broadcasts), then the processes that make rollouts, and after the evaluation the inference server. Metrics are
-read from structured files. Logs are read for the cause of a failure, and for two start-up states that prime-rl writes
-nowhere else: the orchestrator's loop has started, and the workers of an environment are ready.
+weights (broadcasts), then the processes that make rollouts, and after the evaluation the inference server. Logs are
+read for the cause of a failure, and for two start-up states that prime-rl writes nowhere else.
 """
 
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-
-import msgspec
 
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, write_steps
 from nightshift.campaign.records import (
@@ -39,18 +34,17 @@ from nightshift.engines.prime_rl.remains import EARLIER_DIR, remove_heavy
 from nightshift.engines.prime_rl.served import Witness
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.validator import explain, read_refusals
-from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
+from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, latest_stable
 from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Endpoint, Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment, tail
-from nightshift.files import read_file, write_atomically
+from nightshift.files import read_file
 from nightshift.waiting import look
 
 SETTLE_SECONDS = 1.0  # how long to wait for other processes to die after a death, and for the last step's metrics
-# How much of a log is read to find why a process failed: 512 requests may each log a traceback after the cause, and
-# torch's line for "out of memory" lists every process on the GPU.
+# How much of a log is read to find why a process failed: 512 requests may each log a traceback after the cause.
 LOG_BYTES, LOG_LINES, LOG_LINE_LENGTH = 4 << 20, 30_000, 1_000
 # A text in a log and how often it occurs: P/orchestrator/orchestrator.py:463, V/serve/server.py:154 (paths: config.py).
 LOOP_STARTED = ("orchestrator", b"Starting orchestrator loop", 1)
@@ -75,24 +69,17 @@ class PrimeRlSession(Session):
     """The processes of one run. Call `open` first. You may call `close` at any moment, and twice."""
 
     def __init__(
-        self,
-        launch: Launch,
-        base_model: Path,
-        environment: Mapping[str, str],
-        timing: Timing,
-        deadline: float,
+        self, launch: Launch, base_model: Path, environment: Mapping[str, str], timing: Timing, deadline: float
     ) -> None:
         """`base_model`: the snapshot whose config and tokenizer are added to the final weights. `deadline`: the end of
         the run on the clock of `timing`."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
         self._environment, self._timing, self._clock = environment, timing, timing.clock
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
-        run_id = f"{launch.run_dir.parent.name}-{uuid.uuid4().hex}"
         # In the order in which the groups are stopped.
-        grace_seconds = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
-        self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in grace_seconds.items()}
+        grace_seconds = {"trainer": 0.0, "rollouts": timing.grace_seconds, "inference": timing.grace_seconds}
+        self._groups = {name: ProcessGroup(name, seconds) for name, seconds in grace_seconds.items()}
         self._children: dict[str, Child] = {}
-        self._waits: dict[str, float] = {}  # seconds that the start waited for each process
         self._server = Server(launch.port, deadline, timing.clock)
         self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
@@ -100,10 +87,11 @@ class PrimeRlSession(Session):
         is_group_relative = algo.get("type", "grpo") in ("grpo", "max_rl") and not algo.get("length_penalty")
         files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
         self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seats=launch.seats)
+        self._is_game = any("opponent" in source["env"] for source in launch.tree["orchestrator"]["train"]["source"])
         self._final_step = 0  # the step whose weights are evaluated; 0: training did not succeed
         # Processes that may end with exit code 0 before `train` stops them.
         self._may_finish = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
-        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)  # of games
+        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, base_model, launch.prime_dir / EARLIER_DIR)
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
@@ -116,21 +104,16 @@ class PrimeRlSession(Session):
         `source`: the text of train.toml, for the line numbers in errors."""
         self._launch.write()
         self._validate(source)
-        self._start("server", "inference")
-        wait_for_server = partial(
-            self._wait_for, "the inference server was not ready", "inference", self._server.is_healthy
-        )
-        for name in (*self._launch.env_servers, "orchestrator", "trainer"):
-            if name == "trainer" and self._launch.is_shared:  # the server must allocate its memory first
-                wait_for_server()
-            self._start("trainer" if name == "trainer" else "rollouts", name)
-        broadcasts = self._launch.broadcasts_dir
-        wait_for_server()
-        self._witness.at_start()
+        for name in ("inference", *self._launch.env_servers, "orchestrator"):
+            self._start(name)
+        if not self._launch.is_shared:  # otherwise the server must allocate its memory first
+            self._start("trainer")
+        self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
+        if self._launch.is_shared:
+            self._start("trainer")
         # The weights of any step will do, because a fast trainer may have deleted those of step 0 already.
-        self._wait_for(
-            "the first broadcast of weights was not ready", "trainer", lambda: latest_stable(broadcasts) is not None
-        )
+        has_weights = lambda: latest_stable(self._launch.broadcasts_dir) is not None  # noqa: E731
+        self._wait_for("the first broadcast of weights was not ready", "trainer", has_weights)
         self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._in_log(*LOOP_STARTED))
         # prime-rl reports an environment as ready when its workers are spawned, before they import anything.
         for name in self._launch.env_servers:
@@ -138,52 +121,41 @@ class PrimeRlSession(Session):
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached. Then stop every process except the server."""
-        began, began_unix, problem, outcome = self._clock(), time.time(), None, Outcome.CRASHED
-        no_gradient: EngineError | None = None
+        began, began_unix, error = self._clock(), time.time(), None
         try:
             outcome = self._watch(began, budget_seconds, progress)
-        except NoGradient as error:
-            outcome, no_gradient = Outcome.NO_GRADIENT, error
-        except EngineError as error:
-            problem = error
+        except EngineError as caught:
+            outcome, error = Outcome.NO_GRADIENT if isinstance(caught, NoGradient) else Outcome.CRASHED, caught
         seconds = self._clock() - began
         self._stop("trainer")
         self._settle()
         self._stop("rollouts")
         self._tail.poll()
-        if outcome is Outcome.FINISHED:  # max_steps was reached: count until the last step, not until the trainer exits
-            step_end = max((step.time or 0.0 for step in self._tail.steps(began_unix)), default=0.0)
-            seconds = step_end if 0 < step_end < seconds else seconds  # the system clock, which times steps, may jump
-        if problem is None:
+        if outcome is not Outcome.CRASHED:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
-            if not self._final_step:
-                batch_size = self._launch.tree["orchestrator"]["batch_size"]
-                problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir), batch_size)
-                outcome = Outcome.CRASHED
-        last_step = None if problem else self._final_step
-        folders = self._earlier_weights.folders.items()
-        self.earlier = {
-            step: partial(self._load_earlier, folder) for step, folder in folders if step < self._final_step
-        }
+            if self._final_step:
+                error = None
+            else:
+                outcome, error = Outcome.CRASHED, error or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
+        self._earlier_weights.folders.pop(self._final_step, None)
+        self.earlier = {step: partial(self._load_earlier, step) for step in self._earlier_weights.folders}
+        last_step = self._final_step or None
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_unix, last_step))
-        training = Training(
+        return Training(
             outcome,
-            num_steps=self._tail.num_steps if last_step is None else last_step,
+            num_steps=last_step or self._tail.num_steps,
             training_seconds=seconds,
             reward_mean=self._tail.reward_mean(last_step),
             peak_memory_gb=self._memory.peak_gb,
+            cause=str(error) if error else None,
+            failure=error.failure if error else None,
+            log=error.log if error else None,
         )
-        if problem is None:
-            return training
-        return replace(training, cause=str(problem), failure=problem.failure, log=problem.log)
 
     def load_final_weights(self) -> Weights:
-        """Copy the last published weights to the run's folder, once, and load them from there into the server."""
-        if not self._final_step:
-            raise EngineError("there are no final weights: training did not succeed")
+        """Copy the last published weights to the run's folder, and load them from there into the server."""
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
-        source = self._launch.broadcasts_dir / f"step_{step}"
-        sha256 = check_weights(folder) if folder.exists() else build_model_folder(source, self._base_model, folder)
+        sha256 = build_model_folder(self._launch.broadcasts_dir / f"step_{step}", self._base_model, folder)
         self._load(folder)
         return Weights(step, sha256, self._witness.at_end())
 
@@ -191,32 +163,24 @@ class PrimeRlSession(Session):
         """Check after the scoring that the server still has the final weights. EngineError if the weights differ."""
         self._witness.confirm()
 
-    def _load_earlier(self, folder: Path) -> None:
-        self.confirm()  # the server still has the final weights, whose answers were scored
-        self._load(folder)
+    def _load_earlier(self, step: int) -> None:
+        self.confirm()  # the answers of the final weights were scored
+        self._load(self._earlier_weights.folders[step])
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
     ) -> list[Completion]:
         """Return one completion per prompt, in order."""
-        completions = self._server.complete(
-            prompts,
-            decoding,
-            self._launch.served_model,
-            cache_salt=uuid.uuid4().hex,
-            progress=lambda num_done: progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done)),
-        )
-        self._memory.sample()
-        return completions
+        return self._server.complete(prompts, decoding, self._launch.served_model, partial(self._tick, progress))
 
     def endpoint(self, progress: ProgressCallback) -> Endpoint:
         """Return the endpoint of the run's server. Its `tick` reports episodes and enforces the run's deadline."""
-
-        def tick(num_done: int) -> None:
-            self._server.raise_if_late(f"{num_done} episodes were played")
-            progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done))
-
+        tick = partial(self._tick, progress)
         return Endpoint(f"{self._server.base_url}/v1", self._launch.served_model, tick)
+
+    def _tick(self, progress: ProgressCallback, num_done: int) -> None:
+        self._server.raise_if_late(num_done)
+        progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done))
 
     def close(self) -> None:
         """Stop every process, copy some rollouts, and delete large files. EngineError if a process survives SIGKILL."""
@@ -227,9 +191,10 @@ class PrimeRlSession(Session):
             keep_rollouts(self._launch.rollouts_dir, self._run_dir / SAMPLES_NAME)
             remove_heavy(self._launch.prime_dir)
 
-    def _start(self, group: str, name: str) -> None:
+    def _start(self, name: str) -> None:
         command = next(command for command in self._launch.commands if command.name == name)
-        self._children[name] = self._groups[group].start(
+        group = self._groups.get(name, self._groups["rollouts"])
+        self._children[name] = group.start(
             name,
             command.argv,
             log_path=self._run_dir / f"{name}.log",
@@ -238,38 +203,28 @@ class PrimeRlSession(Session):
         )
 
     def _validate(self, source: str) -> None:
-        """Validate the config with prime-rl's own classes; the validator also writes the configs of the programs."""
-        self._start("rollouts", "validator")
+        """Validate the config with prime-rl's own classes, and write the configs of the programs."""
+        self._start("validator")
         child = self._children["validator"]
         self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
         try:
             refusals = read_refusals(self._launch.verdict)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
             raise self._failure_of(child) from None
         if refusals:
             raise explain(refusals, source)
 
     def _wait_for(self, problem: str, name: str, is_ready: Callable[[], bool]) -> None:
-        """Wait until the process `name` is ready. EngineError if a process dies, or if the start-up time is over: then
-        the cause is `problem` with the seconds that were spent in waiting for each process."""
-        began, waited = self._clock(), self._waits.setdefault(name, 0.0)
+        """Wait until the process `name` is ready. EngineError if a process dies, or at the end of the start-up time."""
         while not is_ready():
-            self._waits[name] = waited + self._clock() - began
             look()
-            try:
-                self._raise_if_dead()
-            except EngineError:
-                if is_ready():  # the start succeeded before the death, so `train` will report the death
-                    return
-                raise
+            self._raise_if_dead()
             if self._clock() >= self._startup_ends:
                 self._raise_if_dead(include_fatal=True)
                 lines = " | ".join(tail(self._children[name].log_path, 3)) or "nothing"
-                waits = ", ".join(f"{process} {seconds:.0f} s" for process, seconds in self._waits.items())
-                cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}); last in its log: {lines}"
+                cause = f"{problem} after {self._timing.startup_seconds:g} s; last in its log: {lines}"
                 fix = "If the machine is slow, raise startup_seconds in [limits] of machine.toml (docs/gpus.md)."
                 raise EngineError(cause, fix, log=self._children[name].log_path.name)
-            self._memory.sample()
             time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
@@ -280,7 +235,7 @@ class PrimeRlSession(Session):
         while True:
             now = self._clock()
             self._tail.poll()
-            if self._launch.is_game:
+            if self._is_game:
                 share_of_steps = self._tail.num_steps / max_steps if max_steps else 0.0
                 self._earlier_weights.look(max((now - began) / budget_seconds, share_of_steps))
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
@@ -297,13 +252,12 @@ class PrimeRlSession(Session):
             counts = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))
             if counts != last_counts:
                 last_counts, active_at = counts, now
-            elif (idle := now - active_at) >= self._timing.hang_seconds:
-                self._raise_if_dead(include_fatal=True)
-                cause = f"the run hangs: no step and no rollout for {idle:.0f} s after step {self._tail.num_steps}"
-                fix = "Run it again; on a slow GPU raise no_step_seconds in [limits] of machine.toml (docs/gpus.md)."
-                raise EngineError(cause, fix)
             try:
                 note = self._standstill.look(counts)
+                if (idle := now - active_at) >= self._timing.hang_seconds:
+                    cause = f"the run hangs: no step and no rollout for {idle:.0f} s after step {counts[0]}"
+                    fix = "Run it again; on a slow GPU raise no_step_seconds in [limits] of machine.toml."
+                    raise EngineError(cause, fix)
             except EngineError as error:
                 self._raise_if_dead(include_fatal=True)
                 error.log = self._children["trainer"].log_path.name
@@ -314,56 +268,35 @@ class PrimeRlSession(Session):
     def _settle(self) -> None:
         """Wait for the orchestrator's metrics of the last step, which it may write half a second after the trainer."""
         until = time.monotonic() + SETTLE_SECONDS
-        while self._tail.poll() or (self._tail.num_steps and time.monotonic() < until):
-            if self._tail.is_whole(self._tail.num_steps):
-                return
+        self._tail.poll()
+        while time.monotonic() < until and not self._tail.is_whole(self._tail.num_steps):
             time.sleep(self._timing.poll_seconds / 10)
+            self._tail.poll()
 
     def _in_log(self, name: str, text: bytes, times: int) -> bool:
-        """Return whether the log of the process `name` contains a text at least `times` times."""
         return read_file(self._children[name].log_path).count(text) >= times
 
     def _raise_if_dead(self, *, include_fatal: bool = False) -> None:
         """Raise EngineError if processes have ended too early, with the first cause for which a fix is known.
         `include_fatal`: also for running processes that logged a fatal exception, because their exit may hang."""
-        if not self._dead(include_fatal):
-            return
-        time.sleep(SETTLE_SECONDS)  # the process that failed first may be the last one to exit
-        problems = [self._failure_of(child) for child in self._dead(include_fatal)]
-        raise next((problem for problem in problems if problem.fix), problems[0])
+        if self._dead(include_fatal):
+            time.sleep(SETTLE_SECONDS)  # the process that failed first may be the last one to exit
+            problems = [self._failure_of(child) for child in self._dead(include_fatal)]
+            raise next((problem for problem in problems if problem.fix), problems[0])
 
     def _dead(self, include_fatal: bool) -> list[Child]:
         """Return the processes that have ended too early. The server is first: no other death makes it end."""
         ended = [child for group in reversed(self._groups.values()) for child in group.check()]
         dead = [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._may_finish)]
-        return dead or [c for c in self._children.values() if include_fatal and is_fatal(self._log(c)[1])]
+        return dead or [c for c in self._children.values() if include_fatal and is_fatal(_log_lines(c))]
 
     def _failure_of(self, child: Child) -> EngineError:
-        """Return an error that explains from the log of a process why the process failed."""
-        ending = "fatal error" if child.poll() is None else child.exit_cause()
-        name, lines = self._log(child)
-        problem = diagnose(name.removesuffix(".log"), ending, lines, is_shared=self._launch.is_shared)
-        problem.log = name
+        ending, lines = "fatal error" if child.poll() is None else child.exit_cause(), _log_lines(child)
+        if failed := next(filter(None, map(_FAILED_RANK.search, lines)), None):  # without the lines of other ranks
+            lines = [line for line in lines if not re.match(rf"\[trainer(?!{failed[1]}\])", line)]
+        problem = diagnose(child.name, ending, lines, is_shared=self._launch.is_shared)
+        problem.log = child.log_path.name
         return problem
-
-    def _log(self, child: Child) -> tuple[str, list[str]]:
-        """Return the name and the lines of the log that shows why a process died.
-
-        trainer.log contains the output of torchrun and of the trainer's first rank only. If torchrun reports that
-        another rank failed first, or without a report if another rank logged a fatal exception, this function writes
-        the outputs of torchrun and of this rank to trainer-RANK.log.
-        """
-        lines = _log_lines(child.log_path)
-        first_failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
-        for rank in range(1, self._launch.num_trainers) if child.name == "trainer" else ():
-            outputs = self._run_dir.glob(f"torchrun/*/attempt_0/{rank}/std*.log")
-            logs = sorted(map(_log_lines, sorted(outputs, reverse=True)), key=is_fatal)  # the fatal log is the last
-            if first_failed[1] == str(rank) if first_failed else any(map(is_fatal, logs)):
-                lines = [*chain(*logs), *(line for line in lines if not line.startswith("[trainer0]:"))]
-                path = self._run_dir / f"trainer-{rank}.log"
-                write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), sync=False)
-                return path.name, lines
-        return child.log_path.name, lines
 
     def _stop(self, *groups: str) -> None:
         """Stop these groups in order. EngineError if a process survives SIGKILL."""
@@ -377,5 +310,5 @@ class PrimeRlSession(Session):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(survivors)}")
 
 
-def _log_lines(path: Path) -> list[str]:
-    return tail(path, LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)
+def _log_lines(child: Child) -> list[str]:
+    return tail(child.log_path, LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)

@@ -3,8 +3,8 @@
     python -P validate.py TREE CONFIGS VERDICT
 
 This script runs in prime-rl's environment and imports nothing of Nightshift. TREE is the RLConfig as JSON. CONFIGS is
-the folder for the configs, which are written as by prime-rl's launcher (src/prime_rl/entrypoints/rl.py:77,
-write_subconfigs; `rl --dry-run` would delete rollouts and broadcasts). VERDICT gets one line of JSON:
+the folder for the configs, as prime-rl's launcher writes them (write_subconfigs, src/prime_rl/entrypoints/rl.py:77;
+`rl --dry-run` would delete rollouts and broadcasts). VERDICT gets one line of JSON:
 
     {"ok": true}
     {"ok": false, "errors": [{"loc": [...], "message": "...", "input": ..., "type": "..."}]}
@@ -12,14 +12,12 @@ write_subconfigs; `rl --dry-run` would delete rollouts and broadcasts). VERDICT 
 
 import inspect
 import json
-import os
+import re
 import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-LAUNCHER_ONLY = {"deployment", "slurm", "output_dir", "dry_run"}
 
 
 class LossError(ImportError):
@@ -28,13 +26,13 @@ class LossError(ImportError):
 
 def main(tree: Path, configs_dir: Path, verdict: Path) -> int:
     """Write the configs and the verdict. Returns the exit code, 0 for a valid config."""
-    answer: dict[str, Any] = {"ok": True}
+    errors = []
     try:
         write_configs(json.loads(tree.read_bytes()), configs_dir)
     except Exception as error:  # modules that the config names may raise any exception
-        answer = {"ok": False, "errors": errors_of(error)}
-    verdict.write_text(json.dumps(answer) + "\n")
-    return 0 if answer["ok"] else 1
+        errors = errors_of(error)
+    verdict.write_text(json.dumps({"ok": False, "errors": errors} if errors else {"ok": True}) + "\n")
+    return len(errors) > 0
 
 
 def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
@@ -46,7 +44,7 @@ def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
     if config.trainer.loss.type == "custom":
         import_loss(config.trainer.loss.import_path, config.trainer.loss.kwargs)
     files = {
-        "inference.json": dump(config.inference, exclude=LAUNCHER_ONLY),
+        "inference.json": dump(config.inference, exclude={"deployment", "slurm", "output_dir", "dry_run"}),
         "trainer.json": dump(config.trainer),
         "orchestrator.json": dump(config.orchestrator),
     }
@@ -65,19 +63,14 @@ def write_configs(tree: dict[str, Any], configs_dir: Path) -> None:
 
 
 def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
-    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and check its parameters.
-
-    LossError names the last line of the loss's package in the traceback.
-    """
+    """Import a loss as the trainer does (src/prime_rl/utils/utils.py:34), and check its parameters. LossError."""
     module, _, name = import_path.rpartition(".")
     try:
         inspect.signature(getattr(import_module(module), name)).bind(None, **kwargs)
     except (Exception, SystemExit) as error:
-        package = f"{os.sep}{module.partition('.')[0]}{os.sep}"
-        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-        frames += [(error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else []
-        frames = [(file.rpartition(package)[2], line) for file, line in frames if package in file]
-        place = "".join(f"{package[1:]}{file}:{line}: " for file, line in frames[-1:])
+        text, package = "".join(traceback.format_exception(error)), module.partition(".")[0]
+        places = re.findall(rf'File "(?:.*/)?({package}/.*)", line (\d+)', text)
+        place = f"{':'.join(places[-1])}: " if places else ""
         raise LossError(f"the loss {import_path} of rules.toml: {place}{type(error).__name__}: {error}") from error
 
 
@@ -88,10 +81,11 @@ def errors_of(error: Exception) -> list[dict[str, Any]]:
     if not isinstance(error, ValidationError):
         loc = ["trainer", "loss", "type"] if isinstance(error, LossError) else []
         return [{"loc": loc, "message": str(error), "input": None, "type": type(error).__name__}]
-    errors = []
-    for entry in error.errors(include_url=False, include_context=False):
-        value = entry["input"] if isinstance(entry["input"], bool | int | float | str) else None  # no table, no list
-        errors.append({"loc": list(entry["loc"]), "message": entry["msg"], "input": value, "type": entry["type"]})
+    errors: list[dict[str, Any]] = [dict(entry) for entry in error.errors(include_url=False, include_context=False)]
+    for entry in errors:
+        if not isinstance(entry["input"], bool | int | float | str):
+            entry["input"] = None  # no table, no list
+        entry["message"] = entry.pop("msg")
     return errors
 
 

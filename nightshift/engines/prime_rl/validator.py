@@ -1,6 +1,6 @@
 """The errors of prime-rl's validation of a config (validate.py), as one error that names the line of train.toml."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,15 +8,8 @@ import msgspec
 from nightshift.config.allowlist import value_text
 from nightshift.config.train_toml import line_numbers
 from nightshift.errors import EngineError, Failure
-from nightshift.files import read_file
+from nightshift.files import parse_json, read_file
 from nightshift.text import clean
-
-# The fix by the kind of failure. The first kind is reported first.
-_FIXES = {
-    Failure.CONFIG: "Change this value; uv run run.py --keys lists the allowed values",
-    Failure.UNKNOWN: "Undo the last change to train.toml, or run: uv run nightshift doctor",
-    Failure.INFRASTRUCTURE: "This is not train.toml's fault. Run: uv run nightshift doctor",
-}
 
 
 class Refusal(msgspec.Struct):
@@ -24,7 +17,6 @@ class Refusal(msgspec.Struct):
 
     loc: tuple[str | int, ...]  # the path of a key, with variants of unions and positions in lists
     message: str
-    type: str
     input: bool | int | float | str | None = None
 
 
@@ -33,37 +25,33 @@ class _Verdict(msgspec.Struct):
 
 
 def read_refusals(verdict: Path) -> tuple[Refusal, ...]:
-    """Read the errors of the validator; OSError or msgspec.DecodeError if it wrote no verdict."""
-    return msgspec.json.decode(read_file(verdict), type=_Verdict).errors
+    """Read the errors of the validator. OSError or ValueError if it wrote no verdict."""
+    return parse_json(read_file(verdict), _Verdict).errors
 
 
 def explain(refusals: Sequence[Refusal], source: str) -> EngineError:
-    """Return one error: the refusal that the agent can best fix, and the number of others.
-
-    `source`: the text of train.toml.
-    """
-    described = [(*_describe(refusal, source), len(refusal.loc)) for refusal in refusals]
-    failure, cause, _ = min(described, key=lambda row: ([*_FIXES].index(row[0]), row[2]))
-    more = f" (and {len(described) - 1} more)" if len(described) > 1 else ""
-    return EngineError(cause, f"{_FIXES[failure]}{more}.", failure=failure)
-
-
-def _describe(refusal: Refusal, source: str) -> tuple[Failure, str]:
-    """Return the kind of failure, and the refusal in one line.
+    """Return one error: a refusal of what train.toml contains, otherwise the first refusal, and the number of others.
 
     It is a failure of the config if train.toml contains the refused key or table. Otherwise train.toml, a value of the
-    engine, or the installation may be the cause.
+    engine, or the installation may be the cause. `source`: the text of train.toml.
     """
-    message = clean(refusal.message.removeprefix("Value error, "), 300)
-    if refusal.type[:1].isupper() and not refusal.loc:  # an exception; the types of pydantic's errors are in lower case
-        return Failure.INFRASTRUCTURE, f"prime-rl's validation failed: {refusal.type}: {message}"
     lines = line_numbers(source)
+    is_written, cause = max((_describe(refusal, lines) for refusal in refusals), key=lambda pair: pair[0])
+    fix = "Undo the last change to train.toml, or run: uv run nightshift doctor"
+    if is_written:
+        fix = "Change this value; uv run run.py --keys lists the allowed values"
+    more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
+    return EngineError(cause, f"{fix}{more}.", failure=Failure.CONFIG if is_written else Failure.UNKNOWN)
+
+
+def _describe(refusal: Refusal, lines: Mapping[tuple[str, ...], int]) -> tuple[bool, str]:
+    """Return whether train.toml contains the refused key or table, and the refusal in one line."""
     path, is_written = tuple[str, ...](), False
     for segment in map(str, refusal.loc):  # train.toml does not contain variants and positions
         is_written = (*path, segment) in lines
         path = (*path, segment) if is_written else path
-    name = ".".join(path if is_written else map(str, refusal.loc))
+    place = f"train.toml:{lines[path]}: " if path else ""
+    name = ".".join(path if is_written else map(str, refusal.loc)) or "train.toml"
     value = "" if refusal.input is None else f" = {value_text(refusal.input)}"
-    line = f"train.toml:{lines[path]}" if path else ""
-    place = ": ".join(filter(None, [line, name + value])) or "train.toml"
-    return Failure.CONFIG if is_written else Failure.UNKNOWN, f"{place}: prime-rl refuses it: {message}"
+    message = clean(refusal.message.removeprefix("Value error, "), 300)
+    return is_written, f"{place}{name}{value}: prime-rl refuses it: {message}"
