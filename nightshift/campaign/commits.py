@@ -7,12 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit, Record
 from nightshift.config.allowlist import KEYS, Kind, Value, accept, find_key, shorten
 from nightshift.config.losses import in_prime_rl
 from nightshift.config.rules import LossRules
-from nightshift.config.train_toml import ABSENT, Config, changed_keys, diff, parse, set_values, spelled
+from nightshift.config.train_toml import ABSENT, UNSET, Config, changed_keys, diff, parse, set_values, spelled
 from nightshift.errors import ConfigError, UsageError
 from nightshift.files import read_file, write_atomically
 from nightshift.text import clean
@@ -133,7 +132,7 @@ def revert(
 
 
 def decisions_since(
-    ledger: Ledger, repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
+    repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
 ) -> tuple[Decision, ...]:
     """Return the decisions of the user's commits since the last experiment of a branch; none while a commit of
     Nightshift is owed. UsageError if the branch is gone or its train.toml is invalid, EngineError if git fails."""
@@ -147,10 +146,7 @@ def decisions_since(
         raise UsageError(f"git has no branch {branch or 'of a detached HEAD'}")
     ids = {id for record in ours for id in record.commits.values()}
     ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
-    decisions = user_decisions(Repo(repo.root, head), Head(branch, ours[-1].commit), baseline, kept, ids)
-    # If an experiment was decided after `records` were read, the commit may be Nightshift's.
-    is_stale = bool(decisions) and any(ledger.read(r.number) != r for r in ours if r.git_action is None)
-    return () if is_stale else decisions
+    return user_decisions(Repo(repo.root, head), Head(branch, ours[-1].commit), baseline, kept, ids)
 
 
 def user_decisions(
@@ -239,13 +235,7 @@ def _edit(config: Config, values: Values) -> Config:
 
 def _subject(name: str, before: Config, after: Config) -> str:
     """Return `keep 0012: lr 3e-6 → 5e-6`."""
-    trained = {change.key: change for change in diff(before, after)}  # with prime-rl's defaults for missing keys
-    items = []
-    for key in _changed(before.values, after.values):
-        old, new = _text(before.values, key), _text(after.values, key)
-        if key in trained:
-            old, new = trained[key].old, trained[key].new
-        items.append(f"{short_key(key)} {old or 'unset'} → {new or 'unset'}")
+    items = (f"{short_key(c.key)} {c.old or UNSET} → {c.new or UNSET}" for c in diff(before, after))
     return clean(shorten(f"{name}: {', '.join(items)}", MAX_SUBJECT))
 
 

@@ -77,7 +77,7 @@ class Posterior:
 
     def set_kept(self, kept: Sequence[Change]) -> None:
         """Set the incumbent's changes, for example after git or a guard refused one of the rule's decisions."""
-        self._set_kept([self._ensure_added(change) for change in kept])
+        self._set_kept([self._add(change) for change in kept])
 
     def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
         """Return what a change adds to the other changes of the incumbent, or of `changes`. KeyError if unknown."""
@@ -149,9 +149,7 @@ class Posterior:
         Without a new change, the kinds are those of an accident, whose effect is not stored."""
         new = None if run.new is None else run.new.identity
         is_new = new is not None and new not in self._rows
-        if run.new is not None and new not in self._changes:
-            self._add(run.new)
-        changes = [self._ensure_added(change) for change in run.changes]
+        changes = [self._add(change, is_proposed=change is run.new) for change in run.changes]
         rests = remaining(changes)
         config = Settings().union(*(rest for _, rest in rests))
         if run.stage is not Stage.SEARCH:
@@ -194,7 +192,7 @@ class Posterior:
 
     def decide_for_user(self, change: Change, is_kept: bool) -> None:
         """Keep or revert a change, as the user's commit or a guard did. The rule never reverses this decision."""
-        settings = self._ensure_added(change)
+        settings = self._add(change)
         self._fixed.add(settings)
         before = self._kept
         self._set_kept([*(kept for kept in self._kept if kept != settings), *([settings] if is_kept else [])])
@@ -204,16 +202,6 @@ class Posterior:
     def is_fixed(self, change: Change) -> bool:
         """Return True if `decide_for_user` decided about a change, so that the rule does not."""
         return change.identity in self._fixed
-
-    def _ensure_added(self, change: Change) -> Settings:
-        """Return the settings of a change. Add a change that no run proposed, for example a commit of the user."""
-        settings = change.identity
-        if settings not in self._changes:
-            second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # the kind is unknown
-            variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._kind_counts))
-            row = self._add(change)
-            self._cov[row, row] += variance
-        return settings
 
     def _decide(self, new: Settings | None) -> tuple[Decision, ...]:
         """Judge each change by its own effect: reverts first, then keeps (largest effect first), then the discard."""
@@ -298,15 +286,21 @@ class Posterior:
             px -= reduction * (x @ reduction[rows])
         return float(x @ self._mean[rows]), float(x @ px[rows]), px
 
-    def _add(self, change: Change) -> int:
-        """Add a change, and return its row. Its prior starts from the kept, else the last change of the same keys."""
+    def _add(self, change: Change, *, is_proposed: bool = False) -> Settings:
+        """Add a change, and return its settings. Its prior starts from the kept, else the last change of the same keys.
+        The kind is unknown if no run proposed the change, as for a commit of the user."""
         settings = change.identity
-        same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
-        kept = [other for other in same if other in self._kept]
-        self._changes[settings] = change
-        if settings not in self._rows:
-            self._add_row(settings, next(reversed(kept or same), None), 1.0 if kept else self.rules.related)
-        return self._rows[settings]
+        if settings not in self._changes:
+            same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
+            kept = [other for other in same if other in self._kept]
+            self._changes[settings] = change
+            if settings not in self._rows:
+                self._add_row(settings, next(reversed(kept or same), None), 1.0 if kept else self.rules.related)
+                if not is_proposed:
+                    second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]
+                    row = self._rows[settings]
+                    self._cov[row, row] += float(np.average(second_moments, weights=self._kind_counts))
+        return settings
 
     def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> None:
         """Add an entry to the Gaussian: `share` * entry of `source` + noise of `variance`; 0 if `source` is None."""

@@ -142,15 +142,12 @@ class Controller:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     clock: Callable[[], float] = time.monotonic  # seconds
     is_stopping: Callable[[], bool] = lambda: False  # True if the user wants that no run starts any more
-    _folded: Campaign | None = field(default=None, init=False)
     _begins: dict[int, float] = field(default_factory=dict, init=False)  # of experiments, on the monotonic clock
     _ahead: float | None = field(default=None, init=False)  # wall clock minus monotonic clock, in seconds
 
     def folded(self) -> Campaign:
-        """Return the campaign of the checked-out branch from its records. Only new records are folded."""
-        records, branch = self.ledger.records(), self.repo.head().branch
-        self._folded = Campaign.of(records, branch, self.bench.rules_hash, self._folded)
-        return self._folded
+        """Return the campaign of the checked-out branch from its records."""
+        return Campaign.of(self.ledger.records(), self.repo.head().branch, self.bench.rules_hash)
 
     def campaign(self) -> Campaign:
         """Return the campaign of the checked-out branch, with the decisions of the user's commits."""
