@@ -9,6 +9,7 @@ today's rule would have had other proposals, riders and last runs. Prints the de
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def decisions_of(campaign: Campaign) -> dict[int, list[Decision]]:
 def gain_of(campaign: Campaign, changes: tuple[Change, ...]) -> tuple[float, float]:
     """Return the gain over the baseline that the rule would report of a config, and half of its 95 % interval."""
     assert campaign.posterior is not None
-    posterior = campaign.posterior.copy()
+    posterior = copy.deepcopy(campaign.posterior)
     posterior.set_kept(changes)
     return posterior.gain()
 

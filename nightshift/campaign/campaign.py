@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
 from statistics import NormalDist, fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -150,10 +150,8 @@ class Campaign:
                 if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
                     p_text = f"P(by more than {100 * guard.limit:g} pp) {percent(p_falls)}"
                     falls[change.identity] = f"guard {guard.environment} falls: {effect}, {p_text}"
-        for change in [change for change in self.posterior.kept if change.identity in falls]:
-            if change in before:  # if the other changes leave no valid train.toml, the next run tries again
-                self.posterior.set_kept([other for other in self.posterior.kept if other != change])
-            else:
+        for change in self.posterior.kept:
+            if change.identity in falls and change not in before:
                 self.posterior.decide_for_user(change, False)  # no later run keeps the change or tests it again
         return decisions, falls
 
@@ -165,7 +163,7 @@ class Campaign:
             judgement = Judgement(why=_BASELINE_WHY, standing=standing)
             return replace(record, status=Verdict.KEEP, judgement=judgement)
         after = copy.copy(self)
-        after._posteriors = {name: posterior.copy() for name, posterior in self._posteriors.items()}
+        after._posteriors = copy.deepcopy(self._posteriors)
         posterior = after._posteriors[""]
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         before, (decisions, falls) = posterior.kept, after._observe(record)
@@ -202,14 +200,14 @@ class Campaign:
         is_late = status is Verdict.DISCARD and posterior.stage is not Stage.SEARCH
         if is_late and effect and effect.p_helps >= posterior.rules.keep_at:
             why.append("no change is kept during the final check runs")
-        if form := compare(record, self._parent_of(record)):
-            why.append(form.conclusion)
+        if line := format_gain(record, self._parent_of(record)):
+            why.append(line.rpartition(": ")[2])
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
 
     def _reason(self, record: Record, decision: Decision) -> str:
         """Return the message of a decision's commit, below its subject: evidence, hypothesis, trailers."""
         change, is_new = decision.change, decision.change == record.run.new
-        runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
+        runs = [*self.measured, record]
         first = record if is_new else next((run for run in runs if run.number == change.experiment), None)
         names = [f"{run.number:04d}" for run in runs if any(change.keys == other.keys for other in run.run.changes)]
         evidence = [f"effect {decision.estimate.with_p}"] if decision.estimate else []
@@ -227,15 +225,18 @@ class Campaign:
         return next((record for record in self.decided if record.is_keep), None)
 
     @property
+    def measured(self) -> list[Record]:
+        """The decided experiments with a score."""
+        return [record for record in self.decided if record.status != Verdict.CRASH]
+
+    @property
     def kept(self) -> tuple[Change, ...]:
         return self.posterior.kept if self.posterior else ()
 
     @property
     def configs(self) -> tuple[Config, Config] | None:
-        """The configs of baseline and incumbent; None if the baseline's cannot be read."""
-        with suppress(UsageError):
-            return None if self.config is None else (self.config, incumbent_config(self.config, self.kept))
-        return None
+        """The configs of baseline and incumbent; None if the baseline's was not read."""
+        return None if self.config is None else (self.config, incumbent_config(self.config, self.kept))
 
     def compose(self, changes: Iterable[Change]) -> Config:
         """Return the baseline's train.toml with these changes. UsageError without a baseline, or if it is invalid."""
@@ -258,8 +259,8 @@ class Campaign:
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config; None if there is no such experiment."""
-        settings, runs = settings_of(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
-        return next((record for record in runs if settings_of(record.run.changes) == settings), None)
+        settings = settings_of(self.kept)
+        return next((r for r in reversed(self.measured) if settings_of(r.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign."""
@@ -283,14 +284,13 @@ class Campaign:
 
     def last_baseline(self) -> datetime | None:
         """Return the start of the last baseline run; None before the first one."""
-        runs = [r for r in self.decided if r.evaluation and r.run.is_baseline and r.status != Verdict.CRASH]
-        return _began(runs[-1]) if runs else None
+        return next((_began(record) for record in reversed(self.measured) if record.run.is_baseline), None)
 
     def remarks(self, record: Record) -> list[str]:
         """Return remarks on the scores of a measured experiment, one line each: only the answer format improved,
         answers without a score."""
-        form, evaluation = compare(record, self._parent_of(record)), record.evaluation
-        return [*([form.line] if form else []), *(evaluation.unscored if evaluation else ())]
+        line, evaluation = format_gain(record, self._parent_of(record)), record.evaluation
+        return [*([line] if line else []), *(evaluation.unscored if evaluation else ())]
 
     def _parent_of(self, record: Record) -> Record | None:
         parents = (other for other in self.decided if other.number == record.parent)
@@ -355,15 +355,18 @@ def _began(record: Record) -> datetime:
 def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
     """Return n values whose mean is the weighted mean of the environments e, and whose spread over examples gives the
     standard error of this mean (tests/unit/test_composite.py): each score minus the mean of its environment, times
-    (w_e / sum of w) (n / n_e), plus the weighted mean. ValueError if the number of scores is wrong."""
-    values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
+    (w_e / sum of w) (n / n_e), plus the weighted mean."""
     if not parts:
-        return values
-    means = np.array([fmean(part_scores) for part_scores in split(scores, parts)])
+        return np.array(scores, dtype=np.float64)
+    groups = split(scores, parts)
+    means = np.array([fmean(group) for group in groups])
     shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
-    factors = np.repeat(shares * len(values) / sizes, sizes)
-    result: Array = (values - np.repeat(means, sizes)) * factors + shares @ means
-    return result
+    return np.concatenate(
+        [
+            (np.array(group) - mean) * (share * len(scores) / len(group)) + shares @ means
+            for group, mean, share in zip(groups, means, shares, strict=True)
+        ]
+    )
 
 
 def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float]]:
@@ -372,17 +375,10 @@ def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float
     return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
 
 
-class Form(NamedTuple):
-    """An experiment whose format rate rose for sure, and whose score rose by no more than the format explains."""
-
-    gain: float  # of the score
-    conclusion: str  # a few words
-    line: str
-    strict_scores: tuple[float, float]  # before and after
-
-
-def compare(candidate: Record, parent: Record | None) -> Form | None:
-    """Return a Form if the candidate learned only the answer format. None if not, or if this was not measured.
+def format_gain(candidate: Record, parent: Record | None) -> str:
+    """Return a line if the candidate learned only the answer format: its format rate rose for sure, and its score rose
+    by no more than the format explains. Empty if not, or if this was not measured. The line ends in a conclusion after
+    a colon.
 
     The format explains the change of the format rate, times the difference of accuracy between formatted and other
     answers, which is the mean of both sides (Kitagawa 1955, JASA 50, 1168).
@@ -393,29 +389,27 @@ def compare(candidate: Record, parent: Record | None) -> Form | None:
         if record and (e := record.evaluation) and e.strict_score is not None and e.format_rate is not None
     ]
     if len(sides) < 2:
-        return None
+        return ""
     (score, strict, rate, n), (new_score, new_strict, new_rate, m) = sides
     if (more := new_rate - rate) <= _SURE * _stderr(rate, n, new_rate, m):
-        return None
+        return ""
     # Accuracy of the formatted answers, and of the others.
     right = [strict / rate for _, strict, rate, num in sides if rate * num > 0.5]
     others = [(score - strict) / (1 - rate) for score, strict, rate, num in sides if (1 - rate) * num > 0.5]
     gain, by_form, noise = new_score - score, more * (fmean(right) - fmean(others)), _stderr(score, n, new_score, m)
     if gain > noise and gain - by_form > min(noise, by_form):
-        return None
-    is_gain = gain > noise
-    conclusion = "the gain is the answer format alone" if is_gain else "the answer format improved, not the score"
-    line = (
+        return ""
+    conclusion = "the gain is the answer format alone" if gain > noise else "the answer format improved, not the score"
+    return (
         f"answer format: {new_rate:.0%} of the answers are in the requested format, {rate:.0%} before: strict_score "
-        f"{100 * (new_strict - strict):+.1f} pp, eval_score {100 * gain:+.1f} pp, "
-        f"the format explains {100 * by_form:+.1f} pp: {conclusion}"
+        f"{100 * (new_strict - strict):+.1f} pp, eval_score {100 * gain:+.1f} pp, the format explains "
+        f"{100 * by_form:+.1f} pp: {conclusion}"
     )
-    return Form(gain, conclusion, line, (strict, new_strict))
 
 
 def _stderr(p: float, n: int, q: float, m: int) -> float:
     """Return the binomial standard error of the difference of two shares: at least one answer of all."""
-    return max(math.sqrt(p * (1 - p) / max(n, 1) + q * (1 - q) / max(m, 1)), 1 / max(n + m, 1))
+    return max(math.sqrt(p * (1 - p) / n + q * (1 - q) / m), 1 / (n + m))
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
@@ -448,8 +442,6 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         ids = commit(repo, head, steps, others)
         commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
-        left = [step.name for step in steps if step.keys and step.name not in commits]
-        actions += [f"{name} left out: your own commit sets its keys, or conflicts with them" for name in left]
         earlier = {ledger.stored_config(record).source, *(entry.before for entry in repo.config_history(head))}
         source, here = repo.config_at("HEAD"), path.read_bytes() if path.is_file() and not path.is_symlink() else None
         if here == source:
@@ -483,12 +475,11 @@ def _owed(records: Sequence[Record], branch: str) -> list[Record]:
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
     """Close the experiments that an earlier controller left open, except those `in_flight`. Needs the lock."""
-    ledger.sweep(in_flight)
+    ledger.sweep()
     records = [record for record in ledger.records() if record.number not in in_flight]
-    due = [record for record in records if record.git_action is None]
-    if any(record.git_error for record in records):
-        due += [record for record in _owed(records, repo.head().branch) if record.git_action is not None]
-    for record in sorted(due, key=lambda record: (record.decided is None, record.place, record.number)):
+    unclosed = [record for record in records if record.git_action is None]
+    due = {record.number: record for record in (*unclosed, *_owed(records, repo.head().branch))}
+    for record in sorted(due.values(), key=lambda record: (record.decided is None, record.place, record.number)):
         if record.status == STARTED:
             cause = "interrupted: the process ended before the verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
@@ -511,7 +502,7 @@ def keep_model(ledger: Ledger, record: Record) -> None:
                 (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         for path in folder.glob(f"*{WEIGHTS_NAME}*"):  # also partial ones, after a kill
             remove_tree(path)
-        models = sorted(ledger.runs_dir.glob(f"*/{MODEL_NAME}"))
+        models = sorted(ledger.runs_dir.glob(f"[0-9]*/{MODEL_NAME}"))
         sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
         if sum(sizes.values()) <= MODELS_GB * 1e9:
             return

@@ -106,16 +106,14 @@ class Repo:
 
     def files_at(self, commit: str) -> dict[str, tuple[str, str]]:
         """Return mode and blob id of the files of `commit` by name. UsageError if git cannot read the commit."""
-        files = dict[str, tuple[str, str]]()
         tree = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
         if tree.returncode != 0:
             fix = "Fetch it: a checkout must contain all commits of its branch."
             raise UsageError(f"git has no readable commit {commit[:12]}", fix)
-        for entry in os.fsdecode(tree.stdout).split("\0")[:-1]:
-            about, _, path = entry.partition("\t")
-            mode, kind, id = about.split()
-            if kind == "blob":  # not a submodule
-                files[path] = mode, id
+        # Each entry is `mode kind id\tpath`. A submodule is no blob.
+        entries = [entry.partition("\t") for entry in os.fsdecode(tree.stdout).split("\0")]
+        blobs = [(path, about.split()) for about, _, path in entries if " blob " in about]
+        files = {path: (mode, id) for path, (mode, _, id) in blobs}
         if CONFIG_NAME not in files:
             fix = "Nightshift needs a repository with train.toml at the top. Commit it there."
             raise UsageError(f"commit {commit[:7]} has no {CONFIG_NAME} at the top", fix)
@@ -138,9 +136,9 @@ class Repo:
 
     def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
         """Commit files with these bytes; None: the bytes of the working file. UsageError if the branch moved."""
-        parent, entries = self._commit_on(head.branch), ""
-        if parent != head.commit:
-            raise UsageError(f"{head.branch} moved to {parent[:7]} before the commit", "Run the command again.")
+        if (here := self.head()) != head or head.commit is None:
+            raise UsageError(f"the checkout moved from {head} to {here}", "Run the command again.")
+        parent, entries = head.commit, ""
         for name, given in files.items():
             mode, data = _content(self.root / name) if given is None else ("100644", given)
             id = "0" * len(parent)
@@ -179,7 +177,7 @@ class Repo:
         """Return the commits after `head.commit` that change train.toml, oldest first. Empty after a reset."""
         history, before = list[ConfigCommit](), self.config_at(head.commit or "") or b""
         options = ("--first-parent", "--reverse", "--format=%H%x09%P%x09%s")  # a subject may be empty
-        lines = self._git("rev-list", *options, f"{head.commit}..{self._commit_on(head.branch)}").split("\n")
+        lines = self._git("rev-list", *options, f"{head.commit}..refs/heads/{head.branch}").split("\n")
         commits = [line.split("\t", 2) for line in lines if "\t" in line]
         if commits and commits[0][1].split()[0] != head.commit:
             return []
@@ -215,10 +213,8 @@ class Repo:
 
     def campaign_start(self, commit: str | None) -> str | None:
         """Return the commit from which a campaign's branch was created, if its first experiment ran at `commit`."""
-        options = ("--first-parent", "--max-count=20", "--format=%H %s")
-        lines = self._git("rev-list", *options, str(commit), check=False).splitlines()[1::2]
-        commits = (line.partition(" ") for line in lines)
-        return next((id for id, _, subject in commits if not subject.startswith(START_SUBJECT)), None)
+        options = ("--first-parent", "--max-count=1", "--invert-grep", f"--grep=^{START_SUBJECT}")
+        return self._git("rev-list", *options, str(commit), check=False).strip() or None
 
     def changes(self, *names: str) -> list[str]:
         """Return the tracked files and submodules with uncommitted changes, only those in `names` if given."""
@@ -243,20 +239,13 @@ class Repo:
         git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", str(self.root.resolve()), str(folder))
         Repo(folder)._git("remote", "remove", "origin")
 
-    def _commit_on(self, branch: str) -> str:
-        """Return the commit of HEAD. UsageError if another branch is checked out."""
-        head = self.head()
-        if head.branch != branch or head.commit is None:
-            raise UsageError(f"the checkout moved from {branch} to {head.branch or 'a detached HEAD'}")
-        return head.commit
-
     def _git(self, *arguments: str, check: bool = True, **options: Any) -> str:
         """Return the output of a git command. EngineError if it fails, unless `check` is False."""
         result = self._run(*arguments, **options)
         if check and result.returncode != 0:
-            command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
-            reason = result.stderr.decode(errors="replace").strip().splitlines() or [str(result.returncode)]
-            raise EngineError(f"git {command} failed: {reason[-1]}")
+            command = next(word for word in arguments if not word.startswith("-") and "=" not in word)
+            reason = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise EngineError(f"git {command} failed: {reason or result.returncode}")
         return result.stdout.decode(errors="surrogateescape")
 
     def _run(

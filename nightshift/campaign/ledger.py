@@ -12,7 +12,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,9 +105,7 @@ class Ledger:
     @property
     def holder(self) -> str:
         """The controller, or the last controller if it was killed, in words; empty if this is not known."""
-        with suppress(UsageError):
-            return clean(read_json(self.runs_dir / HOLDER_NAME, str, "", 64 * 1024) or "")
-        return ""
+        return read_json(self.runs_dir / HOLDER_NAME, str, "Delete it.") or ""
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""
@@ -220,13 +218,11 @@ class Ledger:
             self._closed[number] = record
         return record
 
-    def sweep(self, in_flight: Collection[int] = ()) -> None:
-        """Delete temporary files of killed processes, except in the folders of `in_flight`. Needs the lock."""
+    def sweep(self) -> None:
+        """Delete temporary files of killed processes. Needs the lock."""
         self.require_in_place()
         sweep_folder(self.root, (self.tsv_path.name, CONFIG_NAME))  # the checkout also contains the user's files
         sweep_folder(self.runs_dir)
-        for number in [number for number in self.numbers() if number not in in_flight][-1:]:
-            sweep_folder(self.run_dir(number), is_only_mine=True)
 
     def source(self, number: int) -> bytes:
         """Return the train.toml that experiment `number` submitted. UsageError if the file cannot be read."""
@@ -248,10 +244,10 @@ class Ledger:
         raise UsageError(f"{name} is not the config that experiment {record.number:04d} ran", fix)
 
     def comparisons(self) -> list[Comparison]:
-        """Return the finished comparisons of `nightshift certify`, oldest first. UsageError for a damaged file."""
+        """Return the finished comparisons of `nightshift certify`, by number. UsageError for a damaged file."""
         paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{COMPARISON_NAME}"))
-        comparisons = [read_json(path, Comparison, f"Delete the comparison: rm -r {path.parent}") for path in paths]
-        return sorted(filter(None, comparisons), key=lambda comparison: comparison.created)
+        fix = "Delete the folder of the comparison."
+        return [*filter(None, (read_json(path, Comparison, fix) for path in paths))]
 
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""

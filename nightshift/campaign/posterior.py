@@ -12,7 +12,6 @@ the variance m / n * (1 - m / n) * variance of an ordinary change. A kept change
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import NormalDist, fmean
@@ -66,11 +65,6 @@ class Posterior:
         """Variance of one run's noise: the mean over the factors in `rules.noises`, by their posterior weights."""
         return float(np.average(self._noise_variances, weights=np.exp(self._log_weights - self._log_weights.max())))
 
-    def copy(self) -> Posterior:
-        copied = copy.copy(self)
-        vars(copied).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
-        return copied
-
     def known(self, change: Change) -> Change:
         """Return the change as it was first proposed. A change that was never proposed is returned as it is."""
         return self._changes.get(change.identity, change)
@@ -80,7 +74,7 @@ class Posterior:
         self._set_kept([self._add(change) for change in kept])
 
     def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
-        """Return what a change adds to the other changes of the incumbent, or of `changes`. KeyError if unknown."""
+        """Return what a change adds to the other changes of the incumbent, or of `changes`."""
         kept = self._kept if changes is None else (change.identity for change in changes)
         return Effect(*self._mean_and_sd(*self._effect_vector(change.identity, kept)))
 
@@ -218,10 +212,7 @@ class Posterior:
                 sets_fixed_key = any(self._kept_by_key.get(key) in self._fixed for key, _ in settings)
                 if settings in was_kept or settings in self._fixed or (sets_fixed_key and settings != new):
                     continue
-                vector, variance = self._effect_vector(settings, self._kept)
-                if min_z >= 0 and sum(weight * self._mean[row] for row, weight in vector.items()) <= 0:
-                    continue  # most changes end here; computing their standard deviations would be slow
-                effect = Effect(*self._mean_and_sd(vector, variance))
+                effect = self.effect(self._changes[settings])
                 if effect.mean > min_z * effect.sd:
                     self._set_kept([*self._kept, settings])
                     decisions.append((settings, Action.KEEP if settings == new else Action.ADOPT, effect))
@@ -242,10 +233,7 @@ class Posterior:
     def _effect_vector(self, settings: Settings, kept: Iterable[Settings]) -> tuple[Vector, float]:
         """Return the vector of a config with a change minus that of the config without it; variance as in `_vector`."""
         vector, variance, kept = Vector(), 0.0, list(kept)
-        row, others = self._rows[settings], [other for other in kept if other != settings]
-        if {key for other in others for key, _ in other}.isdisjoint(key for key, _ in settings):  # true for most
-            return {row: 1.0}, 0.0
-        without = dict(remaining(others))
+        without = dict(remaining(other for other in kept if other != settings))
         for whole, rest in remaining(kept if settings in kept else [*kept, settings]):
             other = without.get(whole, frozenset())
             if rest != other:  # equal terms cancel

@@ -37,11 +37,9 @@ JOB_OF = ", job of "  # part of the hardware text of a run on a cluster
 LATE_SECONDS = 20.0  # a worker that still runs this long after its deadline is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
-_MOMENT = r"^2\d{3}-[01]\d-[0-3]\dT[012]\d:[0-5]\d:[0-5]\d(\.\d+)?[+-]\d\d:\d\d$"  # ISO 8601, UTC
 Z95 = 1.959964  # half-width of a 95 % interval, in standard deviations
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Place = Annotated[int, Meta(ge=1, le=2**53)]
 Figure = Literal["tokens_in", "tokens_out", "dollars"]
 FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
 
@@ -205,7 +203,7 @@ class Part(Struct, frozen=True):
     """The evaluation of one of several environments. The examples of an environment are adjacent."""
 
     environment: str
-    num_examples: Place
+    num_examples: Count
     weight: Scale
     score: Fraction
     stderr: Fraction  # over examples
@@ -472,10 +470,10 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     """All data of one experiment: `runs/NNNN/record.json`."""
 
     number: int
-    status: Annotated[str, Meta(pattern="^(started|keep|discard|measured|crash)$")]  # `started`: no verdict yet
+    status: str  # a Verdict; `started`: no verdict yet
     branch: str  # "" if HEAD is detached
     commit: str | None  # HEAD when the experiment started
-    started: Annotated[str, Meta(pattern=_MOMENT)]
+    started: str  # ISO 8601, UTC
 
     # What was proposed.
     parent: int | None  # the last kept experiment, with whose answers it is compared; None for the first experiment
@@ -500,14 +498,14 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     # What was measured.
     result: Result | None = None  # None until the run is collected
-    num_starts: Place = 1  # number of experiments with these effective settings on this branch, including this one
+    num_starts: Count = 1  # number of experiments with these effective settings on this branch, including this one
     total_seconds: Seconds | None = None
     health: str | None = None  # the health digest, a few lines (health.py)
     failure: Failure | None = None  # of a crash
 
     # What was decided, and what git did.
     judgement: Judgement | None = None
-    decided: Place | None = None  # position in the order of decisions; None if the experiment decides nothing
+    decided: Count | None = None  # position in the order of decisions; None if the experiment decides nothing
     git_action: str | None = None  # what Nightshift did to git and train.toml, or why it did nothing
     git_error: str | None = None  # why the planned commits are still owed
     commits: dict[str, str] = msgspec.field(default_factory=dict)  # commit ids by decision: `keep 0012` -> id

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import asdict
@@ -93,9 +94,8 @@ def verdict_of(record: Record) -> VerdictName | None:
     """Return the verdict in the words of the views; None if there is no verdict yet."""
     if record.failure is Failure.INTERRUPTED:
         return "interrupted"
-    if record.is_keep:
-        return "baseline" if record.parent is None else "keep"
-    words: dict[str, VerdictName] = {"discard": "discard", "measured": "re-run", "crash": "crash"}
+    keep: VerdictName = "baseline" if record.parent is None else "keep"
+    words: dict[str, VerdictName] = {"keep": keep, "discard": "discard", "measured": "re-run", "crash": "crash"}
     return words.get(record.status)
 
 
@@ -155,11 +155,10 @@ def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) ->
 
 def results_tsv(records: Sequence[Record]) -> str:
     """Return the text of results.tsv, with one line per experiment that has a verdict, from all campaigns."""
-    campaigns: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
-    fates = {name: fates_of(its_records) for name, its_records in campaigns.items()}
-    table = [row(r, fates[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
+    campaign_of = attrgetter("branch", "rules_hash")
+    names = {campaign_of(record) for record in records}
+    fates = {name: fates_of([record for record in records if campaign_of(record) == name]) for name in names}
+    table = [row(record, fates[campaign_of(record)]) for record in records if verdict_of(record)]
     lines = [(*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))]
     for line in table:
         parent = "" if line.parent is None else f"{line.parent:04d}"
@@ -182,12 +181,8 @@ class Counts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Counts:
-        verdicts = [row.verdict or UNDECIDED for row in rows]
-        now = [*{row.change: row.now for row in rows if row.now}.values()]
-        return cls(
-            {word: verdicts.count(word) for word in (*get_args(VerdictName), UNDECIDED) if word in verdicts},
-            {word: now.count(word) for word in get_args(Now) if word in now},
-        )
+        by_change = {row.change: row.now for row in rows if row.now}
+        return cls(Counter(row.verdict or UNDECIDED for row in rows), Counter(by_change.values()))
 
     def __str__(self) -> str:
         """Both counts: `30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes now: 4 kept, 1 reverted`."""

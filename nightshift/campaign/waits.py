@@ -39,11 +39,6 @@ class Wait:
         meanwhile = f"; {self.meanwhile}" if self.meanwhile else ""
         return f"waiting since {since}: {cause}; ends when {self.ends_when}; next check {check}{meanwhile}"
 
-    def is_free(self) -> bool:
-        """Return True if the slot that lost a run may be used again."""
-        check = self.checks_at if self.kind == "run" else None
-        return check is not None and datetime.fromisoformat(check) <= datetime.now(UTC)
-
     def seconds(self, now: datetime) -> float:
         """Return the duration of the wait, until `now` if it has not ended."""
         return max(_seconds(self.since, self.ended or now.isoformat()), 0.0)
@@ -67,9 +62,9 @@ class NightStatus:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """A sentence for each open wait; empty when the night is over."""
-        waits = [wait for wait in self.waits if wait.ended is None and self.cause is None]
-        return tuple(wait.describe() for wait in waits if not wait.is_free())
+        """A sentence for each open wait; none for a slot that may be used again, and when the night is over."""
+        now, waits = datetime.now(UTC).isoformat(), [w for w in self.waits if w.ended is None and self.cause is None]
+        return tuple(w.describe() for w in waits if w.kind != "run" or _seconds(now, w.checks_at or now) > 0)
 
     def morning(self, records: Sequence[Record], now: datetime) -> tuple[str, ...]:
         """Return the lines about the agent, TPE, pauses and directions of the night. `records`: of the campaign."""

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nightshift.agents.history import KeyHistory
-from nightshift.campaign.campaign import compare
+from nightshift.campaign.campaign import format_gain
 from nightshift.campaign.records import NO_DIFFERENCE, SIDES, Comparison, Effect, Stage, percent
 from nightshift.campaign.results import contradiction, decisions_text, estimates, gain_text, last_scores, percents
 from nightshift.report.data import Experiment, Morning
@@ -141,10 +141,8 @@ def _remarks(morning: Morning) -> Iterator[str]:
             yield f" The final check runs {words}. {scores}{why if morning.kept else ''}"
     campaign = morning.story.campaign
     last = campaign.incumbent_run or campaign.parent
-    form = compare(last, campaign.baseline) if last and morning.kept else None
-    if form:
-        scores = f" {_ARROW} ".join(map(score, form.strict_scores))
-        yield f" Measured score {points(form.gain)}, in the requested format {scores}: {form.conclusion}."
+    if line := format_gain(last, campaign.baseline) if last and morning.kept else "":
+        yield f" {line[:1].upper()}{line[1:]}."
 
 
 def certificate_line(morning: Morning) -> str:

@@ -54,14 +54,13 @@ def replace_file(path: Path) -> None:
 def test_the_lock_dies_with_its_holder_and_the_refusal_names_it_if_its_file_does(tmp_path: Path) -> None:
     with another_controller(tmp_path) as first:
         assert Ledger(tmp_path).is_running()
-        holder = f"process {first.pid} on {socket.gethostname()} (uv run nightshift night --agent tpe), since "
+        holder = f"process {first.pid} on {socket.gethostname()} (nightshift night --agent tpe), since "
         assert f"works in this checkout: {holder}" in refusal(tmp_path)
         path = tmp_path / "runs" / HOLDER_NAME
         path.write_text(path.read_text().replace(socket.gethostname(), "elsewhere"))
-        assert f"process {first.pid} on elsewhere (uv run nightshift night" in refusal(tmp_path)
-        for damage in (path.unlink, path.touch):
-            damage()
-            assert refusal(tmp_path).startswith("another controller works in this checkout. Wait")
+        assert f"process {first.pid} on elsewhere (nightshift night" in refusal(tmp_path)
+        path.unlink()
+        assert refusal(tmp_path).startswith("another controller works in this checkout. Wait")
     assert not Ledger(tmp_path).is_running()
     with Ledger(tmp_path).lock():
         assert Ledger(tmp_path).is_running()
@@ -100,14 +99,11 @@ def test_a_lock_file_that_was_deleted_or_replaced_ends_the_controller(tmp_path, 
     ledger.sweep()  # no controller any more
 
 
-@pytest.mark.parametrize(
-    ("number", "reason"), [(errno.ENOLCK, "No locks available"), (errno.ENOSYS, "Function not implemented")]
-)
-def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch, number, reason):
+def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
     def refuse(descriptor: int, kind: int) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(NightshiftError, match=reason), Ledger(tmp_path).lock():
+    with pytest.raises(NightshiftError, match="No locks available"), Ledger(tmp_path).lock():
         pass
     assert not Ledger(tmp_path).is_running()
