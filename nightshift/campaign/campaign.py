@@ -148,8 +148,9 @@ class Campaign:
                 effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
                 p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
                 if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
-                    p_text = f"P(by more than {100 * guard.limit:g} pp) {percent(p_falls)}"
-                    falls[change.identity] = f"guard {guard.environment} falls: {effect}, {p_text}"
+                    limit = f"by more than {100 * guard.limit:g} pp"
+                    why = f"guard {guard.environment} falls: {effect}, P({limit}) {percent(p_falls)}"
+                    falls[change.identity] = why
         for change in self.posterior.kept:
             if change.identity in falls and change not in before:
                 self.posterior.decide_for_user(change, False)  # no later run keeps the change or tests it again
@@ -321,14 +322,11 @@ def already_tried(
     def contents(run: Run) -> set[Settings]:
         return {change.identity for change in replace(run, rider=None).changes}
 
-    tried = (
-        record
-        for record in reversed(decided)
-        if record.config_hash == config_hash
-        or (effective and record.effective == effective)
-        or contents(record.run) == contents(run)
-    )
-    return next(tried, None)
+    for record in reversed(decided):
+        is_same = record.config_hash == config_hash or (effective and record.effective == effective)
+        if is_same or contents(record.run) == contents(run):
+            return record
+    return None
 
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:
@@ -354,8 +352,7 @@ def _began(record: Record) -> datetime:
 
 def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
     """Return n values whose mean is the weighted mean of the environments e, and whose spread over examples gives the
-    standard error of this mean (tests/unit/test_composite.py): each score minus the mean of its environment, times
-    (w_e / sum of w) (n / n_e), plus the weighted mean."""
+    standard error of this mean: each score minus the mean of e, times (w_e / sum of w) (n / n_e), plus the mean."""
     if not parts:
         return np.array(scores, dtype=np.float64)
     groups = split(scores, parts)

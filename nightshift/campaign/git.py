@@ -1,6 +1,6 @@
-"""The only module that calls git. It never resets or cleans. Plumbing commands make the commits, so exactly the given
-bytes are committed, whatever is staged, and no hook, filter, signature or editor runs. An agent could have written the
-user's configuration, so git reads only the author's name from it. Only `switch` runs filters."""
+"""The only module that calls git. Plumbing commands make the commits, so exactly the given bytes are committed, and no
+hook, filter, signature or editor runs. An agent could have written the user's configuration, so git reads only the
+author's name from it. Only `switch` runs filters."""
 
 import hashlib
 import os

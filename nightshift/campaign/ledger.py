@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -51,14 +51,12 @@ _PATIENCE_SECONDS = 1.0  # `is_running` locks the file for an instant, for examp
 
 _locked: dict[Path, os.stat_result] = {}  # the lock files that this process has locked
 
-Event = Literal["submitted", "access"]  # the job of an access reads the test split
-
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A line of the journal: a job that starts. `number`, `branch`, `rules_hash`: the comparison of an access."""
 
     time: str  # ISO 8601, UTC
-    event: str
+    event: str  # submitted or access
     file: str  # a path below runs/
     number: int = 0
     branch: str = ""
@@ -160,11 +158,13 @@ class Ledger:
         write_json(self.run_dir(record.number) / RECORD_NAME, record)
         self._closed.pop(record.number, None)
 
-    def log(self, event: Event, path: Path, **facts: Any) -> None:
-        """Add the start of a job in runs/ to the journal. `facts`: of Line. EngineError if the disk refuses."""
+    def log(self, path: Path, **access: Any) -> None:
+        """Add the start of a job to the journal. `access`: the comparison, if the job reads the test split. EngineError
+        if the disk refuses."""
         self.require_in_place()
-        time, file = datetime.now(UTC).isoformat(timespec="seconds"), path.relative_to(self.runs_dir).as_posix()
-        append(self.runs_dir / JOURNAL_NAME, Line(time=time, event=event, file=file, **facts))
+        event, time = "access" if access else "submitted", datetime.now(UTC).isoformat(timespec="seconds")
+        file = path.relative_to(self.runs_dir).as_posix()
+        append(self.runs_dir / JOURNAL_NAME, Line(time=time, event=event, file=file, **access))
 
     def journal(self) -> list[Line]:
         """Return the lines of the journal that can be read."""

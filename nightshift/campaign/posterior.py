@@ -1,13 +1,7 @@
 """Decide which changes of train.toml to keep, and plan re-tests and final check runs (docs/decision-rule.md).
 
-The baseline's score, the drift and the effect of each change have one joint Gaussian distribution. Every run updates
-the whole distribution, by the model
-
-    score = baseline + drift * time + sum of the effects of the run's changes + noise
-
-A change is a set of keys and values. If two changes set the same key, the later one wins. The settings of the earlier
-change that still apply are its rest. The effect of m of n keys is m / n * effect of the whole change + noise with
-the variance m / n * (1 - m / n) * variance of an ordinary change. A kept change with an empty rest is dropped.
+The baseline's score, the drift and the effect of each change have one joint Gaussian distribution. The settings of a
+change that no later change of the config sets are its rest.
 """
 
 from __future__ import annotations
@@ -85,9 +79,8 @@ class Posterior:
         return self._mean_and_sd(*self._vector((change.identity for change in changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
-        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval. The gain is that
-        of `estimated_gain`, or the difference of the final check runs if the estimate lies outside its 95 % interval
-        (Student's t; the expected variance and the variance within both configs, of two runs or more, are pooled)."""
+        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval: those of
+        `estimated_gain`, or of the final check runs if the estimate lies outside of their interval (Student's t)."""
         estimate = self.estimated_gain(num_slots)
         incumbent = self._final_scores.get(Settings().union(*self._kept.values()), ())
         baseline = self._final_scores.get(Settings(), ())
@@ -136,11 +129,9 @@ class Posterior:
 
     def observe(self, run: Run, score: float, time_hours: float, *, decides: bool = True) -> tuple[Decision, ...]:
         """Update the Gaussian with the score of a run that began `time_hours` after the first baseline. Return the
-        decisions in order. Pass `decides=False`, which saves most of the time, if the decisions are already recorded.
-
-        x, u and P are those of docs/decision-rule.md, "Update". Each kind of change gives a Kalman update along Px and
-        u, so a 2 x 2 matrix describes the change of the covariance. The mean and covariance of the mixture are stored.
-        Without a new change, the kinds are those of an accident, whose effect is not stored."""
+        decisions in order; none unless `decides`. x, u and P are those of docs/decision-rule.md, "Update". A 2 x 2
+        matrix, along Px and u, describes the change of the covariance. Without a new change, the kinds are those of an
+        accident, whose effect is not stored."""
         new = None if run.new is None else run.new.identity
         is_new = new is not None and new not in self._rows
         changes = [self._add(change, is_proposed=change is run.new) for change in run.changes]

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from nightshift.campaign.campaign import Campaign, already_tried, close, crash, resume
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
-from nightshift.campaign.ledger import STARTED, Event, Ledger, baseline_of, read_progress
+from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import (
     JOB_NAME,
@@ -300,8 +300,7 @@ class Controller:
 
     def submit(self, run_dir: Path, job: Job, **access: Any) -> None:
         """Start a worker. Its job, with any `access` to the test split, is in the journal before the worker starts."""
-        event: Event = "access" if access else "submitted"
-        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, **access))
+        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(run_dir / JOB_NAME, **access))
 
     def collect(self, number: int) -> Record | None:
         """Judge and close an experiment; None while its run or its proof is in flight. Raises IntegrityError."""

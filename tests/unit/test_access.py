@@ -18,8 +18,8 @@ ACCESS = {"number": 1, "branch": "autoresearch/x", "rules_hash": "abc"}
 def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path)
     ledger.runs_dir.mkdir()
-    ledger.log("submitted", ledger.runs_dir / "0001/job.json")
-    ledger.log("access", ledger.runs_dir / "certify/0001/baseline-7/job.json", **ACCESS)
+    ledger.log(ledger.runs_dir / "0001/job.json")
+    ledger.log(ledger.runs_dir / "certify/0001/baseline-7/job.json", **ACCESS)
     return ledger
 
 
@@ -45,7 +45,7 @@ def test_a_last_line_that_a_kill_cut_is_not_read_and_the_next_line_replaces_it(l
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:num_bytes])
     assert len(events(ledger)) == 2
-    ledger.log("submitted", ledger.run_dir(2) / "job.json")
+    ledger.log(ledger.run_dir(2) / "job.json")
     assert events(ledger)[2:] == [("submitted", "0002/job.json")]
     assert path.read_bytes().startswith(whole)
 
@@ -53,7 +53,7 @@ def test_a_last_line_that_a_kill_cut_is_not_read_and_the_next_line_replaces_it(l
 @pytest.mark.parametrize("damage", [b'{"time":"2026', b"[" * 200_000, b"\xff\x00"])
 def test_a_damaged_line_is_skipped(ledger: Ledger, path: Path, damage: bytes) -> None:
     path.write_bytes(damage + b"\n" + path.read_bytes())
-    ledger.log("submitted", ledger.run_dir(2) / "job.json")
+    ledger.log(ledger.run_dir(2) / "job.json")
     assert len(events(ledger)) == 3
     assert [line.number for line in ledger.accesses()] == [1]
 

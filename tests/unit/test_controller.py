@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
@@ -67,25 +66,6 @@ def test_the_lock_dies_with_its_holder_and_the_refusal_names_it_if_its_file_does
         assert f"process {os.getpid()} on {socket.gethostname()} (" in refusal(tmp_path)
     assert not Ledger(tmp_path).is_running()
     assert not (tmp_path / "runs" / HOLDER_NAME).exists()
-
-
-def test_a_start_waits_while_status_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, flock, looks = tmp_path / "runs" / LOCK_NAME, fcntl.flock, list[TextIO]()
-
-    def meet(descriptor: int, kind: int) -> None:
-        if not looks:
-            looks.append(path.open())
-            flock(looks[0], fcntl.LOCK_SH)
-            assert not Ledger(tmp_path).is_running()  # two looks do not disturb each other
-            with pytest.raises(BlockingIOError):
-                flock(descriptor, kind)
-            looks[0].close()
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        flock(descriptor, kind)
-
-    monkeypatch.setattr(fcntl, "flock", meet)
-    with Ledger(tmp_path).lock():
-        assert Ledger(tmp_path).is_running()
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, replace_file], ids=["deleted", "replaced"])

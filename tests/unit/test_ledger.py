@@ -96,22 +96,6 @@ def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> Non
     assert ledger.numbers() == [1, 2, 3, 41, 42]
 
 
-def test_what_is_settled_is_read_once_by_a_process_and_anew_by_the_next(ledger: Ledger) -> None:
-    head = Ledger(ledger.tsv_path.parent)
-    decided = closed(head)
-    assert ledger.records() == [decided]  # between the verdict and what the verdict does to the branch
-    head.write(record := replace(decided, git_action="kept"))
-    assert ledger.records() == [record]
-    assert ledger.read(1) is ledger.read(1)
-    Ledger(ledger.tsv_path.parent).write(replace(record, description="changed by another process"))
-    assert ledger.records() == [record]
-    assert Ledger(ledger.tsv_path.parent).records()[0].proposal.description == "changed by another process"
-    ledger.run_dir(1).rename(ledger.tsv_path.parent / "moved-out")
-    assert ledger.records() == []
-    assert closed(ledger, description="another one").number == 1
-    assert ledger.records()[0].proposal.description == "another one"
-
-
 def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -> None:
     closed(ledger)
     (ledger.run_dir(1) / "train.toml").unlink()

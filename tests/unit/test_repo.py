@@ -108,7 +108,7 @@ def test_a_git_that_comes_first_on_path_is_not_asked(repo, tmp_path, monkeypatch
     assert not (tmp_path / "asked").exists()
 
 
-@pytest.mark.parametrize("commit", ["", "f" * 40, "no such", "HEAD\nHEAD", "--batch"])
+@pytest.mark.parametrize("commit", ["", "f" * 40, "--batch"])
 def test_what_is_no_commit_holds_no_train_toml(repo: Repo, commit: str) -> None:
     """A record can name any."""
     assert repo.config_at(commit) is None
