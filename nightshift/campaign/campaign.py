@@ -51,7 +51,6 @@ from nightshift.text import clean
 
 _BASELINE_WHY = "the first experiment of the campaign: later ones are compared with it"
 _GUARD_LEVEL = 0.9  # at this P(a change lowers a guard by more than its limit) the change is not kept
-_SURE = 3.0  # standard errors by which the format rate rises, as in health.py
 Array = NDArray[np.float64]
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
 
@@ -201,8 +200,6 @@ class Campaign:
         is_late = status is Verdict.DISCARD and posterior.stage is not Stage.SEARCH
         if is_late and effect and effect.p_helps >= posterior.rules.keep_at:
             why.append("no change is kept during the final check runs")
-        if line := format_gain(record, self._parent_of(record)):
-            why.append(line.rpartition(": ")[2])
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
 
     def _reason(self, record: Record, decision: Decision) -> str:
@@ -287,16 +284,6 @@ class Campaign:
         """Return the start of the last baseline run; None before the first one."""
         return next((_began(record) for record in reversed(self.measured) if record.run.is_baseline), None)
 
-    def remarks(self, record: Record) -> list[str]:
-        """Return remarks on the scores of a measured experiment, one line each: only the answer format improved,
-        answers without a score."""
-        line, evaluation = format_gain(record, self._parent_of(record)), record.evaluation
-        return [*([line] if line else []), *(evaluation.unscored if evaluation else ())]
-
-    def _parent_of(self, record: Record) -> Record | None:
-        parents = (other for other in self.decided if other.number == record.parent)
-        return None if record.parent is None else next(parents, self.baseline)
-
     def _standing(self, posterior: Posterior, record: Record) -> Standing:
         """Return the posterior of incumbent and baseline. Their difference is the reported gain."""
         # With several slots the intervals are wider (rules.widen).
@@ -370,43 +357,6 @@ def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float
     """Return the scores of each environment."""
     ends = np.cumsum([part.num_examples for part in parts])
     return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
-
-
-def format_gain(candidate: Record, parent: Record | None) -> str:
-    """Return a line if the candidate learned only the answer format: its format rate rose for sure, and its score rose
-    by no more than the format explains. Empty if not, or if this was not measured. The line ends in a conclusion after
-    a colon.
-
-    The format explains the change of the format rate, times the difference of accuracy between formatted and other
-    answers, which is the mean of both sides (Kitagawa 1955, JASA 50, 1168).
-    """
-    sides = [
-        (e.eval_score, e.strict_score, e.format_rate, len(e.example_scores))
-        for record in (parent, candidate)
-        if record and (e := record.evaluation) and e.strict_score is not None and e.format_rate is not None
-    ]
-    if len(sides) < 2:
-        return ""
-    (score, strict, rate, n), (new_score, new_strict, new_rate, m) = sides
-    if (more := new_rate - rate) <= _SURE * _stderr(rate, n, new_rate, m):
-        return ""
-    # Accuracy of the formatted answers, and of the others.
-    right = [strict / rate for _, strict, rate, num in sides if rate * num > 0.5]
-    others = [(score - strict) / (1 - rate) for score, strict, rate, num in sides if (1 - rate) * num > 0.5]
-    gain, by_form, noise = new_score - score, more * (fmean(right) - fmean(others)), _stderr(score, n, new_score, m)
-    if gain > noise and gain - by_form > min(noise, by_form):
-        return ""
-    conclusion = "the gain is the answer format alone" if gain > noise else "the answer format improved, not the score"
-    return (
-        f"answer format: {new_rate:.0%} of the answers are in the requested format, {rate:.0%} before: strict_score "
-        f"{100 * (new_strict - strict):+.1f} pp, eval_score {100 * gain:+.1f} pp, the format explains "
-        f"{100 * by_form:+.1f} pp: {conclusion}"
-    )
-
-
-def _stderr(p: float, n: int, q: float, m: int) -> float:
-    """Return the binomial standard error of the difference of two shares: at least one answer of all."""
-    return max(math.sqrt(p * (1 - p) / n + q * (1 - q) / m), 1 / (n + m))
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:

@@ -337,7 +337,7 @@ class Controller:
             if proof is not None:
                 bench.proofs[run_dir] = result, proof
                 return None
-        return self.conclude(record, campaign.remarks(record))
+        return self.conclude(record, result.evaluation.unscored)
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""

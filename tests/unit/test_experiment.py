@@ -118,9 +118,7 @@ def test_a_helpful_change_is_kept_and_committed(controller: Controller) -> None:
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     assert tomllib.loads((controller.bench.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
     assert controller.ledger.read(record.number) == record
-    # All that is not right says "#### no": the stand-in learns nothing but to write a number.
-    assert record.judgement.why.endswith("P(it helps) > 99 %: keep; the gain is the answer format alone")
-    assert any(line.startswith("answer format: ") for line in (record.health or "").splitlines())
+    assert record.judgement.why.endswith("P(it helps) > 99 %: keep")
     assert record.evaluation.strict_score == record.score
 
 
