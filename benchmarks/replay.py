@@ -17,7 +17,7 @@ import recorded
 from machine import RESULTS, machine, write_result
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.records import Action, Change, Decision
+from nightshift.campaign.records import Action, Decision
 
 
 def replay(night: str) -> Campaign:
@@ -36,14 +36,6 @@ def decisions_of(campaign: Campaign) -> dict[int, list[Decision]]:
     return found
 
 
-def gain_of(campaign: Campaign, changes: tuple[Change, ...]) -> tuple[float, float]:
-    """Return the gain over the baseline that the rule would report of a config, and half of its 95 % interval."""
-    assert campaign.posterior is not None
-    posterior = campaign.posterior.copy()
-    posterior.set_kept(changes)
-    return posterior.gain()
-
-
 def compare(night: str) -> dict[str, Any]:
     """Return the figures of a night; scores in percentage points. `certified`: what the certificate measured of the
     recorded incumbent; `same_config`: what today's rule reports of that config."""
@@ -51,15 +43,18 @@ def compare(night: str) -> dict[str, Any]:
     certificate = recorded.certificate(night)
     incumbent = recorded.recorded_keeps(night)[-1]
     (changes,) = (record.run.changes for record in campaign.decided if record.number == incumbent)
-    gain, half = gain_of(campaign, campaign.kept)
-    same_gain, same_half = gain_of(campaign, changes)
+    posterior = campaign.posterior
+    assert posterior is not None
+    kept, (gain, half) = campaign.kept, posterior.gain()
+    posterior.set_kept(changes)
+    same_gain, same_half = posterior.gain()
     actions = [decision.action for decisions in decisions_of(campaign).values() for decision in decisions]
     low, high = certificate["interval"]
     return {
         "night": night,
         "experiments": len(campaign.decided),
         "recorded_keeps": recorded.recorded_keeps(night),
-        "kept": [change.experiment for change in campaign.kept],
+        "kept": [change.experiment for change in kept],
         "commits_in": len(actions) - actions.count(Action.REVERT),
         "commits_out": actions.count(Action.REVERT),
         "gain": 100 * gain,

@@ -1,5 +1,5 @@
-"""A campaign: the experiments of one branch under one set of rules, and the posterior of their changes. Every start
-folds the records with the decisions that they contain, so a refused decision stays refused.
+"""A campaign: the experiments of one branch under one set of rules, and the posterior of their changes. A fold of the
+records repeats the decisions that they contain, so a refused decision stays refused.
 
 Also the end of an experiment: record, commits, model, row of results.tsv. `resume` does what a kill left undone."""
 
@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from operator import attrgetter, itemgetter
 from statistics import NormalDist, fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from nightshift.campaign.commits import UNREAD, Validate, commit, decisions_since, incumbent_config, plan
 from nightshift.campaign.git import CONFIG_NAME, EXPERIMENT_TRAILER, Head, Repo
-from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
+from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import (
     MODEL_NAME,
@@ -48,10 +49,8 @@ from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
-BASELINE_WHY = "the first experiment of the campaign: later ones are compared with it"
-_FALL = 2.0  # standard errors by which the score of an environment falls
+_BASELINE_WHY = "the first experiment of the campaign: later ones are compared with it"
 _GUARD_LEVEL = 0.9  # at this P(a change lowers a guard by more than its limit) the change is not kept
-_SURE = 3.0  # standard errors by which the format rate rises, as in health.py
 Array = NDArray[np.float64]
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
 
@@ -71,20 +70,14 @@ class Campaign:
         self.user_decisions: tuple[Decision, ...] = ()  # by commits that are in no record yet
         self.config: Config | None = None  # the baseline's train.toml
         self.unread: str | None = None  # why the user's own commits could not be read
-        self._folded = list[tuple[bool, int]]()  # the events: is it a start, and the experiment's number
 
     @classmethod
-    def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
-        """Return the campaign of these records. `before`: an earlier result, from which the fold continues."""
-        campaign, records = cls(branch, rules_hash), list(records)
-        events = events_of(records, branch, rules_hash)
-        names = [(is_start, record.number) for is_start, record in events]
-        if before is not None and before._folded and before._folded == names[: len(before._folded)]:
-            campaign = before._copy()
-        for event in events[len(campaign._folded) :]:
+    def of(cls, records: Iterable[Record], branch: str, rules_hash: str) -> Campaign:
+        """Return the campaign of these records."""
+        campaign = cls(branch, rules_hash)
+        campaign.records = list(records)
+        for event in events_of(campaign.records, branch, rules_hash):
             campaign.step(*event)
-        campaign.decided = [record for is_start, record in events if not is_start]  # with commits that were made later
-        campaign.records, campaign._folded = records, names
         return campaign
 
     @classmethod
@@ -92,31 +85,25 @@ class Campaign:
         """Return a campaign for a read-only command, with the user's commits, or with `unread` if that fails."""
         campaign = cls.of(records, branch, rules_hash)
         try:
-            return campaign.with_user_commits(ledger, Repo(ledger.root))
+            campaign.with_user_commits(ledger, Repo(ledger.root))
         except (UsageError, EngineError) as error:
             campaign.unread = f"{UNREAD}: {error}"
-            return campaign
+        return campaign
 
     def with_user_commits(self, ledger: Ledger, repo: Repo) -> Campaign:
-        """Return the campaign with its `config` and with the decisions of the user's commits. UsageError if the stored
-        train.toml of the baseline was changed. Also raises the errors of `decisions_since`."""
-        if (baseline := self.baseline) is None:
-            return self
-        self.config = ledger.stored_config(baseline)
-        campaign = self._copy()
-        assert campaign.posterior is not None
-        for decision in decisions_since(ledger, repo, self.records, baseline.branch, self.config, self.kept):
-            change = campaign.posterior.known(decision.change)
-            campaign.user_decisions += (replace(decision, change=change),)
-            for posterior in campaign._posteriors.values():
-                posterior.decide_for_user(change, decision.action is Action.KEEP)
-        return campaign
+        """Add the `config` and the decisions of the user's commits. UsageError if the stored train.toml of the baseline
+        was changed. Also raises the errors of `decisions_since`."""
+        if self.baseline is not None and self.posterior is not None:
+            self.config = ledger.stored_config(self.baseline)
+            for decision in decisions_since(repo, self.records, self.branch, self.config, self.kept):
+                self.user_decisions += (replace(decision, change=self.posterior.known(decision.change)),)
+                self._decide_for_user(self.user_decisions[-1:])
+        return self
 
-    def _copy(self) -> Campaign:
-        campaign = copy.copy(self)
-        campaign._posteriors = {name: posterior.copy() for name, posterior in self._posteriors.items()}
-        campaign.decided, campaign.differences = [*self.decided], {**self.differences}
-        return campaign
+    def _decide_for_user(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            for posterior in self._posteriors.values():
+                posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
 
     @property
     def posterior(self) -> Posterior | None:
@@ -125,25 +112,24 @@ class Campaign:
 
     def step(self, is_start: bool, record: Record) -> None:
         """Fold the start or the decision of one experiment."""
+        judged = record.judgement
         if self.posterior is None:
             if not is_start and record.is_keep:
                 self._posteriors = _first_posteriors(record)
         elif is_start:
+            self._decide_for_user(record.user_decisions)
             for posterior in self._posteriors.values():
-                for decision in record.user_decisions:
-                    posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
                 posterior.stage = record.run.stage
-        elif record.judgement is not None and record.status != Verdict.CRASH:
+        elif judged is not None and record.score is not None and record.status != Verdict.CRASH:
             expected, sd = self.posterior.predict(replace(record.run, new=None).changes, self.hours(record))
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
+            self.differences[record.number] = Effect(record.score - expected, sd)
             # The decisions are recorded, but a refused decision also discards the final check runs of an earlier night,
             # and guards judge the changes that the rule kept.
-            self._observe(record, decides=bool(record.judgement.refused or self._posteriors.keys() - {""}))
-            assert record.score is not None
-            self.differences[record.number] = Effect(record.score - expected, sd)
+            self._observe(record, decides=bool(judged.refused or self._posteriors.keys() - {""}))
             for posterior in self._posteriors.values():
-                if posterior.kept != record.judgement.kept:
-                    posterior.set_kept(record.judgement.kept)
+                if posterior.kept != judged.kept:
+                    posterior.set_kept(judged.kept)
         if not is_start:
             self.decided.append(record)
 
@@ -161,12 +147,11 @@ class Campaign:
                 effect = posterior.effect(change, [other for other in self.posterior.kept if other != change])
                 p_falls = NormalDist(effect.mean, effect.sd).cdf(-guard.limit)
                 if p_falls >= _GUARD_LEVEL and not self.posterior.is_fixed(change):
-                    p_text = f"P(by more than {100 * guard.limit:g} pp) {percent(p_falls)}"
-                    falls[change.identity] = f"guard {guard.environment} falls: {effect}, {p_text}"
-        for change in [change for change in self.posterior.kept if change.identity in falls]:
-            if change in before:  # if the other changes leave no valid train.toml, the next run tries again
-                self.posterior.set_kept([other for other in self.posterior.kept if other != change])
-            else:
+                    limit = f"by more than {100 * guard.limit:g} pp"
+                    why = f"guard {guard.environment} falls: {effect}, P({limit}) {percent(p_falls)}"
+                    falls[change.identity] = why
+        for change in self.posterior.kept:
+            if change.identity in falls and change not in before:
                 self.posterior.decide_for_user(change, False)  # no later run keeps the change or tests it again
         return decisions, falls
 
@@ -175,23 +160,24 @@ class Campaign:
         first experiment; None if `record` is the first."""
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posteriors(record)[""], record)
-            return replace(record, status=Verdict.KEEP, judgement=Judgement(why=BASELINE_WHY, standing=standing))
-        after = self._copy()
-        posterior = after.posterior
-        assert posterior is not None
+            judgement = Judgement(why=_BASELINE_WHY, standing=standing)
+            return replace(record, status=Verdict.KEEP, judgement=judgement)
+        after = copy.copy(self)
+        after._posteriors = copy.deepcopy(self._posteriors)
+        posterior = after._posteriors[""]
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         before, (decisions, falls) = posterior.kept, after._observe(record)
         forbidden = [decision for decision in decisions if decision.change.identity in falls]
         allowed = [decision for decision in decisions if decision not in forbidden]
         allowed += [Decision(change=change, action=Action.REVERT) for change in before if change.identity in falls]
-        steps, final, kept, refused = plan(baseline, before, allowed, partial(self._reason, record), validate)
+        steps, planned, kept, refused = plan(baseline, before, allowed, partial(self._reason, record), validate)
         posterior.set_kept(kept)  # in the order of the commits, without refused decisions
-        final += [decision for decision in allowed if decision.action is Action.DISCARD]
         stopped = [*(decision for decision, _ in refused), *forbidden]
-        final += [replace(decision, action=Action.DISCARD) for decision in stopped if decision.action is Action.KEEP]
+        discards = [decision for decision in allowed if decision.action is Action.DISCARD]
+        discards += [replace(decision, action=Action.DISCARD) for decision in stopped if decision.action is Action.KEEP]
         judgement = Judgement(
             why="",
-            decisions=tuple(final),
+            decisions=(*planned, *discards),
             kept=posterior.kept,
             expected_score=expected_score,
             standing=self._standing(posterior, record),
@@ -205,31 +191,28 @@ class Campaign:
         why = [measured_text(record)]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
-        why += [f"{d.change.name} not {d.action.past}: {falls[d.change.identity]}" for d in forbidden]
+        why += [
+            f"{d.change.name} {'not ' if d in forbidden else ''}{d.action.past}: {falls[d.change.identity]}"
+            for d in (*forbidden, *planned)
+            if d.change.identity in falls
+        ]
         effect = record.decision and record.decision.estimate
         is_late = status is Verdict.DISCARD and posterior.stage is not Stage.SEARCH
         if is_late and effect and effect.p_helps >= posterior.rules.keep_at:
             why.append("no change is kept during the final check runs")
-        reverted = (change for change in before if change.identity in falls and change not in posterior.kept)
-        why += [f"{change.name} reverted: {falls[change.identity]}" for change in reverted]
-        if form := compare(record, self._parent_of(record)):
-            why.append(form.conclusion)
         return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
 
     def _reason(self, record: Record, decision: Decision) -> str:
         """Return the message of a decision's commit, below its subject: evidence, hypothesis, trailers."""
         change, is_new = decision.change, decision.change == record.run.new
-        runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
-        texts = [record.proposal.description] if is_new else []
-        texts += [run.proposal.description for run in runs if run.judgement and run.number == change.experiment]
-        runs = [run for run in runs if any(change.keys == other.keys for other in run.run.changes)]
-        names = ", ".join(f"{run.number:04d}" for run in runs)
+        runs = [*self.measured, record]
+        first = record if is_new else next((run for run in runs if run.number == change.experiment), None)
+        names = [f"{run.number:04d}" for run in runs if any(change.keys == other.keys for other in run.run.changes)]
         evidence = [f"effect {decision.estimate.with_p}"] if decision.estimate else []
-        evidence += [f"measured by {names}{record.run.with_rider if is_new else ''}"] if names else []
-        evidence += [] if record in runs else [f"decided after {record.number:04d}"]  # whose number the trailer has
+        evidence += [f"measured by {', '.join(names)}{record.run.with_rider if is_new else ''}"] if names else []
         paragraphs = [f"Evidence: {', '.join(evidence)}"] if evidence else []
         # The label, and the paragraph of trailers below, keep git from reading a hypothesis as a trailer.
-        paragraphs += [f"Hypothesis: {text}" for text in texts[:1] if text]
+        paragraphs += [f"Hypothesis: {first.proposal.description}"] if first and first.proposal.description else []
         trailers = f"{EXPERIMENT_TRAILER}: {record.number:04d}\nNightshift-Campaign: {clean(record.branch)}\n"
         trailers += "" if record.proposal.is_isolated else f"Nightshift-Agent: {NOT_ISOLATED}\n"
         return "\n\n".join([*paragraphs, trailers])
@@ -240,15 +223,18 @@ class Campaign:
         return next((record for record in self.decided if record.is_keep), None)
 
     @property
+    def measured(self) -> list[Record]:
+        """The decided experiments with a score."""
+        return [record for record in self.decided if record.status != Verdict.CRASH]
+
+    @property
     def kept(self) -> tuple[Change, ...]:
         return self.posterior.kept if self.posterior else ()
 
     @property
     def configs(self) -> tuple[Config, Config] | None:
-        """The configs of baseline and incumbent; None if the baseline's cannot be read."""
-        with suppress(UsageError):
-            return None if self.config is None else (self.config, incumbent_config(self.config, self.kept))
-        return None
+        """The configs of baseline and incumbent; None if the baseline's was not read."""
+        return None if self.config is None else (self.config, incumbent_config(self.config, self.kept))
 
     def compose(self, changes: Iterable[Change]) -> Config:
         """Return the baseline's train.toml with these changes. UsageError without a baseline, or if it is invalid."""
@@ -271,8 +257,8 @@ class Campaign:
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config; None if there is no such experiment."""
-        settings, runs = settings_of(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
-        return next((record for record in runs if settings_of(record.run.changes) == settings), None)
+        settings = settings_of(self.kept)
+        return next((r for r in reversed(self.measured) if settings_of(r.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign."""
@@ -296,31 +282,7 @@ class Campaign:
 
     def last_baseline(self) -> datetime | None:
         """Return the start of the last baseline run; None before the first one."""
-        runs = [r for r in self.decided if r.evaluation and r.run.is_baseline and r.status != Verdict.CRASH]
-        return _began(runs[-1]) if runs else None
-
-    def remarks(self, record: Record) -> list[str]:
-        """Return remarks on the scores of a measured experiment, one line each: only the answer format improved,
-        answers without a score, an environment whose score falls."""
-        parent, evaluation = self._parent_of(record), record.evaluation
-        assert evaluation is not None
-        form, before = compare(record, parent), parent.evaluation if parent else None
-        lines = [*([form.line] if form else []), *evaluation.unscored]
-        sizes = [(part.environment, part.num_examples) for part in evaluation.parts]
-        if before is None or sizes != [(part.environment, part.num_examples) for part in before.parts]:
-            return lines
-        sides = (split(side.example_scores, side.parts) for side in (evaluation, before))
-        for (name, num), *scores in zip(sizes, *sides, strict=True):
-            after, old = map(np.array, scores)
-            change, gain = after - old, float((after - old).mean())
-            stderr = math.sqrt(float(change.var()) / num + 2 * record.decision_rules.seed_sd**2)
-            if gain < -_FALL * stderr:
-                lines.append(f"{name} falls: {old.mean():.3f} -> {after.mean():.3f}, {Effect(gain, stderr)}")
-        return lines
-
-    def _parent_of(self, record: Record) -> Record | None:
-        parents = (other for other in self.decided if other.number == record.parent)
-        return None if record.parent is None else next(parents, self.baseline)
+        return next((_began(record) for record in reversed(self.measured) if record.run.is_baseline), None)
 
     def _standing(self, posterior: Posterior, record: Record) -> Standing:
         """Return the posterior of incumbent and baseline. Their difference is the reported gain."""
@@ -357,9 +319,10 @@ def already_tried(
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:
     """Return the starts and decisions of a campaign's experiments in the order in which they happened."""
     ours = [record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)]
-    starts = [(record.decided_before, True, record.number, record) for record in ours]
-    decisions = [(record.decided, False, 0, record) for record in ours if record.decided is not None]
-    return [(is_start, record) for _, is_start, _, record in sorted(starts + decisions, key=lambda event: event[:3])]
+    starts = [((record.decided_before, True, record.number), record) for record in ours]
+    decisions = [((record.decided, False, 0), record) for record in ours if record.decided is not None]
+    events = sorted(starts + decisions, key=itemgetter(0))
+    return [(is_start, record) for (_, is_start, _), record in events]
 
 
 def _first_posteriors(baseline: Record) -> dict[str, Posterior]:
@@ -376,68 +339,24 @@ def _began(record: Record) -> datetime:
 
 def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
     """Return n values whose mean is the weighted mean of the environments e, and whose spread over examples gives the
-    standard error of this mean (tests/unit/test_composite.py): each score minus the mean of its environment, times
-    (w_e / sum of w) (n / n_e), plus the weighted mean. ValueError if the number of scores is wrong."""
-    values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
+    standard error of this mean: each score minus the mean of e, times (w_e / sum of w) (n / n_e), plus the mean."""
     if not parts:
-        return values
-    means = np.array([fmean(part_scores) for part_scores in split(scores, parts)])
+        return np.array(scores, dtype=np.float64)
+    groups = split(scores, parts)
+    means = np.array([fmean(group) for group in groups])
     shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
-    factors = np.repeat(shares * len(values) / sizes, sizes)
-    result: Array = (values - np.repeat(means, sizes)) * factors + shares @ means
-    return result
+    return np.concatenate(
+        [
+            (np.array(group) - mean) * (share * len(scores) / len(group)) + shares @ means
+            for group, mean, share in zip(groups, means, shares, strict=True)
+        ]
+    )
 
 
 def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float]]:
     """Return the scores of each environment."""
     ends = np.cumsum([part.num_examples for part in parts])
     return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
-
-
-class Form(NamedTuple):
-    """An experiment whose format rate rose for sure, and whose score rose by no more than the format explains."""
-
-    gain: float  # of the score
-    conclusion: str  # a few words
-    line: str
-    strict_scores: tuple[float, float]  # before and after
-
-
-def compare(candidate: Record, parent: Record | None) -> Form | None:
-    """Return a Form if the candidate learned only the answer format. None if not, or if this was not measured.
-
-    The format explains the change of the format rate, times the difference of accuracy between formatted and other
-    answers, which is the mean of both sides (Kitagawa 1955, JASA 50, 1168).
-    """
-    sides = [
-        (e.eval_score, e.strict_score, e.format_rate, len(e.example_scores))
-        for record in (parent, candidate)
-        if record and (e := record.evaluation) and e.strict_score is not None and e.format_rate is not None
-    ]
-    if len(sides) < 2:
-        return None
-    (score, strict, rate, n), (new_score, new_strict, new_rate, m) = sides
-    if (more := new_rate - rate) <= _SURE * _stderr(rate, n, new_rate, m):
-        return None
-    # Accuracy of the formatted answers, and of the others.
-    right = [strict / rate for _, strict, rate, num in sides if rate * num > 0.5]
-    others = [(score - strict) / (1 - rate) for score, strict, rate, num in sides if (1 - rate) * num > 0.5]
-    gain, by_form, noise = new_score - score, more * (fmean(right) - fmean(others)), _stderr(score, n, new_score, m)
-    if gain > noise and gain - by_form > min(noise, by_form):
-        return None
-    is_gain = gain > noise
-    conclusion = "the gain is the answer format alone" if is_gain else "the answer format improved, not the score"
-    line = (
-        f"answer format: {new_rate:.0%} of the answers are in the requested format, {rate:.0%} before: strict_score "
-        f"{100 * (new_strict - strict):+.1f} pp, eval_score {100 * gain:+.1f} pp, "
-        f"the format explains {100 * by_form:+.1f} pp: {conclusion}"
-    )
-    return Form(gain, conclusion, line, (strict, new_strict))
-
-
-def _stderr(p: float, n: int, q: float, m: int) -> float:
-    """Return the binomial standard error of the difference of two shares: at least one answer of all."""
-    return max(math.sqrt(p * (1 - p) / max(n, 1) + q * (1 - q) / max(m, 1)), 1 / max(n + m, 1))
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
@@ -448,7 +367,6 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Write a record with its verdict, commit owed decisions and its own, keep or delete the model, add the row."""
     ledger.write(record)
-    ledger.log("decided", ledger.run_dir(record.number) / RECORD_NAME)
     for earlier in _owed(ledger.records(), record.branch):
         if earlier.place < record.place:
             ledger.write(_settle(earlier, ledger, repo))
@@ -467,20 +385,15 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     assert record.judgement is not None
     steps, head, path = record.judgement.steps, Head(record.branch, record.commit), repo.root / CONFIG_NAME
     try:
-        texts = {ledger.stored_config(record).source, repo.config_at("HEAD")}
         others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
         ids = commit(repo, head, steps, others)
         commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
-        if commits:
-            ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
-        left = [step.name for step in steps if step.keys and step.name not in commits]
-        actions += [f"{name} left out: your own commit sets its keys, or conflicts with them" for name in left]
-        texts |= {entry.before for entry in repo.config_history(head)}
+        earlier = {ledger.stored_config(record).source, *(entry.before for entry in repo.config_history(head))}
         source, here = repo.config_at("HEAD"), path.read_bytes() if path.is_file() and not path.is_symlink() else None
         if here == source:
             actions.append("train.toml contains the incumbent")
-        elif here is not None and source is not None and here in texts:
+        elif here in earlier and source is not None:
             write_atomically(path, source)
             actions.append("wrote the incumbent to train.toml")
         else:
@@ -492,75 +405,60 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:
     """Return a line about the first decisions of a campaign that git did not commit; None if all are committed."""
-    for record in records:
-        if record.branch == branch and record.git_error and record.judgement and record.judgement.steps:
-            names = ", ".join(step.name for step in record.judgement.steps)
-            cause = f"{names}: decided, but not committed: {record.git_error}"
-            return f"{cause.rstrip('.')}. Each later experiment and start tries again."
-    return None
+    owed = (r for r in records if r.branch == branch and r.git_error and r.judgement and r.judgement.steps)
+    if (record := next(owed, None)) is None or record.judgement is None:
+        return None
+    names = ", ".join(step.name for step in record.judgement.steps)
+    return f"{names}: decided, but not committed: {record.git_error}. Each later experiment and start tries again."
 
 
 def _owed(records: Sequence[Record], branch: str) -> list[Record]:
     """Return the experiments whose commits are owed, in order; none from before the user's last decision."""
     ours = [record for record in records if record.branch == branch]
     by_user = max((record.decided_before for record in ours if record.user_decisions), default=0)
-    open_records = [record for record in ours if record.judgement and (record.git_action is None or record.git_error)]
-    return sorted((r for r in open_records if r.place > by_user), key=lambda record: record.place)
+    owed = [r for r in ours if r.judgement and r.place > by_user and (r.git_action is None or r.git_error)]
+    return sorted(owed, key=attrgetter("place"))
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
     """Close the experiments that an earlier controller left open, except those `in_flight`. Needs the lock."""
-    ledger.sweep(in_flight)
-    records = ledger.records()
-    due = [record for record in records if record.git_action is None]
-    if any(record.git_error for record in records):
-        due += [record for record in _owed(records, repo.head().branch) if record.git_action is not None]
-    for record in sorted(due, key=lambda record: (record.decided is None, record.place, record.number)):
-        if record.number in in_flight:
-            continue
+    ledger.sweep()
+    records = [record for record in ledger.records() if record.number not in in_flight]
+    unclosed = [record for record in records if record.git_action is None]
+    due = {record.number: record for record in (*unclosed, *_owed(records, repo.head().branch))}
+    for record in sorted(due.values(), key=lambda record: (record.decided is None, record.place, record.number)):
         if record.status == STARTED:
             cause = "interrupted: the process ended before the verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted")
         elif record.judgement and (git_action := close(record, ledger, repo).git_action) != record.git_action:
             note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
-    for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
-        if (last := ledger.read(number)) is not None:
-            keep_model(ledger, last)  # the disk may have been full when the record was closed
-            break
-        delete_weights(ledger, number)
+    if records:
+        keep_model(ledger, ledger.record(records[-1].number))  # the disk may have been full when it was closed
 
 
-def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
+def keep_model(ledger: Ledger, record: Record) -> None:
     """Keep the model of a kept experiment or of a run of the incumbent as `runs/NNNN/model`; delete other weights. If
-    the models in runs/ use more than `max_gb` (1e9 bytes), delete the oldest, except for those of the baseline, the
-    parent, the last run of the incumbent and this experiment. Call before `Ledger.close`, because `resume` repeats
-    both after a kill. EngineError if the disk refuses."""
+    the models in runs/ use more than MODELS_GB, delete the oldest, except for those of the baseline, the parent, the
+    last run of the incumbent and this experiment. Call before `Ledger.close`, because `resume` repeats both after a
+    kill. EngineError if the disk refuses."""
     folder = ledger.run_dir(record.number)
     try:
-        is_model = record.is_keep or record.is_incumbent
-        if is_model and record.evaluation:
+        if record.evaluation and (record.is_keep or record.is_incumbent):
             with suppress(FileNotFoundError):  # moved before a kill
                 (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
-        delete_weights(ledger, record.number)
-        if not is_model:
-            return
-        models = sorted(path for path in ledger.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
+        for path in folder.glob(f"*{WEIGHTS_NAME}*"):  # also partial ones, after a kill
+            remove_tree(path)
+        models = sorted(ledger.runs_dir.glob(f"[0-9]*/{MODEL_NAME}"))
         sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
-        if sum(sizes.values()) <= max_gb * 1e9:
+        if sum(sizes.values()) <= MODELS_GB * 1e9:
             return
         campaign = Campaign.of(ledger.records(), record.branch, record.rules_hash)
         needed = filter(None, (campaign.baseline, campaign.parent, campaign.incumbent_run, record))
         spared = {ledger.run_dir(other.number) for other in needed}
-        for model in models[1:-1]:
-            if sum(sizes.values()) > max_gb * 1e9 and model.parent not in spared:
+        for model in models:
+            if sum(sizes.values()) > MODELS_GB * 1e9 and model.parent not in spared:
                 remove_tree(model)
                 del sizes[model]
     except OSError as error:
         raise disk_error(error, folder) from None
-
-
-def delete_weights(ledger: Ledger, number: int) -> None:
-    """Delete the weights that a run left."""
-    for path in ledger.run_dir(number).glob(f"*{WEIGHTS_NAME}*"):  # also partial ones, after a kill
-        remove_tree(path)

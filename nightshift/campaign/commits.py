@@ -7,12 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit, Record
 from nightshift.config.allowlist import KEYS, Kind, Value, accept, find_key, shorten
-from nightshift.config.losses import in_prime_rl
-from nightshift.config.rules import LossRules
-from nightshift.config.train_toml import ABSENT, Config, changed_keys, diff, parse, set_values, spelled
+from nightshift.config.train_toml import ABSENT, UNSET, Config, changed_keys, diff, parse, set_values, spelled
 from nightshift.errors import ConfigError, UsageError
 from nightshift.files import read_file, write_atomically
 from nightshift.text import clean
@@ -61,10 +58,9 @@ def plan(
     while waiting:
         decision = waiting.pop(0)
         try:
-            change, is_revert = decision.change, decision.action is Action.REVERT
-            if (change in kept) != is_revert:
-                raise UsageError(f"change {change.name} is {'not' if is_revert else 'already'} kept")
-            kept_after = tuple(other for other in kept if other != change) if is_revert else (*kept, change)
+            kept_after = tuple(change for change in kept if change != decision.change)
+            if decision.action is not Action.REVERT:
+                kept_after = (*kept, decision.change)
             after = incumbent_values(baseline, kept_after)
             validate(_edit(baseline, after))
         except UsageError as error:
@@ -83,9 +79,9 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
     """Commit the steps that are not committed yet. Keys that the user has set since stay as they are. `head`: the
     branch, and a commit from before the steps. `others`: ids of other experiments' commits. Return the ids, None for a
     step that changes no value. UsageError if another branch is checked out or train.toml at HEAD is invalid."""
-    if not steps:
-        return []
     tip, history = repo.head(), repo.config_history(head)
+    if tip.branch != head.branch:
+        raise UsageError(f"the checkout moved from {head} to {tip}")
     by_name = {entry.subject.partition(":")[0]: entry.id for entry in history if entry.id not in others}
     ids = [by_name.get(step.name) for step in steps]
     while ids and ids[-1] is None:  # the rest was not reached before a kill
@@ -104,92 +100,52 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
     return ids
 
 
-def revert(
-    repo: Repo, baseline: Config, kept: Sequence[Change], change: Change, losses: Sequence[LossRules] = ()
-) -> Head:
+def revert(repo: Repo, baseline: Config, kept: Sequence[Change], change: Change) -> Head:
     """Take a kept change out of train.toml by a commit of the user's, which needs no lock. Keys that a later change has
     set stay. Return the new HEAD. UsageError if train.toml has uncommitted changes, if later changes set all keys, or
-    if train.toml would be invalid without the change. `losses`: checked too, as a parameter may belong to a loss."""
+    if train.toml would be invalid without the change."""
     head, path = repo.head(), repo.root / CONFIG_NAME
     config = parse(repo.config_at(head.commit or "") or b"")
     before = incumbent_values(baseline, kept)
     after = incumbent_values(baseline, [other for other in kept if other != change])
     if incumbent_values(config) != before:
-        raise UsageError(
-            f"not all decisions are committed to {head} yet",
-            "The next experiment or start commits them; then run the command again.",
-        )
+        fix = "The next experiment or start commits them; then run the command again."
+        raise UsageError(f"not all decisions are committed to {head} yet", fix)
     if repo.changes(CONFIG_NAME) or not path.is_file() or read_file(path) != config.source:
         fix = f"Commit them, or restore the file: git restore --staged --worktree {CONFIG_NAME}"
         raise UsageError(f"{CONFIG_NAME} has changes that are not committed", fix)
-    if not _changed(before, after):
-        later = [other.name for other in kept[kept.index(change) + 1 :] if other.keys.keys() & change.keys]
-        raise UsageError(f"{change.name} is replaced: {', '.join(later)} set its keys", "Revert those changes, if any.")
+    if before == after:
+        raise UsageError(f"{change.name} is replaced: later changes set its keys", "Revert those changes, if any.")
     edited = _edit(config, after)
-    in_prime_rl(edited, losses)
     head = repo.commit_files(head, {CONFIG_NAME: edited.source}, _subject(f"Revert {change.name}", config, edited))
     write_atomically(path, edited.source)
     return head
 
 
 def decisions_since(
-    ledger: Ledger, repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
+    repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
 ) -> tuple[Decision, ...]:
     """Return the decisions of the user's commits since the last experiment of a branch; none while a commit of
-    Nightshift is owed. UsageError if the branch is gone or its train.toml is invalid, EngineError if git fails."""
+    Nightshift is owed. A kept change is reverted if its keys have the values from before the change. The other keys
+    that differ are a change that the user keeps. UsageError if the branch is gone or its train.toml is invalid,
+    EngineError if git fails."""
     ours = [record for record in records if record.branch == branch]
     if any(r.judgement and r.judgement.steps for r in ours if r.git_action is None or r.git_error):
         return ()
     head = repo.head()
-    if head.branch != branch:
-        head = Head(branch, repo.branches().get(branch))
-    if head.commit is None:
+    commit = head.commit if head.branch == branch else repo.branches().get(branch)
+    if commit is None:
         raise UsageError(f"git has no branch {branch or 'of a detached HEAD'}")
-    ids = {id for record in ours for id in record.commits.values()}
-    ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
-    decisions = user_decisions(Repo(repo.root, head), Head(branch, ours[-1].commit), baseline, kept, ids)
-    # If an experiment was decided after `records` were read, the commit may be Nightshift's.
-    is_stale = bool(decisions) and any(ledger.read(r.number) != r for r in ours if r.git_action is None)
-    return () if is_stale else decisions
-
-
-def user_decisions(
-    repo: Repo, head: Head, baseline: Config, kept: Sequence[Change], ours: Container[str]
-) -> tuple[Decision, ...]:
-    """Return the decisions of the user's commits to train.toml, oldest first. A commit that restores the values from
-    before a kept change reverts the change. The other keys of a commit are a change that the user keeps. A reset or
-    rebased branch, or an invalid train.toml, counts as one edit. `head`: the branch, and its commit when the last
-    experiment started. `ours`: ids of Nightshift's commits. ConfigError if train.toml at HEAD is invalid."""
-    decisions = list[Decision]()
-    for entry in repo.config_history(head):
-        if entry.id not in ours:
-            with suppress(ConfigError):
-                changed = _changed(*(incumbent_values(parse(text)) for text in (entry.before, entry.after)))
-                kept = _edited_by_user(baseline, kept, changed, entry.id, decisions)
-    tip = repo.head().commit or ""
-    left = _changed(incumbent_values(baseline, kept), incumbent_values(parse(repo.config_at(tip) or b"")))
-    _edited_by_user(baseline, kept, left, tip, decisions)
-    return tuple(decisions)
-
-
-def _edited_by_user(
-    baseline: Config, kept: Sequence[Change], changed: Mapping[str, Any], commit: str, decisions: list[Decision]
-) -> Sequence[Change]:
-    """Append the decisions of an edit to `decisions`. Return the kept changes after it."""
-    before = incumbent_values(baseline, kept)
-    wanted = {key: value for key, value in (before | dict(changed)).items() if value is not ABSENT}
+    decisions, before = list[Decision](), incumbent_values(baseline, kept)
+    wanted = incumbent_values(parse(repo.config_at(commit) or b""))
     while (undone := _undone(baseline, kept, before, wanted)) is not None:
         kept = [change for change in kept if change != undone]
         before = incumbent_values(baseline, kept)
-        if edits := [decision for decision in decisions if decision.change == undone]:
-            decisions.remove(edits[-1])  # the user took an edit back: no decision is left
-        else:
-            decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
+        decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
     if left := _changed(before, wanted):
         keys = {key: None if value is ABSENT else spelled(value) for key, value in left.items()}
-        kept = [*kept, Change(keys=keys, commit=commit)]
-        decisions.append(Decision(change=kept[-1], action=Action.KEEP, commit=commit))
-    return kept
+        decisions.append(Decision(change=Change(keys=keys, commit=commit), action=Action.KEEP, commit=commit))
+    return tuple(decisions)
 
 
 def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Values) -> Change | None:
@@ -239,13 +195,7 @@ def _edit(config: Config, values: Values) -> Config:
 
 def _subject(name: str, before: Config, after: Config) -> str:
     """Return `keep 0012: lr 3e-6 → 5e-6`."""
-    trained = {change.key: change for change in diff(before, after)}  # with prime-rl's defaults for missing keys
-    items = []
-    for key in _changed(before.values, after.values):
-        old, new = _text(before.values, key), _text(after.values, key)
-        if key in trained:
-            old, new = trained[key].old, trained[key].new
-        items.append(f"{short_key(key)} {old or 'unset'} → {new or 'unset'}")
+    items = (f"{short_key(c.key)} {c.old or UNSET} → {c.new or UNSET}" for c in diff(before, after))
     return clean(shorten(f"{name}: {', '.join(items)}", MAX_SUBJECT))
 
 

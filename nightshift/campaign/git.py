@@ -1,6 +1,6 @@
-"""The only module that calls git. It never resets or cleans. Plumbing commands make the commits, so exactly the given
-bytes are committed, whatever is staged, and no hook, filter, signature or editor runs. An agent could have written the
-user's configuration, so git reads only the author's name from it. Only `switch` runs filters."""
+"""The only module that calls git. Plumbing commands make the commits, so exactly the given bytes are committed, and no
+hook, filter, signature or editor runs. An agent could have written the user's configuration, so git reads only the
+author's name from it. Only `switch` runs filters."""
 
 import hashlib
 import os
@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Container, Mapping
 from contextlib import suppress
@@ -19,7 +20,7 @@ from pathlib import Path, PurePath
 from subprocess import PIPE
 from typing import Any, NamedTuple
 
-from nightshift.errors import EngineError, UsageError, listed
+from nightshift.errors import EngineError, UsageError
 
 CAMPAIGN_PREFIX = "autoresearch/"
 START_SUBJECT = "Start campaign: "  # subject of the commit with the files that were not committed at the start
@@ -28,16 +29,23 @@ AGENT_CLONE_MARK = "nightshift-agent-clone"  # a file in the .git of the clone i
 EXPERIMENT_TRAILER = "Nightshift-Experiment"  # in the messages of a campaign's commits
 _LINK = "120000"  # the mode of a symbolic link
 _TIMEOUT_SECONDS = 60.0
-_GRACE_SECONDS = 5.0
 LOCK_SECONDS = 5.0  # a running git keeps its lock files for less
 _LOCK_POLL_SECONDS = 0.2
 _LOCK_FILE = re.compile(r"Unable to create '(.+\.lock)': File exists")
 # Files and folders in .git that exist only during an operation.
-_UNFINISHED = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG")
+_UNFINISHED = {
+    "rebase-merge": "rebase",
+    "rebase-apply": "rebase",
+    "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick",
+    "REVERT_HEAD": "revert",
+    "BISECT_LOG": "bisect",
+}
+# The system's git if there is one, because the agent may have set PATH.
+_PROGRAM = (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or "git"
 _SAFE_OPTIONS = (
-    *("--no-optional-locks", "--no-replace-objects"),
-    *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
-    *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
+    *("--no-optional-locks", "--no-replace-objects", "-c", "gc.auto=0"),
+    *("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
 )
 # HOME is for a git older than 2.32, which does not know GIT_CONFIG_GLOBAL.
 _NO_CONFIGURATION = {
@@ -84,8 +92,8 @@ class Repo:
 
     def head(self) -> Head:
         """Return branch and commit; ("", None) outside a git checkout."""
-        if self._planned is not None or _program() is None:
-            return self._planned or Head("", None)
+        if self._planned is not None:
+            return self._planned
         commit = self._git("rev-parse", "--quiet", "--verify", "HEAD", check=False).strip()
         # Not --short, which prints heads/<branch> if a tag has the branch's name.
         ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
@@ -98,16 +106,14 @@ class Repo:
 
     def files_at(self, commit: str) -> dict[str, tuple[str, str]]:
         """Return mode and blob id of the files of `commit` by name. UsageError if git cannot read the commit."""
-        files = dict[str, tuple[str, str]]()
         tree = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
         if tree.returncode != 0:
             fix = "Fetch it: a checkout must contain all commits of its branch."
             raise UsageError(f"git has no readable commit {commit[:12]}", fix)
-        for entry in os.fsdecode(tree.stdout).split("\0")[:-1]:
-            about, _, path = entry.partition("\t")
-            mode, kind, id = about.split()
-            if kind == "blob":  # not a submodule
-                files[path] = mode, id
+        # Each entry is `mode kind id\tpath`. A submodule is no blob.
+        entries = [entry.partition("\t") for entry in os.fsdecode(tree.stdout).split("\0")]
+        blobs = [(path, about.split()) for about, _, path in entries if " blob " in about]
+        files = {path: (mode, id) for path, (mode, _, id) in blobs}
         if CONFIG_NAME not in files:
             fix = "Nightshift needs a repository with train.toml at the top. Commit it there."
             raise UsageError(f"commit {commit[:7]} has no {CONFIG_NAME} at the top", fix)
@@ -120,82 +126,61 @@ class Repo:
     def differs(self, name: str, blob: tuple[str, str]) -> bool:
         """Return True if the working file has other bytes, is missing, or is below a symbolic link to a folder. Index
         flags, attributes, filters and core.worktree could change the output of `git diff`. `blob`: from `files_at`."""
-        folders = (self.root / folder for folder in PurePath(name).parents if folder.name)
+        is_below_link = any((self.root / folder).is_symlink() for folder in PurePath(name).parents if folder.name)
         try:
-            mode, data = (None, b"") if any(map(Path.is_symlink, folders)) else _content(self.root / name)
+            mode, data = _content(self.root / name)
         except OSError:
             return True
-        digest = hashlib.sha1 if len(blob[1]) == 40 else hashlib.sha256
-        is_same = digest(b"blob %d\0" % len(data) + data).hexdigest() == blob[1]
-        return mode is None or not is_same or (mode == _LINK) != (blob[0] == _LINK)
+        id = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        return is_below_link or mode is None or id != blob[1] or (mode == _LINK) != (blob[0] == _LINK)
 
     def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
         """Commit files with these bytes; None: the bytes of the working file. UsageError if the branch moved."""
-
-        def require_parent(commit: str) -> None:
-            if commit != head.commit:
-                cause = f"{head.branch} moved to {commit[:7]} while {listed([*files])} was committed"
-                raise UsageError(cause, "Run the command again.")
-
-        parent, lines = self._commit_on(head.branch), ""
-        require_parent(parent)
+        if (here := self.head()) != head or head.commit is None:
+            raise UsageError(f"the checkout moved from {head} to {here}", "Run the command again.")
+        parent, entries = head.commit, ""
         for name, given in files.items():
             mode, data = _content(self.root / name) if given is None else ("100644", given)
             id = "0" * len(parent)
             if mode is not None:
                 id = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
-            lines += f"{mode or 0} {id}\t{name}\0"
-        change: dict[str, Any] = {"stdin": os.fsencode(lines)}
-        # Each process has its own index file: `nightshift revert` may commit at the same time as a night.
-        index = self.root / self._git("rev-parse", "--git-path", f"nightshift-{os.getpid()}.index").strip()
-        for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
-            path.unlink(missing_ok=True)
-        self._git("read-tree", parent, index=index)
-        self._git("update-index", "-z", "--index-info", index=index, **change)
-        tree, author = self._git("write-tree", index=index).strip(), self._author()
-        index.unlink(missing_ok=True)
-        commit = self._git(*author, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
-        # The index is updated first: with the old index, the user's next commit would revert this one. A damaged index
-        # does not stop the commit.
+            entries += f"{mode or 0} {id}\t{name}\0"
+        change: dict[str, Any] = {"stdin": os.fsencode(entries)}
+        with tempfile.TemporaryDirectory() as folder:  # the user's index may contain other files
+            index = Path(folder, "index")
+            self._git("read-tree", parent, index=index)
+            self._git("update-index", "-z", "--index-info", index=index, **change)
+            tree = self._git("write-tree", index=index).strip()
+        arguments = (*self._author(), "commit-tree", tree, "-p", parent, "-F", "-")
+        commit = self._git(*arguments, stdin=message.encode()).strip()
+        # The user's index is updated first: with the old index, the user's next commit would revert this one. A damaged
+        # index does not stop the commit.
         self._run("update-index", "-z", "--index-info", **change)
-        try:  # compare-and-swap: a commit that another program makes at this moment is not lost
-            self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
-        except EngineError:
-            tip = self.head().commit or parent
-            blobs = self.files_at(tip)
-            entries = (f"{' '.join(blobs.get(name, ('0', '0' * len(parent))))}\t{name}\0" for name in files)
-            self._run("update-index", "-z", "--index-info", stdin=os.fsencode("".join(entries)))
-            require_parent(tip)
-            raise
+        # Compare-and-swap: a commit that another program makes at this moment is not lost.
+        self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
         return Head(head.branch, commit)
 
     def tag(self, name: str, branch: str, message: str) -> None:
-        """Tag the last commit of a branch, with a message. `git tag` would ask for a signature."""
-        commit = self.branches().get(branch, "")
-        tagger = self._git(*self._author(), "var", "GIT_COMMITTER_IDENT").strip()
-        text = f"object {commit}\ntype commit\ntag {name}\ntagger {tagger}\n\n{message.rstrip()}\n"
-        tag = self._git("mktag", stdin=text.encode(errors="replace")).strip()
-        self._git("update-ref", "-m", "nightshift", f"refs/tags/{name}", tag, "0" * len(tag))
+        """Tag the last commit of a branch, with a message."""
+        options = ("--annotate", "--no-sign", "--cleanup=verbatim", "--file=-")
+        text = message.encode(errors="replace")
+        self._git(*self._author(), "tag", *options, name, f"refs/heads/{branch}", stdin=text)
 
     def _author(self) -> list[str]:
         """Return the options for the author of a commit: the user's name and address, or else Nightshift."""
-        author = []
-        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
-            configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
-            author += ["-c", f"{key}={configured or default}"]
-        return author
+        names = {"user.name": "Nightshift", "user.email": "nightshift@localhost"}
+        for key in names:
+            names[key] = self._git("config", "--get", key, check=False, is_personal=True).strip() or names[key]
+        return [word for key, value in names.items() for word in ("-c", f"{key}={value}")]
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first. Empty after a reset."""
-        start, tip = head.commit, self._commit_on(head.branch)
-        if start is None or start == tip:
-            return []
+        history, before = list[ConfigCommit](), self.config_at(head.commit or "") or b""
         options = ("--first-parent", "--reverse", "--format=%H%x09%P%x09%s")  # a subject may be empty
-        lines = self._git("rev-list", *options, f"{start}..{tip}").split("\n")
+        lines = self._git("rev-list", *options, f"{head.commit}..refs/heads/{head.branch}").split("\n")
         commits = [line.split("\t", 2) for line in lines if "\t" in line]
-        if not commits or commits[0][1].split()[:1] != [start]:
+        if commits and commits[0][1].split()[0] != head.commit:
             return []
-        history, before = list[ConfigCommit](), self.config_at(start) or b""
         for id, _, subject in commits:
             after = self.config_at(id) or b""
             if after != before:
@@ -206,15 +191,12 @@ class Repo:
     def last_experiment(self) -> int:
         """Return the highest experiment number in the trailers of the branch's commits, or 0."""
         lines = self._git("rev-list", f"--format=%(trailers:key={EXPERIMENT_TRAILER},valueonly)", "HEAD", check=False)
-        return max((int(line) for line in lines.splitlines() if re.fullmatch("[0-9]{4,9}", line)), default=0)
+        return max((int(line) for line in lines.splitlines() if line.isdecimal()), default=0)
 
     def unfinished(self) -> str | None:
         """Return the user's git operation that is not finished, for example `rebase`; None if there is none."""
-        options = [word for name in _UNFINISHED for word in ("--git-path", name)]
-        for name, path in zip(_UNFINISHED, self._git("rev-parse", *options).splitlines(), strict=True):
-            if (self.root / path).exists():
-                return re.sub("-(merge|apply|head|log)$", "", name.lower().replace("_", "-"))
-        return None
+        folder = self.root / self._git("rev-parse", "--git-dir").strip()
+        return next((operation for name, operation in _UNFINISHED.items() if (folder / name).exists()), None)
 
     def is_default(self, branch: str) -> bool:
         """Return True for main, master, the default branch of git or of a remote, and "", a detached HEAD."""
@@ -231,14 +213,8 @@ class Repo:
 
     def campaign_start(self, commit: str | None) -> str | None:
         """Return the commit from which a campaign's branch was created, if its first experiment ran at `commit`."""
-        options = ("--first-parent", "--max-count=20", "--format=%H %s")
-        lines = self._git("rev-list", *options, str(commit), check=False).splitlines()[1::2]
-        commits = (line.partition(" ") for line in lines)
-        return next((id for id, _, subject in commits if not subject.startswith(START_SUBJECT)), None)
-
-    def is_branch_name(self, name: str) -> bool:
-        """Return True if `name` is a valid branch name."""
-        return self._run("check-ref-format", "--branch", name).returncode == 0
+        options = ("--first-parent", "--max-count=1", "--invert-grep", f"--grep=^{START_SUBJECT}")
+        return self._git("rev-list", *options, str(commit), check=False).strip() or None
 
     def changes(self, *names: str) -> list[str]:
         """Return the tracked files and submodules with uncommitted changes, only those in `names` if given."""
@@ -246,17 +222,14 @@ class Repo:
         return [line[2:].strip() for line in self._git("status", *options, "--", *names).splitlines()]
 
     def switch(self, branch: str, is_new: bool = False) -> None:
-        """Check out a branch, or create it at HEAD if it `is_new`. UsageError with git's message if that fails, for
-        example because of uncommitted changes."""
-        command = ("-c", "branch.autoSetupMerge=false", "checkout", "-b", branch)
-        result = self._run(*(command if is_new else ("checkout", "--quiet", branch, "--")))
-        words = " ".join(result.stderr.decode(errors="replace").removeprefix("fatal: ").split())
-        if result.returncode != 0 and is_new:
-            fix = "Make .git writable, or choose another name: --branch NAME."
-            raise UsageError(f"git cannot create {branch}: {words}", fix)
+        """Check out a branch, or create it at HEAD if it `is_new`. UsageError with git's message if that fails."""
+        result = self._run(*(("checkout", "-b", branch) if is_new else ("checkout", "--quiet", branch, "--")))
         if result.returncode != 0:
-            stash = "Commit the changes, or put them aside: git stash &&" if "overwritten" in words else "Then:"
-            raise UsageError(f"git cannot switch to {branch}: {words}", f"{stash} git switch {shlex.quote(branch)}")
+            words = " ".join(result.stderr.decode(errors="replace").removeprefix("fatal: ").split())
+            fix = f"Commit the changes, or put them aside: git stash && git switch {shlex.quote(branch)}"
+            if is_new:
+                fix = "Make .git writable, or choose another name: --branch NAME."
+            raise UsageError(f"git cannot {'create' if is_new else 'switch to'} {branch}: {words}", fix)
 
     def clone(self, head: Head, folder: Path) -> None:
         """Clone the branch into `folder`, without shared objects, remote or reflog."""
@@ -266,62 +239,43 @@ class Repo:
         git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", str(self.root.resolve()), str(folder))
         Repo(folder)._git("remote", "remove", "origin")
 
-    def _commit_on(self, branch: str) -> str:
-        """Return the commit of HEAD. UsageError if another branch is checked out."""
-        head = self.head()
-        if head.branch != branch or head.commit is None:
-            raise UsageError(f"the checkout moved from {branch} to {head.branch or 'a detached HEAD'}")
-        return head.commit
-
     def _git(self, *arguments: str, check: bool = True, **options: Any) -> str:
         """Return the output of a git command. EngineError if it fails, unless `check` is False."""
         result = self._run(*arguments, **options)
         if check and result.returncode != 0:
-            command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
-            reason = result.stderr.decode(errors="replace").strip().splitlines() or [str(result.returncode)]
-            raise EngineError(f"git {command} failed: {reason[-1]}")
+            command = next(word for word in arguments if not word.startswith("-") and "=" not in word)
+            reason = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise EngineError(f"git {command} failed: {reason or result.returncode}")
         return result.stdout.decode(errors="surrogateescape")
 
-    def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-        """Run git. Try again while a lock file is in the way."""
-        deadline = time.monotonic() + LOCK_SECONDS
+    def _run(
+        self, *arguments: str, stdin: bytes = b"", is_personal: bool = False, index: Path | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run git, with the user's configuration if `is_personal`. Try again while a lock file is in the way."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        environment |= {"LC_ALL": "C"} if is_personal else {"LC_ALL": "C", **_NO_CONFIGURATION}
+        environment |= {"GIT_INDEX_FILE": str(index)} if index else {}
+        command, deadline = [_PROGRAM, *_SAFE_OPTIONS, *arguments], time.monotonic() + LOCK_SECONDS
+        pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
         while True:
-            result = self._run_once(*arguments, **options)
-            lock = _LOCK_FILE.search(os.fsdecode(result.stderr)) if result.returncode else None
+            try:
+                with subprocess.Popen(
+                    command, **pipes, cwd=self.root, env=environment, start_new_session=True
+                ) as process:
+                    try:
+                        stdout, stderr = process.communicate(stdin, _TIMEOUT_SECONDS)
+                    finally:  # also end child processes; git removes its lock files on SIGTERM
+                        with suppress(ProcessLookupError, PermissionError):
+                            os.killpg(process.pid, signal.SIGTERM)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise EngineError(f"git {arguments[0]} failed: {error}") from None
+            lock = _LOCK_FILE.search(os.fsdecode(stderr)) if process.returncode else None
             if lock is None:
-                return result
+                return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
             if time.monotonic() >= deadline:
                 cause = f"git could not write: its lock file {self.root / lock[1]} is still there"
                 raise EngineError(cause, "End the git process that uses it. If no git runs, delete the file.")
             time.sleep(_LOCK_POLL_SECONDS)
-
-    def _run_once(
-        self, *arguments: str, stdin: bytes = b"", is_personal: bool = False, index: Path | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Run git once: with the user's configuration if `is_personal`, with `index` as its index file."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
-        environment |= {} if is_personal else _NO_CONFIGURATION
-        environment |= {"GIT_INDEX_FILE": str(index.absolute())} if index else {}
-        command = [_program() or "git", *_SAFE_OPTIONS, *arguments]
-        pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
-        try:
-            with subprocess.Popen(command, **pipes, cwd=self.root, env=environment, start_new_session=True) as process:
-                try:
-                    output = process.communicate(stdin, _TIMEOUT_SECONDS)
-                except BaseException:  # also after a signal: git removes its lock files on SIGTERM
-                    process.terminate()
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(_GRACE_SECONDS)
-                    raise
-                finally:  # also end child processes
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.killpg(process.pid, signal.SIGKILL)
-            return subprocess.CompletedProcess(command, process.returncode, *output)
-        except subprocess.TimeoutExpired:
-            raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
-        except OSError as error:
-            raise EngineError(f"git {arguments[0]} cannot be started: {error.strerror}") from None
 
 
 def _content(path: Path) -> tuple[str | None, bytes]:
@@ -331,8 +285,3 @@ def _content(path: Path) -> tuple[str | None, bytes]:
     if not path.is_file():
         return None, b""
     return "100755" if os.access(path, os.X_OK) else "100644", path.read_bytes()
-
-
-def _program() -> str | None:
-    """Return the path of git: the system's if there is one, because the agent may have set PATH."""
-    return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or shutil.which("git")

@@ -6,21 +6,19 @@ each proposal that a night asked for, refused or not; a cost that was not report
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
 import shlex
 import socket
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-import psutil
 from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
@@ -31,7 +29,6 @@ from nightshift.campaign.results import results_tsv
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
-    VERSION,
     disk_error,
     open_regular,
     read_file,
@@ -51,23 +48,19 @@ HOLDER_NAME, LOCK_NAME, JOURNAL_NAME = ".controller", ".lock", "journal.jsonl"
 PROPOSALS_NAME = "proposals.jsonl"
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 _PATIENCE_SECONDS = 1.0  # `is_running` locks the file for an instant, for example in `nightshift status`
-_MAX_COMMAND = 200  # characters that are shown
 
 _locked: dict[Path, os.stat_result] = {}  # the lock files that this process has locked
 
-Event = Literal["begun", "submitted", "access", "decided", "committed"]
-
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the journal."""
+    """A line of the journal: a job that starts. `number`, `branch`, `rules_hash`: the comparison of an access."""
 
     time: str  # ISO 8601, UTC
-    event: str  # an `Event`. `access`: a job that reads the test split will start
+    event: str  # submitted or access
     file: str  # a path below runs/
-    number: int = 0  # of the event `access`, with branch and rules hash: the comparison
+    number: int = 0
     branch: str = ""
     rules_hash: str = ""
-    commits: dict[str, str] = {}  # of the event `committed`: commit ids by decision
 
 
 class Ledger:
@@ -76,8 +69,7 @@ class Ledger:
     def __init__(self, root: Path) -> None:
         """`root`: the checkout. Nothing is created before a write."""
         self.root, self.runs_dir, self.tsv_path = root, root / "runs", root / "results.tsv"
-        # Records that this process reserved, or that are closed: no other process changes them.
-        self._known: dict[int, Record] = {}
+        self._closed: dict[int, Record] = {}  # no other process changes them
 
     def run_dir(self, number: int) -> Path:
         return self.runs_dir / f"{number:04d}"
@@ -100,22 +92,18 @@ class Ledger:
             raise disk_error(error, path) from None
         with hold:
             try:
-                program, *arguments = sys.argv or [""]
-                command = clean(shlex.join(["uv", "run", Path(program).name, *arguments]), _MAX_COMMAND)
-                since = local(datetime.fromtimestamp(psutil.Process().create_time(), UTC))
+                command = clean(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]), 200)
+                since = local(datetime.now(UTC))
                 write_json(holder_path, f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}")
                 yield
             finally:
                 del _locked[path]
-                with suppress(OSError):
-                    holder_path.unlink()  # the command may contain secrets, for example in --notify
+                holder_path.unlink(missing_ok=True)  # the command may contain secrets, for example in --notify
 
     @property
     def holder(self) -> str:
         """The controller, or the last controller if it was killed, in words; empty if this is not known."""
-        with suppress(UsageError):
-            return clean(read_json(self.runs_dir / HOLDER_NAME, str, "", 64 * 1024) or "")
-        return ""
+        return read_json(self.runs_dir / HOLDER_NAME, str, "Delete it.") or ""
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""
@@ -137,51 +125,46 @@ class Ledger:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all experiments in order. Links are ignored."""
-        return sorted(int(e.name) for e in self._numbered() if e.is_dir(follow_symlinks=False))
+        if not self.runs_dir.is_dir():
+            return []
+        with os.scandir(self.runs_dir) as entries:  # much faster than a Path for each entry
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
     def next_number(self, last_committed: int = 0) -> int:
         """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
-        return 1 + max([last_committed, *(int(entry.name) for entry in self._numbered())])
+        return 1 + max([last_committed, *self.numbers()])
 
     def num_decided(self) -> int:
         """Return the position of the last verdict in the order of decisions; 0 before the first."""
         return max((record.place for record in self.records()), default=0)
 
-    def _numbered(self) -> list[os.DirEntry[str]]:
-        if not self.runs_dir.is_dir():
-            return []
-        with os.scandir(self.runs_dir) as entries:  # much faster than a Path for each entry
-            return [entry for entry in entries if _NUMBER.fullmatch(entry.name)]
-
     def reserve(self, record: Record, files: Mapping[str, bytes], last_committed: int = 0) -> Record:
         """Give a record the next number, above `last_committed`, and atomically create its folder with `files`."""
         self.require_in_place()
-        if self.tsv_path.is_dir():  # fail before the run, not after it
-            raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(last_committed), status=STARTED)
-        if (new := record.run.new) is not None and not new.experiment:
+        if (new := record.run.new) and not new.experiment:
             record = replace(record, run=replace(record.run, new=replace(new, experiment=record.number)))
-        folder = self.run_dir(record.number)
-        with whole_folder(folder) as partial:
+        with whole_folder(self.run_dir(record.number)) as partial:
             for name, data in files.items():
                 write_atomically(partial / name, data)
             write_json(partial / RECORD_NAME, record)
-            self.log("begun", folder / RECORD_NAME)
         sync_folder(self.runs_dir)
-        self._known[record.number] = record
         return record
 
     def write(self, record: Record) -> None:
         """Write record.json. EngineError if the disk refuses."""
         self.require_in_place()
         write_json(self.run_dir(record.number) / RECORD_NAME, record)
-        self._known.pop(record.number, None)
+        self._closed.pop(record.number, None)
 
-    def log(self, event: Event, path: Path, **facts: Any) -> None:
-        """Add an event about a file in runs/ to the journal. `facts`: of Line. EngineError if the disk refuses."""
+    def log(self, path: Path, **access: Any) -> None:
+        """Add the start of a job to the journal. `access`: the comparison, if the job reads the test split. EngineError
+        if the disk refuses."""
         self.require_in_place()
-        time, file = datetime.now(UTC).isoformat(timespec="seconds"), path.relative_to(self.runs_dir).as_posix()
-        append(self.runs_dir / JOURNAL_NAME, Line(time=time, event=event, file=file, **facts))
+        event, time = "access" if access else "submitted", datetime.now(UTC).isoformat(timespec="seconds")
+        file = path.relative_to(self.runs_dir).as_posix()
+        append(self.runs_dir / JOURNAL_NAME, Line(time=time, event=event, file=file, **access))
 
     def journal(self) -> list[Line]:
         """Return the lines of the journal that can be read."""
@@ -213,40 +196,33 @@ class Ledger:
 
     def record(self, number: int) -> Record:
         """Return the record of an experiment. EngineError if there is no record."""
-        if (record := self.read(number)) is not None:
-            return record
-        self.require_in_place()
-        last = max(self.numbers(), default=0)
-        raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
+        if (record := self.read(number)) is None:
+            last = max(self.numbers(), default=0)
+            raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
+        return record
 
     def read(self, number: int) -> Record | None:
         """Return a record; None if there is no record. UsageError if it is damaged, EngineError for another version."""
-        if (known := self._known.get(number)) is not None:
-            return known
+        if number in self._closed:
+            return self._closed[number]
         folder = f"{self.runs_dir}/{number:04d}"  # creating a Path would cost as much time as reading the file
         path, fix = f"{folder}/{RECORD_NAME}", f"Move {folder} out of runs/ to continue without this experiment."
         try:
             record = read_json(path, Record, fix)
-        except UsageError:
-            with suppress(UsageError):
-                if (version := (read_json(path, dict[str, Any], "") or {}).get("version")) not in (None, VERSION):
-                    cause = f"runs/{number:04d}/{RECORD_NAME} has version {version}; this Nightshift reads {VERSION}"
-                    raise EngineError(cause, f"Move the folder: mv runs runs-{version}") from None
+        except UsageError as error:
+            if error.cause.endswith("`$.version`"):
+                cause = f"runs/{number:04d}/{RECORD_NAME} is of another version of Nightshift"
+                raise EngineError(cause, "Move the folder: mv runs runs-old") from None
             raise
-        if record is not None and record.number != number:
-            cause = f"{path} is damaged: it is a copy of the record of experiment {record.number:04d}"
-            raise UsageError(cause, fix)
-        if record is not None and record.git_action is not None:  # the record is closed
-            self._known[number] = record
+        if record is not None and record.git_action is not None:
+            self._closed[number] = record
         return record
 
-    def sweep(self, in_flight: Collection[int] = ()) -> None:
-        """Delete temporary files of killed processes, except in the folders of `in_flight`. Needs the lock."""
+    def sweep(self) -> None:
+        """Delete temporary files of killed processes. Needs the lock."""
         self.require_in_place()
         sweep_folder(self.root, (self.tsv_path.name, CONFIG_NAME))  # the checkout also contains the user's files
         sweep_folder(self.runs_dir)
-        for number in [number for number in self.numbers() if number not in in_flight][-1:]:
-            sweep_folder(self.run_dir(number), is_only_mine=True)
 
     def source(self, number: int) -> bytes:
         """Return the train.toml that experiment `number` submitted. UsageError if the file cannot be read."""
@@ -264,15 +240,14 @@ class Ledger:
             config = parse(self.source(record.number), name)
             if config.hash == record.config_hash:
                 return config
-        commit = (record.kept_commit or record.commit or "HEAD")[:7]
-        fix = f"Restore it: git show {commit}:{CONFIG_NAME} > {name}"
+        fix = f"Restore it: git show {record.kept_commit or record.commit}:{CONFIG_NAME} > {name}"
         raise UsageError(f"{name} is not the config that experiment {record.number:04d} ran", fix)
 
     def comparisons(self) -> list[Comparison]:
-        """Return the finished comparisons of `nightshift certify`, oldest first. UsageError for a damaged file."""
+        """Return the finished comparisons of `nightshift certify`, by number. UsageError for a damaged file."""
         paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{COMPARISON_NAME}"))
-        comparisons = [read_json(path, Comparison, f"Delete the comparison: rm -r {path.parent}") for path in paths]
-        return sorted(filter(None, comparisons), key=lambda comparison: comparison.created)
+        fix = "Delete the folder of the comparison."
+        return [*filter(None, (read_json(path, Comparison, fix) for path in paths))]
 
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""
@@ -329,10 +304,9 @@ def proposals_cost(runs_dir: Path, branch: str, rules_hash: str, night: str | No
 
 def runs_cost(records: Iterable[Record]) -> Cost:
     """Return the cost of the runs that these experiments made."""
-    runs = [(run.total_seconds, gpus_of(record.hardware)) for record in records if (run := record.result)]
-    on_gpus = [seconds * gpus for seconds, gpus in runs if gpus is not None]
-    total_seconds = sum(seconds for seconds, _ in runs) if runs else None
-    return Cost(num_proposals=0, run_seconds=total_seconds, gpu_seconds=sum(on_gpus) if on_gpus else None)
+    runs = [(record.result.total_seconds, gpus_of(record.hardware)) for record in records if record.result]
+    costs = (Cost(num_proposals=0, run_seconds=s, gpu_seconds=None if gpus is None else s * gpus) for s, gpus in runs)
+    return sum(costs, NOTHING)
 
 
 def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:

@@ -76,6 +76,5 @@ def write_steps(path: Path, steps: list[Step]) -> None:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """Return the steps in order. If a step has several lines (resumed runs), the last one counts."""
-    steps = {step.step: step for step in read_rows(path, Step)}
-    return [steps[number] for number in sorted(steps)]
+    """Return the steps in order."""
+    return read_rows(path, Step)

@@ -1,18 +1,11 @@
 """Decide which changes of train.toml to keep, and plan re-tests and final check runs (docs/decision-rule.md).
 
-The baseline's score, the drift and the effect of each change have one joint Gaussian distribution. Every run updates
-the whole distribution, by the model
-
-    score = baseline + drift * time + sum of the effects of the run's changes + noise
-
-A change is a set of keys and values. If two changes set the same key, the later one wins. The settings of the earlier
-change that still apply are its rest. The effect of m of n keys is m / n * effect of the whole change + noise with
-the variance m / n * (1 - m / n) * variance of an ordinary change. A kept change with an empty rest is dropped.
+The baseline's score, the drift and the effect of each change have one joint Gaussian distribution. The settings of a
+change that no later change of the config sets are its rest.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import NormalDist, fmean
@@ -66,21 +59,16 @@ class Posterior:
         """Variance of one run's noise: the mean over the factors in `rules.noises`, by their posterior weights."""
         return float(np.average(self._noise_variances, weights=np.exp(self._log_weights - self._log_weights.max())))
 
-    def copy(self) -> Posterior:
-        copied = copy.copy(self)
-        vars(copied).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
-        return copied
-
     def known(self, change: Change) -> Change:
         """Return the change as it was first proposed. A change that was never proposed is returned as it is."""
         return self._changes.get(change.identity, change)
 
     def set_kept(self, kept: Sequence[Change]) -> None:
         """Set the incumbent's changes, for example after git or a guard refused one of the rule's decisions."""
-        self._set_kept([self._ensure_added(change) for change in kept])
+        self._set_kept([self._add(change) for change in kept])
 
     def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
-        """Return what a change adds to the other changes of the incumbent, or of `changes`. KeyError if unknown."""
+        """Return what a change adds to the other changes of the incumbent, or of `changes`."""
         kept = self._kept if changes is None else (change.identity for change in changes)
         return Effect(*self._mean_and_sd(*self._effect_vector(change.identity, kept)))
 
@@ -91,9 +79,8 @@ class Posterior:
         return self._mean_and_sd(*self._vector((change.identity for change in changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
-        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval. The gain is that
-        of `estimated_gain`, or the difference of the final check runs if the estimate lies outside its 95 % interval
-        (Student's t; the expected variance and the variance within both configs, of two runs or more, are pooled)."""
+        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval: those of
+        `estimated_gain`, or of the final check runs if the estimate lies outside of their interval (Student's t)."""
         estimate = self.estimated_gain(num_slots)
         incumbent = self._final_scores.get(Settings().union(*self._kept.values()), ())
         baseline = self._final_scores.get(Settings(), ())
@@ -142,16 +129,12 @@ class Posterior:
 
     def observe(self, run: Run, score: float, time_hours: float, *, decides: bool = True) -> tuple[Decision, ...]:
         """Update the Gaussian with the score of a run that began `time_hours` after the first baseline. Return the
-        decisions in order. Pass `decides=False`, which saves most of the time, if the decisions are already recorded.
-
-        x, u and P are those of docs/decision-rule.md, "Update". Each kind of change gives a Kalman update along Px and
-        u, so a 2 x 2 matrix describes the change of the covariance. The mean and covariance of the mixture are stored.
-        Without a new change, the kinds are those of an accident, whose effect is not stored."""
+        decisions in order; none unless `decides`. x, u and P are those of docs/decision-rule.md, "Update". A 2 x 2
+        matrix, along Px and u, describes the change of the covariance. Without a new change, the kinds are those of an
+        accident, whose effect is not stored."""
         new = None if run.new is None else run.new.identity
         is_new = new is not None and new not in self._rows
-        if run.new is not None and new not in self._changes:
-            self._add(run.new)
-        changes = [self._ensure_added(change) for change in run.changes]
+        changes = [self._add(change, is_proposed=change is run.new) for change in run.changes]
         rests = remaining(changes)
         config = Settings().union(*(rest for _, rest in rests))
         if run.stage is not Stage.SEARCH:
@@ -194,7 +177,7 @@ class Posterior:
 
     def decide_for_user(self, change: Change, is_kept: bool) -> None:
         """Keep or revert a change, as the user's commit or a guard did. The rule never reverses this decision."""
-        settings = self._ensure_added(change)
+        settings = self._add(change)
         self._fixed.add(settings)
         before = self._kept
         self._set_kept([*(kept for kept in self._kept if kept != settings), *([settings] if is_kept else [])])
@@ -204,16 +187,6 @@ class Posterior:
     def is_fixed(self, change: Change) -> bool:
         """Return True if `decide_for_user` decided about a change, so that the rule does not."""
         return change.identity in self._fixed
-
-    def _ensure_added(self, change: Change) -> Settings:
-        """Return the settings of a change. Add a change that no run proposed, for example a commit of the user."""
-        settings = change.identity
-        if settings not in self._changes:
-            second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # the kind is unknown
-            variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._kind_counts))
-            row = self._add(change)
-            self._cov[row, row] += variance
-        return settings
 
     def _decide(self, new: Settings | None) -> tuple[Decision, ...]:
         """Judge each change by its own effect: reverts first, then keeps (largest effect first), then the discard."""
@@ -230,10 +203,7 @@ class Posterior:
                 sets_fixed_key = any(self._kept_by_key.get(key) in self._fixed for key, _ in settings)
                 if settings in was_kept or settings in self._fixed or (sets_fixed_key and settings != new):
                     continue
-                vector, variance = self._effect_vector(settings, self._kept)
-                if min_z >= 0 and sum(weight * self._mean[row] for row, weight in vector.items()) <= 0:
-                    continue  # most changes end here; computing their standard deviations would be slow
-                effect = Effect(*self._mean_and_sd(vector, variance))
+                effect = self.effect(self._changes[settings])
                 if effect.mean > min_z * effect.sd:
                     self._set_kept([*self._kept, settings])
                     decisions.append((settings, Action.KEEP if settings == new else Action.ADOPT, effect))
@@ -254,10 +224,7 @@ class Posterior:
     def _effect_vector(self, settings: Settings, kept: Iterable[Settings]) -> tuple[Vector, float]:
         """Return the vector of a config with a change minus that of the config without it; variance as in `_vector`."""
         vector, variance, kept = Vector(), 0.0, list(kept)
-        row, others = self._rows[settings], [other for other in kept if other != settings]
-        if {key for other in others for key, _ in other}.isdisjoint(key for key, _ in settings):  # true for most
-            return {row: 1.0}, 0.0
-        without = dict(remaining(others))
+        without = dict(remaining(other for other in kept if other != settings))
         for whole, rest in remaining(kept if settings in kept else [*kept, settings]):
             other = without.get(whole, frozenset())
             if rest != other:  # equal terms cancel
@@ -298,15 +265,21 @@ class Posterior:
             px -= reduction * (x @ reduction[rows])
         return float(x @ self._mean[rows]), float(x @ px[rows]), px
 
-    def _add(self, change: Change) -> int:
-        """Add a change, and return its row. Its prior starts from the kept, else the last change of the same keys."""
+    def _add(self, change: Change, *, is_proposed: bool = False) -> Settings:
+        """Add a change, and return its settings. Its prior starts from the kept, else the last change of the same keys.
+        The kind is unknown if no run proposed the change, as for a commit of the user."""
         settings = change.identity
-        same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
-        kept = [other for other in same if other in self._kept]
-        self._changes[settings] = change
-        if settings not in self._rows:
-            self._add_row(settings, next(reversed(kept or same), None), 1.0 if kept else self.rules.related)
-        return self._rows[settings]
+        if settings not in self._changes:
+            same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
+            kept = [other for other in same if other in self._kept]
+            self._changes[settings] = change
+            if settings not in self._rows:
+                self._add_row(settings, next(reversed(kept or same), None), 1.0 if kept else self.rules.related)
+                if not is_proposed:
+                    second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]
+                    row = self._rows[settings]
+                    self._cov[row, row] += float(np.average(second_moments, weights=self._kind_counts))
+        return settings
 
     def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> None:
         """Add an entry to the Gaussian: `share` * entry of `source` + noise of `variance`; 0 if `source` is None."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -38,23 +37,17 @@ JOB_OF = ", job of "  # part of the hardware text of a run on a cluster
 LATE_SECONDS = 20.0  # a worker that still runs this long after its deadline is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
-POINTS = re.compile(r"([+-]?\d{1,3}(?:\.\d{1,6})?)(?:\s*(?:pp|percentage points?|points?)\b)", re.IGNORECASE)
-_MOMENT = r"^2\d{3}-[01]\d-[0-3]\dT[012]\d:[0-5]\d:[0-5]\d(\.\d+)?[+-]\d\d:\d\d$"  # ISO 8601, UTC
 Z95 = 1.959964  # half-width of a 95 % interval, in standard deviations
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Place = Annotated[int, Meta(ge=1, le=2**53)]
 Figure = Literal["tokens_in", "tokens_out", "dollars"]
 FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
 
 
 def prediction_in(description: str) -> str | None:
-    """Return the end of a text, after a colon, that begins with `expect` or contains a number of pp; else None."""
-    parts = clean(description).split(": ")
-    for number, part in enumerate(parts[1:], 1):
-        if part.lower().startswith("expect") or POINTS.search(part.replace("\N{MINUS SIGN}", "-")):
-            return ": ".join(parts[number:])
-    return None
+    """Return the end of a text that begins with `expect`, after a colon; None without such an end."""
+    _, colon, prediction = clean(description).partition(": expect")
+    return f"expect{prediction}" if colon else None
 
 
 class Cost(Struct, frozen=True):
@@ -76,28 +69,25 @@ class Cost(Struct, frozen=True):
     def __add__(self, other: Cost) -> Cost:
         sums = dict[str, Any](num_proposals=self.num_proposals + other.num_proposals)
         for name in (*FIGURES, "seconds", "run_seconds", "gpu_seconds"):
-            values = [getattr(cost, name) for cost in (self, other) if getattr(cost, name) is not None]
+            values = [value for cost in (self, other) if (value := getattr(cost, name)) is not None]
             sums[name] = sum(values) if values else None
-        reported = [figure for figure in FIGURES if sums[figure] is not None]
-        return Cost(**sums, at_least=tuple(f for f in reported if not (self.is_whole(f) and other.is_whole(f))))
+        parts = [f for f in FIGURES if sums[f] is not None and not (self.is_whole(f) and other.is_whole(f))]
+        return Cost(**sums, at_least=tuple(parts))
 
     def __str__(self) -> str:
-        """`1.20 h of runs, 2.40 GPU-hours; 5 proposals: 0.30 h, 120,345 tokens in, 4,321 out, $1.23`."""
-        times = ((self.run_seconds, "h of runs"), (self.gpu_seconds, "GPU-hours"), (self.seconds, "h"))
-        *machine, hours = ["" if seconds is None else f"{seconds / 3600:.2f} {unit}" for seconds, unit in times]
-        tokens = f"{self.text('tokens_in')} tokens in, {self.text('tokens_out')} out"
-        if self.tokens_in is None and self.tokens_out is None:
-            tokens = "tokens not reported"
-        num, agents = self.num_proposals, ", ".join(filter(None, (hours, tokens, self.text("dollars"))))
-        proposals = f"{counted(num, 'proposal')}: {agents}" if num else ""
-        return "; ".join(filter(None, (", ".join(filter(None, machine)), proposals))) or "nothing yet"
+        """`1.20 h of runs, 2.40 GPU-hours, 0.30 h of agents, 5 proposals, 120,345 tokens in, ..., $1.23`."""
+        times = ((self.run_seconds, "h of runs"), (self.gpu_seconds, "GPU-hours"), (self.seconds, "h of agents"))
+        parts = [f"{seconds / 3600:.2f} {unit}" for seconds, unit in times if seconds is not None]
+        if self.num_proposals:
+            parts += [counted(self.num_proposals, "proposal"), *map(self.text, FIGURES)]
+        return ", ".join(parts) or "nothing yet"
 
     def text(self, figure: Figure) -> str:
-        """Return `$1.23`, `at least 4,321`, or `?`."""
-        value = getattr(self, figure)
+        """Return `$1.23`, `at least 4,321 tokens out`, or `dollars not reported`."""
+        value, name = getattr(self, figure), figure.replace("_", " ")
         if value is None:
-            return "dollars not reported" if figure == "dollars" else "?"
-        text = f"${value:,.2f}" if figure == "dollars" else f"{value:,}"
+            return f"{name} not reported"
+        text = f"${value:,.2f}" if figure == "dollars" else f"{value:,} {name}"
         return text if self.is_whole(figure) else f"at least {text}"
 
 
@@ -213,7 +203,7 @@ class Part(Struct, frozen=True):
     """The evaluation of one of several environments. The examples of an environment are adjacent."""
 
     environment: str
-    num_examples: Place
+    num_examples: Count
     weight: Scale
     score: Fraction
     stderr: Fraction  # over examples
@@ -329,8 +319,7 @@ class Action(StrEnum):
 
     @property
     def past(self) -> str:
-        words = {Action.KEEP: "kept", Action.ADOPT: "kept later"}
-        return words.get(self, f"{self}ed")
+        return {Action.KEEP: "kept", Action.ADOPT: "kept later"}.get(self, f"{self}ed")
 
 
 Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
@@ -481,10 +470,10 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     """All data of one experiment: `runs/NNNN/record.json`."""
 
     number: int
-    status: Annotated[str, Meta(pattern="^(started|keep|discard|measured|crash)$")]  # `started`: no verdict yet
+    status: str  # a Verdict; `started`: no verdict yet
     branch: str  # "" if HEAD is detached
     commit: str | None  # HEAD when the experiment started
-    started: Annotated[str, Meta(pattern=_MOMENT)]
+    started: str  # ISO 8601, UTC
 
     # What was proposed.
     parent: int | None  # the last kept experiment, with whose answers it is compared; None for the first experiment
@@ -509,14 +498,14 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     # What was measured.
     result: Result | None = None  # None until the run is collected
-    num_starts: Place = 1  # number of experiments with these effective settings on this branch, including this one
+    num_starts: Count = 1  # number of experiments with these effective settings on this branch, including this one
     total_seconds: Seconds | None = None
     health: str | None = None  # the health digest, a few lines (health.py)
     failure: Failure | None = None  # of a crash
 
     # What was decided, and what git did.
     judgement: Judgement | None = None
-    decided: Place | None = None  # position in the order of decisions; None if the experiment decides nothing
+    decided: Count | None = None  # position in the order of decisions; None if the experiment decides nothing
     git_action: str | None = None  # what Nightshift did to git and train.toml, or why it did nothing
     git_error: str | None = None  # why the planned commits are still owed
     commits: dict[str, str] = msgspec.field(default_factory=dict)  # commit ids by decision: `keep 0012` -> id
@@ -539,8 +528,8 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     @property
     def decision(self) -> Decision | None:
         """The decision about the new change; None without a new change, and for a crash."""
-        decisions = self.judgement.decisions if self.judgement and self.run.new else ()
-        return next((d for d in decisions if self.run.new and d.change.keys == self.run.new.keys), None)
+        new, decisions = self.run.new, self.judgement.decisions if self.judgement else ()
+        return next((decision for decision in decisions if new and decision.change.keys == new.keys), None)
 
     @property
     def moved(self) -> tuple[Decision, ...]:
@@ -575,17 +564,6 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     @property
     def score(self) -> float | None:
         return self.evaluation.eval_score if self.evaluation else None
-
-    @property
-    def environment_scores(self) -> dict[str, float]:
-        """Scores by environment, including guards; empty for one environment without a guard."""
-        parts = self.evaluation.parts if self.evaluation else ()
-        guards = self.evaluation.guards if self.evaluation else ()
-        return {part.environment: part.score for part in parts} | {g.environment: g.score for g in guards}
-
-    @property
-    def strict_score(self) -> float | None:
-        return self.evaluation.strict_score if self.evaluation else None
 
 
 @dataclass(frozen=True, slots=True)

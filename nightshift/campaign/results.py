@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import asdict
 
-from nightshift.campaign.records import Action, Change, Decision, Effect, Record, Settings, Stage, Standing, remaining
+from nightshift.campaign.records import Change, Decision, Effect, Guard, Part, Record, Settings, Stage, Standing
 from nightshift.errors import Failure
 from nightshift.text import clean, counted, escape_formula
 
@@ -92,38 +94,38 @@ def verdict_of(record: Record) -> VerdictName | None:
     """Return the verdict in the words of the views; None if there is no verdict yet."""
     if record.failure is Failure.INTERRUPTED:
         return "interrupted"
-    if record.is_keep:
-        return "baseline" if record.parent is None else "keep"
-    words: dict[str, VerdictName] = {"discard": "discard", "measured": "re-run", "crash": "crash"}
+    keep: VerdictName = "baseline" if record.parent is None else "keep"
+    words: dict[str, VerdictName] = {"keep": keep, "discard": "discard", "measured": "re-run", "crash": "crash"}
     return words.get(record.status)
 
 
 def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     """Return the row of one experiment. `fates`: the result of `fates_of` for the experiment's campaign."""
-    verdict, evaluation = verdict_of(record), record.evaluation
+    run, verdict, evaluation = record.run, verdict_of(record), record.evaluation
     effect = record.decision and record.decision.estimate
     training = record.result and record.result.training
     standing = record.judgement and record.judgement.standing
-    new = record.run.new if verdict in ("keep", "discard") else None
-    now, commit = fates.get(new.identity if new else frozenset(), ("", None))
-    if now == "kept" and verdict == "discard":
-        now = "kept later"
-    names = ("number", "failure", "parent", "strict_score", "why", "total_seconds", "branch", "engine", "started")
-    fields: dict[str, Any] = {name: getattr(record, name) for name in names}
-    fields |= {name: getattr(training, name, None) for name in ("num_steps", "reward_mean", "training_seconds")}
+    fate = fates.get(run.new.identity) if run.new and verdict in ("keep", "discard") else None
+    now, commit = fate or ("", None)
+    environments: list[Part | Guard] = [*evaluation.parts, *evaluation.guards] if evaluation else []
+    fields: dict[str, Any] = {}
+    for source, names in (
+        (record, ("number", "failure", "parent", "why", "total_seconds", "branch", "engine", "started")),
+        (evaluation, ("eval_score", "eval_stderr", "strict_score")),
+        (training, ("num_steps", "reward_mean", "training_seconds")),
+    ):
+        fields |= {name: getattr(source, name, None) for name in names}
     return Row(
         **fields,
         verdict=verdict,
-        now=now,
+        now="kept later" if now == "kept" and verdict == "discard" else now,
         commit=(record.kept_commit or commit or "")[:7] or None,
         description=record.proposal.description,
-        change=record.run.new.name if record.run.new else None,
+        change=run.new.name if run.new else None,
         changes=record.diff,
-        kept=tuple(change.name for change in record.run.kept),
-        rider=record.run.rider.name if record.run.rider else None,
-        eval_score=record.score,
-        eval_stderr=evaluation.eval_stderr if evaluation else None,
-        environment_scores={column_of(name): score for name, score in record.environment_scores.items()},
+        kept=tuple(change.name for change in run.kept),
+        rider=run.rider.name if run.rider else None,
+        environment_scores={f"{each.environment}_score": each.score for each in environments},
         incumbent_score=standing.incumbent if standing else None,
         effect_at_decision=effect.mean if effect else None,
         effect_at_decision_stderr=effect.sd if effect else None,
@@ -135,42 +137,28 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
 
 
 def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) -> dict[Settings, Fate]:
-    """Return the fate of each change that was ever kept. `kept`: the incumbent's changes; None: `kept_by_records`."""
-    kept, records = kept_by_records(records) if kept is None else kept, sorted(records, key=attrgetter("place"))
+    """Return the fate of each change that was ever kept. `kept`: the incumbent's changes, by default those after the
+    last decision."""
+    records = sorted(records, key=attrgetter("place"))
+    incumbents = [record.judgement.kept for record in records if record.judgement and record.judgement.standing]
+    kept = kept if kept is not None else incumbents[-1] if incumbents else ()
     commit_items = [item for record in records for item in record.commits.items()]  # ("keep 0012", commit id)
     commits = {words.partition(" ")[2]: commit for words, commit in commit_items if not words.startswith("revert")}
     kept_keys, kept_settings = {key for change in kept for key in change.keys}, {change.identity for change in kept}
     fates = dict[Settings, Fate]()
-    for change in (*(c for record in records if record.judgement for c in record.judgement.kept), *kept):
+    for change in chain(*incumbents, kept):
         now: Now = "replaced" if change.keys.keys() <= kept_keys else "reverted"
         settings = change.identity
         fates[settings] = "kept" if settings in kept_settings else now, commits.get(change.name)
     return fates
 
 
-def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
-    """Return the incumbent's changes: those after the last judgement, updated by the user's later decisions.
-
-    With thousands of records, this is much faster than building a Campaign.
-    """
-    last = max((r for r in records if r.judgement and r.judgement.standing), key=attrgetter("place"), default=None)
-    if last is None or last.judgement is None:
-        return ()
-    kept = list(last.judgement.kept)
-    for decision in (d for r in records if r.decided_before >= last.place for d in r.user_decisions):
-        kept = [change for change in kept if change.keys != decision.change.keys]
-        kept += [decision.change] if decision.action is Action.KEEP else []
-    applied_settings = [applied for _, applied in remaining(change.identity for change in kept)]
-    return tuple(change for change, applied in zip(kept, applied_settings, strict=True) if applied)
-
-
 def results_tsv(records: Sequence[Record]) -> str:
     """Return the text of results.tsv, with one line per experiment that has a verdict, from all campaigns."""
-    campaigns: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
-    fates = {name: fates_of(its_records) for name, its_records in campaigns.items()}
-    table = [row(r, fates[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
+    campaign_of = attrgetter("branch", "rules_hash")
+    names = {campaign_of(record) for record in records}
+    fates = {name: fates_of([record for record in records if campaign_of(record) == name]) for name in names}
+    table = [row(record, fates[campaign_of(record)]) for record in records if verdict_of(record)]
     lines = [(*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))]
     for line in table:
         parent = "" if line.parent is None else f"{line.parent:04d}"
@@ -185,12 +173,6 @@ def _cell(value: str | float | None) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def column_of(environment: str) -> str:
-    """Return the column of an environment's score. A prefix avoids the names of other columns, such as `eval_score`."""
-    prefix = "environment_" if environment in ("eval", "strict", "incumbent") else ""
-    return f"{prefix}{environment}_score"
-
-
 class Counts(msgspec.Struct, frozen=True):
     """The number of experiments by verdict, and of changes by present status. Counts of zero are left out."""
 
@@ -199,12 +181,8 @@ class Counts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Counts:
-        verdicts = [row.verdict or UNDECIDED for row in rows]
-        now = [*{row.change: row.now for row in rows if row.now}.values()]
-        return cls(
-            {word: verdicts.count(word) for word in (*get_args(VerdictName), UNDECIDED) if word in verdicts},
-            {word: now.count(word) for word in get_args(Now) if word in now},
-        )
+        by_change = {row.change: row.now for row in rows if row.now}
+        return cls(Counter(row.verdict or UNDECIDED for row in rows), Counter(by_change.values()))
 
     def __str__(self) -> str:
         """Both counts: `30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes now: 4 kept, 1 reverted`."""
@@ -263,7 +241,8 @@ def contradiction(standing: Standing) -> str:
     """Return a sentence if the final check runs contradict the estimated gain; else an empty string."""
     if standing.contradicted is None:
         return ""
-    estimate = "{:+.1f} ± {:.1f} pp".format(*(100 * value for value in standing.contradicted))
+    gain, half = standing.contradicted
+    estimate = f"{100 * gain:+.1f} ± {100 * half:.1f} pp"
     return f"The final check runs contradict the estimated gain ({estimate}): the gain shown is their plain difference"
 
 
@@ -274,10 +253,11 @@ def gain_text(standing: Standing) -> str:
 
 def last_scores(records: Sequence[Record]) -> str:
     """Return the scores of the final check runs: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
-    stages = {"incumbent": Stage.LAST_INCUMBENTS, "baseline": Stage.LAST_BASELINES}
-    runs = [(r.run.stage, f"{100 * r.score:.1f}") for r in records if r.score is not None]
-    sides = {name: ", ".join(score for stage, score in runs if stage is last) for name, last in stages.items()}
-    return "; ".join(f"{name} {scores} %" for name, scores in sides.items() if scores)
+    texts = []
+    for name, stage in (("incumbent", Stage.LAST_INCUMBENTS), ("baseline", Stage.LAST_BASELINES)):
+        scores = [f"{100 * r.score:.1f}" for r in records if r.run.stage is stage and r.score is not None]
+        texts += [f"{name} {', '.join(scores)} %"] if scores else []
+    return "; ".join(texts)
 
 
 def last_campaign(records: Sequence[Record]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ FILL = "fill: tpe"  # the proposer of experiments that run while the agent is un
 CHECK_SECONDS = 10.0  # between two checks of a disk, a branch, a credential file
 LONG_SECONDS = 3600.0  # a wait of this length is notified to the user
 WaitKind = Literal["agent", "branch", "disk", "machine", "run"]  # run: a run was lost to an infrastructure failure
-_MAX_LINES = 8  # of ended waits
+_MAX_LINES = 8  # of the longest ended waits
 _MAX_TEXT = 400
 
 
@@ -39,15 +39,9 @@ class Wait:
         meanwhile = f"; {self.meanwhile}" if self.meanwhile else ""
         return f"waiting since {since}: {cause}; ends when {self.ends_when}; next check {check}{meanwhile}"
 
-    def is_free(self) -> bool:
-        """Return True if the slot that lost a run may be used again."""
-        check = self.checks_at if self.kind == "run" else None
-        return check is not None and datetime.fromisoformat(check) <= datetime.now(UTC)
-
     def seconds(self, now: datetime) -> float:
         """Return the duration of the wait, until `now` if it has not ended."""
-        end = now if self.ended is None else datetime.fromisoformat(self.ended)
-        return max((end - datetime.fromisoformat(self.since)).total_seconds(), 0.0)
+        return max(_seconds(self.since, self.ended or now.isoformat()), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,39 +62,38 @@ class NightStatus:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """A sentence for each open wait; empty when the night is over."""
-        waits = [wait for wait in self.waits if wait.ended is None and self.cause is None]
-        return tuple(wait.describe() for wait in waits if not wait.is_free())
+        """A sentence for each open wait; none for a slot that may be used again, and when the night is over."""
+        now, waits = datetime.now(UTC).isoformat(), [w for w in self.waits if w.ended is None and self.cause is None]
+        return tuple(w.describe() for w in waits if w.kind != "run" or _seconds(now, w.checks_at or now) > 0)
 
     def morning(self, records: Sequence[Record], now: datetime) -> tuple[str, ...]:
         """Return the lines about the agent, TPE, pauses and directions of the night. `records`: of the campaign."""
         records = [record for record in records if record.number >= self.first]
-        proposed = [record for record in records if record.run.new is not None]
-        num_fills = sum(record.proposal.proposer == FILL for record in proposed)
+        proposers = [record.proposal.proposer for record in records if record.run.new is not None]
         lines = [*self.waiting]
         queued = [
-            (datetime.fromisoformat(record.result.started) - datetime.fromisoformat(record.started)).total_seconds()
+            _seconds(record.started, record.result.started)
             for record in records
             if record.result and JOB_OF in record.result.hardware
         ]
         if queued:
             line = f"Queue: {len(queued)} jobs waited {lasted(sum(queued))} in all, {lasted(max(queued))} at most"
             lines.append(f"{line}; --hours includes this, the times of runs do not")
-        if num_fills:
-            num_others = len(proposed) - num_fills
+        if num_fills := proposers.count(FILL):
+            num_others = len(proposers) - num_fills
             lines.append(f"Proposals: {num_others} by the agent, {num_fills} by TPE (agent unavailable)")
         ended = [wait for wait in self.waits if wait.ended is not None or self.cause is not None]
         for wait in sorted(ended, key=lambda wait: -wait.seconds(now))[:_MAX_LINES]:
-            place = f" on {wait.place}" if wait.place else ""
-            title = "Agent unavailable" if wait.kind == "agent" else f"Paused{place}"
-            end = _clock(wait.ended) if wait.ended else "the end"
-            times = f"{local(datetime.fromisoformat(wait.since))} to {end} ({lasted(wait.seconds(now))})"
-            lines.append(f"{title}: {times}: {clean(wait.cause, _MAX_TEXT)}")
-        if len(ended) > _MAX_LINES:
-            lines.append(f"and {len(ended) - _MAX_LINES} shorter pauses")
+            title = "Agent unavailable" if wait.kind == "agent" else f"Paused {wait.place}".strip()
+            since, end = local(datetime.fromisoformat(wait.since)), _clock(wait.ended or now.isoformat())
+            lines.append(f"{title}: {since} to {end} ({lasted(wait.seconds(now))}): {clean(wait.cause, _MAX_TEXT)}")
         for number, direction in self.directions:
             lines.append(f"Direction from experiment {number:04d} on: {clean(direction, 1_500) or 'none'}")
         return tuple(lines)
+
+
+def _seconds(start: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 
 def _clock(text: str) -> str:

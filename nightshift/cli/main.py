@@ -361,8 +361,7 @@ def revert(number: int) -> None:
         names = ", ".join(change.name for change in campaign.kept) or "nothing"
         fix = f"Kept on {head}: {names}. The last experiment ran on {records[-1].branch}."
         raise UsageError(f"{number:04d} is not kept", fix)
-    losses = losses_of(ledger.root, chosen_in(ledger.root))
-    commit = revert(repo, campaign.config, campaign.kept, change, losses)
+    commit = revert(repo, campaign.config, campaign.kept, change)
     print_text(f"took out {change}", f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
 
 

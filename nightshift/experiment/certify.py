@@ -312,7 +312,6 @@ def certify(task: Task) -> Comparison:
         notes=tuple(_notes(task, result)),
     )
     write_json(path, comparison)
-    controller.ledger.log("decided", path)
     return comparison
 
 
@@ -327,7 +326,6 @@ def _make_runs(task: Task) -> None:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, task.plan)
-        controller.ledger.log("begun", path)
     num_tries, in_progress = Counter[Path](), dict[Path, Generator[None, None, None]]()
     try:
         while True:

@@ -101,8 +101,6 @@ def plan(
         is_new = True
         in_use = {*branches} | known
         branch = campaign_branch(now.astimezone(), in_use) if name is None else name
-        if not repo.is_branch_name(branch):
-            raise UsageError(f"--branch {branch}: this is not a valid branch name", "Choose another name.")
         if branch in in_use or repo.is_default(branch):
             switch = f", or: git switch {shlex.quote(branch)}" if branch in branches else "."
             raise UsageError(f"--branch {branch}: the name is in use", f"Choose another name{switch}")

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from nightshift.campaign.campaign import Campaign, already_tried, close, crash, resume
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
-from nightshift.campaign.ledger import STARTED, Event, Ledger, baseline_of, read_progress
+from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import (
     JOB_NAME,
@@ -142,15 +142,12 @@ class Controller:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     clock: Callable[[], float] = time.monotonic  # seconds
     is_stopping: Callable[[], bool] = lambda: False  # True if the user wants that no run starts any more
-    _folded: Campaign | None = field(default=None, init=False)
     _begins: dict[int, float] = field(default_factory=dict, init=False)  # of experiments, on the monotonic clock
     _ahead: float | None = field(default=None, init=False)  # wall clock minus monotonic clock, in seconds
 
     def folded(self) -> Campaign:
-        """Return the campaign of the checked-out branch from its records. Only new records are folded."""
-        records, branch = self.ledger.records(), self.repo.head().branch
-        self._folded = Campaign.of(records, branch, self.bench.rules_hash, self._folded)
-        return self._folded
+        """Return the campaign of the checked-out branch from its records."""
+        return Campaign.of(self.ledger.records(), self.repo.head().branch, self.bench.rules_hash)
 
     def campaign(self) -> Campaign:
         """Return the campaign of the checked-out branch, with the decisions of the user's commits."""
@@ -303,8 +300,7 @@ class Controller:
 
     def submit(self, run_dir: Path, job: Job, **access: Any) -> None:
         """Start a worker. Its job, with any `access` to the test split, is in the journal before the worker starts."""
-        event: Event = "access" if access else "submitted"
-        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, **access))
+        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(run_dir / JOB_NAME, **access))
 
     def collect(self, number: int) -> Record | None:
         """Judge and close an experiment; None while its run or its proof is in flight. Raises IntegrityError."""
@@ -341,7 +337,7 @@ class Controller:
             if proof is not None:
                 bench.proofs[run_dir] = result, proof
                 return None
-        return self.conclude(record, campaign.remarks(record))
+        return self.conclude(record, result.evaluation.unscored)
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""

@@ -55,7 +55,7 @@ class Conditions:
     rules: Rules
     values: Mapping[str, Any]  # of train.toml, with defaults
     used_keys: Collection[str] | None = None  # keys that the engine uses; None: all
-    remarks: Sequence[str] = ()  # lines on the scores (Campaign.remarks)
+    remarks: Sequence[str] = ()  # lines on the scores
 
 
 def digest(steps: Steps, conditions: Conditions) -> list[Finding]:

@@ -10,7 +10,6 @@ from typing import Any
 from markupsafe import Markup
 
 from nightshift.agents.history import KeyHistory
-from nightshift.campaign.campaign import compare
 from nightshift.campaign.records import NO_DIFFERENCE, SIDES, Comparison, Effect, Stage, percent
 from nightshift.campaign.results import contradiction, decisions_text, estimates, gain_text, last_scores, percents
 from nightshift.report.data import Experiment, Morning
@@ -125,8 +124,7 @@ def headline(morning: Morning) -> Headline:
 
 
 def _remarks(morning: Morning) -> Iterator[str]:
-    """Yield what the final check runs scored, whether they contradict the estimate, and whether the model learned only
-    the answer format."""
+    """Yield what the final check runs scored, and whether they contradict the estimate."""
     records = (e.record for e in reversed(morning.experiments))
     runs = [*takewhile(lambda record: record.run.stage is not Stage.SEARCH, records)][::-1]  # none if others followed
     if (standing := morning.standing) and runs:
@@ -139,12 +137,6 @@ def _remarks(morning: Morning) -> Iterator[str]:
             words = "are too few to check the estimate" if is_few else "agree with the estimate within its error"
             why = " The estimate uses all runs, and is lowered because the best of many noisy scores is too high."
             yield f" The final check runs {words}. {scores}{why if morning.kept else ''}"
-    campaign = morning.story.campaign
-    last = campaign.incumbent_run or campaign.parent
-    form = compare(last, campaign.baseline) if last and morning.kept else None
-    if form:
-        scores = f" {_ARROW} ".join(map(score, form.strict_scores))
-        yield f" Measured score {points(form.gain)}, in the requested format {scores}: {form.conclusion}."
 
 
 def certificate_line(morning: Morning) -> str:

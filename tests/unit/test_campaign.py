@@ -8,7 +8,7 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.records import Action, Change, Decision, Record, Run, Stage, percent, prediction_in
-from nightshift.campaign.results import Counts, decisions_text, kept_by_records, standing_text
+from nightshift.campaign.results import Counts, decisions_text, standing_text
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, Failure
 from nightshift.night.observers import experiment_line
@@ -87,7 +87,6 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     records[-1] = replace(records[-1], commits={"adopt 0002": "abcdef0123", "revert 0002": "c0ffee"})
     campaign = folded(records)
     assert [(row.now, row.commit) for row in campaign.rows(records)[1:3]] == [("kept later", "abcdef0"), ("", None)]
-    assert kept_by_records(records) == campaign.kept
     assert Counts.of(campaign.rows(records)).now == {"kept later": 1}
 
 
@@ -106,27 +105,8 @@ def test_the_message_of_a_commit_has_no_trailer_of_foreign_text(text: str) -> No
     )
 
 
-def test_a_keep_after_a_run_without_the_change_names_that_run() -> None:
-    records = judged([0.5, 0.5])
-    while not records[-1].moved and len(records) < 10:
-        records.append(next_record(records, 0.3, run=Run()))
-    [step] = records[-1].judgement.steps
-    assert step.name == "adopt 0002"
-    assert f", measured by 0002, decided after {len(records):04d}\n" in step.reason
-    assert f"\nNightshift-Experiment: {len(records):04d}\n" in step.reason
-
-
 @pytest.mark.parametrize(
-    ("probability", "text"),
-    [
-        (0.0, "< 1 %"),
-        (0.002, "< 1 %"),
-        (0.01, "1 %"),
-        (0.599, "59 %"),
-        (0.6, "60 %"),
-        (0.99, "99 %"),
-        (0.996, "> 99 %"),
-    ],
+    ("probability", "text"), [(0.002, "< 1 %"), (0.599, "59 %"), (0.6, "60 %"), (0.99, "99 %"), (0.996, "> 99 %")]
 )
 def test_no_probability_is_rounded_to_certainty_or_up_to_a_bound(probability: float, text: str) -> None:
     assert percent(probability) == text
@@ -141,7 +121,7 @@ def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:
     assert baseline.judgement.why.startswith("measured 52.0 %; baseline estimated at ")
     assert not baseline.is_incumbent
     assert folded(records).incumbent_run == incumbent
-    counts = "5 experiments: 1 baseline, 1 keep, 1 discard, 2 re-run; changes now: 1 kept"
+    counts = "5 experiments: 1 baseline, 1 discard, 1 keep, 2 re-run; changes now: 1 kept"
     assert str(Counts.of(folded(records).rows(records))) == counts
 
 
@@ -239,11 +219,8 @@ def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
 @pytest.mark.parametrize(
     ("description", "prediction"),
     [
-        ("", None),
-        ("lr 3e-6 -> 5e-6: expect +1 pp", "expect +1 pp"),
-        ("schedule: cosine: +0.5 pp", "+0.5 pp"),
-        ("a warm-up: 2 percentage points better", "2 percentage points better"),
-        ("a warm-up:+1 pp", None),  # as in a key or a time
+        ("lr 3e-6 -> 5e-6", None),
+        ("schedule: cosine: expect +1 pp", "expect +1 pp"),
         ("lr up:\nexpect +1 pp,\ttwice", "expect +1 pp, twice"),  # as the record has it
     ],
 )

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.campaign import commits
-from nightshift.campaign.commits import commit, incumbent_values, plan, user_decisions
-from nightshift.campaign.git import Head, Repo
+from nightshift.campaign.commits import commit, decisions_since, incumbent_values, plan
+from nightshift.campaign.git import Repo
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
 from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.errors import ConfigError, UsageError
@@ -74,10 +74,11 @@ class Branch:
         git(self.repo.root, "commit", "--quiet", "--allow-empty-message", "-m", message, "--", "train.toml")
         return git(self.repo.root, "rev-parse", "HEAD").strip()
 
-    def by_user(self, since: Head | None = None) -> list[tuple[str, str | None, dict[str, str | None]]]:
-        """What the user's commits since a head decide: action, commit, keys."""
-        found = user_decisions(self.repo, since or self.start, BASELINE, self.kept, self.ours)
-        return [(str(each.action), each.commit, each.change.keys) for each in found]
+    def by_user(self) -> list[tuple[str, dict[str, str | None]]]:
+        """What the user's commits decide: action, keys."""
+        found = decisions_since(self.repo, [], self.start.branch, BASELINE, self.kept)
+        assert {each.commit for each in found} <= {self.repo.head().commit}
+        return [(str(each.action), each.change.keys) for each in found]
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_what_cannot_be_valid_by_itself_is_refused_and_the_others_are_made() -> 
     assert (steps, [left_out.change for left_out, _ in refused]) == ([], [batch, group])
 
 
-@pytest.mark.parametrize("num_done", [0, 1, 2, 3])
+@pytest.mark.parametrize("num_done", [0, 2, 3])
 def test_a_call_repeated_after_a_kill_commits_each_step_once(branch: Branch, num_done: int) -> None:
     old = change(1, lr="4e-6")
     branch.decide(keep(old))
@@ -159,72 +160,63 @@ def test_a_call_repeated_after_a_kill_commits_each_step_once(branch: Branch, num
 
 def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
     steps, _, kept, _ = plan(BASELINE, (), [keep(change(1, lr="5e-6"), 0.03), keep(change(2, kl="0.01", batch="512"))])
-    mine = branch.edit({LR: 9e-6, BATCH: 128})
+    branch.edit({LR: 9e-6, BATCH: 128})
     done = commit(branch.repo, branch.start, steps)
     assert done == [None, branch.repo.head().commit]
     assert commit(branch.repo, branch.start, steps) == done
     assert [branch.config().get(key) for key in (LR, BATCH, KL)] == [9e-6, 128, 0.01]
-    branch.kept, branch.ours = kept, [done[1]]
-    assert branch.by_user() == [("keep", mine, {LR: "9e-6", BATCH: "128"})]
+    branch.kept = kept
+    assert branch.by_user() == [("keep", {LR: "9e-6", BATCH: "128"})]
 
 
 def test_a_step_that_does_not_fit_an_edit_of_the_user_is_left_out(branch: Branch) -> None:
-    own = change(1, batch="250", group="5")
-    steps, _, kept, _ = plan(BASELINE, (), [keep(own), keep(change(2, kl="0.01"))])
-    mine = branch.edit({BATCH: 128})
+    steps, _, kept, _ = plan(BASELINE, (), [keep(change(1, batch="250", group="5")), keep(change(2, kl="0.01"))])
+    branch.edit({BATCH: 128})
     done = commit(branch.repo, branch.start, steps)
     assert done == [None, branch.repo.head().commit] == commit(branch.repo, branch.start, steps)
-    branch.kept, branch.ours = kept, [done[1]]
-    assert branch.by_user() == [("keep", mine, {BATCH: "128"}), ("revert", done[1], own.keys)]
+    branch.kept = kept
+    [(action, keys)] = branch.by_user()
+    assert (action, keys[BATCH], {*keys}) == ("keep", "128", {BATCH, GROUP})
     assert (branch.config().get(BATCH), branch.config().get(GROUP)) == (128, BASELINE.get(GROUP))
 
 
-def test_commits_of_the_user_are_told_from_ours(branch: Branch) -> None:
+def test_what_the_users_commits_change_is_a_decision(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6")))
-    forged = branch.edit({KL: 0.1}, "keep 0009: mine\n\nNightshift-Experiment: 0009\n")
-    silent = branch.edit({BATCH: 128}, message="")
+    assert branch.by_user() == []
+    branch.edit({KL: 0.1}, "keep 0009: mine\n\nNightshift-Experiment: 0009\n")
+    branch.edit({BATCH: 128}, message="")
     git(branch.repo.root, "revert", "--no-edit", branch.ours[0])
-    reverted = branch.repo.head().commit
-    (branch.repo.root / "train.toml").write_bytes(b"# a comment is no decision\n" + branch.config().source)
-    git(branch.repo.root, "commit", "--quiet", "-m", "comment", "--", "train.toml")
-    kept = [("keep", forged, {KL: "0.1"}), ("keep", silent, {BATCH: "128"})]
-    assert branch.by_user() == [*kept, ("revert", reverted, {LR: "5e-6"})]
-
-
-def test_a_broken_commit_of_the_user_counts_with_its_repair(branch: Branch) -> None:
+    assert branch.by_user() == [("revert", {LR: "5e-6"}), ("keep", {KL: "0.1", BATCH: "128"})]
     (branch.repo.root / "train.toml").write_bytes(b"lr = ")
     git(branch.repo.root, "commit", "--quiet", "-m", "broken", "--", "train.toml")
     with pytest.raises(ConfigError):
         branch.by_user()
-    (branch.repo.root / "train.toml").write_bytes(SHIPPED.replace(b"max_norm = 1.0", b"max_norm = 2"))
+    (branch.repo.root / "train.toml").write_bytes(b"# a comment is no decision\n" + SHIPPED)
     git(branch.repo.root, "commit", "--quiet", "-m", "repaired", "--", "train.toml")
-    assert branch.by_user() == [("keep", branch.repo.head().commit, {"trainer.optim.max_norm": "2.0"})]
+    assert branch.by_user() == [("revert", {LR: "5e-6"})]
 
 
 def test_a_branch_that_was_reset_or_merged_is_one_edit(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6")))
     first = branch.repo.head()
     branch.decide(keep(change(2, kl="0.01")))
-    last = branch.repo.head()
     git(branch.repo.root, "reset", "--quiet", "--hard", f"{first.commit}")
-    for since in (last, first, branch.start):
-        assert branch.by_user(since) == [("revert", first.commit, {KL: "0.01"})]
+    assert branch.by_user() == [("revert", {KL: "0.01"})]
     branch.kept = branch.kept[:1]
-    assert branch.by_user(last) == []
+    assert branch.by_user() == []
     git(branch.repo.root, "switch", "--quiet", "-c", "side", f"{branch.start.commit}")
-    branch.edit({BATCH: 512})
     branch.edit({BATCH: 128})
     git(branch.repo.root, "switch", "--quiet", first.branch)
     git(branch.repo.root, "merge", "--quiet", "--no-edit", "side")
-    assert branch.by_user(first) == [("keep", branch.repo.head().commit, {BATCH: "128"})]
+    assert branch.by_user() == [("keep", {BATCH: "128"})]
 
 
 def test_an_edit_of_some_keys_of_a_kept_change_is_a_change_of_the_users(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6", kl="0.01")))
-    mine = branch.edit({LR: 4e-6})
-    assert branch.by_user() == [("keep", mine, {LR: "4e-6"})]
-    both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512})
-    assert branch.by_user() == [("revert", both, {LR: "5e-6", KL: "0.01"}), ("keep", both, {BATCH: "512"})]
+    branch.edit({LR: 4e-6})
+    assert branch.by_user() == [("keep", {LR: "4e-6"})]
+    branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512})
+    assert branch.by_user() == [("revert", {LR: "5e-6", KL: "0.01"}), ("keep", {BATCH: "512"})]
 
 
 # Values that most sequences can set by themselves, and some that need each other.
@@ -286,7 +278,7 @@ def reverts_are_read(branch: Branch) -> None:
         if refusal:
             assert branch.repo.head() == tip
             continue
-        assert branch.by_user(tip) == [("revert", branch.repo.head().commit, undone.keys)]
+        assert branch.by_user() == [("revert", undone.keys)]
         assert incumbent_values(branch.config()) == incumbent_values(BASELINE, others)
         assert (branch.repo.root / "train.toml").read_bytes() == branch.config().source
         assert git(branch.repo.root, "status", "--porcelain", "--untracked-files=no") == ""
@@ -333,18 +325,3 @@ def git_revert(branch: Branch, name: str) -> bytes | None:
         return None
     finally:
         git(branch.repo.root, "reset", "--quiet", "--hard", f"{tip}")
-
-
-def test_git_revert_undoes_a_change_between_changes_of_neighbouring_keys(branch: Branch) -> None:
-    keys: list[dict[str, str | None]] = [
-        {DECAY: "0.1"}, {LR: "5e-6"}, {"trainer.optim.betas2": "0.99"}, {"trainer.optim.max_norm": "0.5"},
-        {"orchestrator.algo.length_penalty": "on"}, {TYPE: "linear", STEPS: "90"}, {GROUP: "8"}, {BATCH: "512"},
-        {KL: "0.01"}, {"trainer.loss.ipo_threshold": None}, {"seq_len": "1024"},
-    ]  # fmt: skip
-    for number, each in enumerate(keys, 1):
-        branch.decide(keep(Change(experiment=number, keys=each)))
-    for name, undone in zip(branch.ours, branch.kept, strict=True):
-        source = git_revert(branch, name)
-        assert source is not None, undone
-        others = [change for change in branch.kept if change != undone]
-        assert incumbent_values(parse(source)) == incumbent_values(BASELINE, others)

@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import campaign as composite
-from nightshift.campaign.campaign import compare
-from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     Completion,
     Part,
     Progress,
     Record,
-    Run,
     Weights,
     packed,
 )
@@ -30,8 +27,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import evaluate
-from nightshift.experiment.health import Conditions, digest
-from tests.campaigns import BASELINE, a_change, a_record, a_result, folded, replace
+from tests.campaigns import a_record, a_result, replace
 from tests.rules import ARITHMETIC_TRL, ROOT
 
 GROUPS = b"[orchestrator]\ngroup_size = 4\n"
@@ -70,22 +66,6 @@ def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> No
     assert vector.std() / math.sqrt(len(vector)) == pytest.approx(evaluation.eval_stderr)
     with pytest.raises(ValueError, match="data point"):
         composite.weighted([1.0], evaluation.parts)
-
-
-def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:
-    baseline = measured({"a": ([1.0] * 50 + [0.0] * 50, 1.0), "b": ([1.0] * 60 + [0.0] * 40, 1.0)}, status="keep")
-    campaign = folded([baseline])
-    child = measured({"a": ([1.0] * 90 + [0.0] * 10, 1.0), "b": ([1.0] * 40 + [0.0] * 60, 1.0)}, parent=1)
-    (said,) = campaign.remarks(child)
-    assert said.startswith("b falls: 0.600 -> 0.400, -20.0 ± ")
-    even = measured({"a": ([1.0] * 90 + [0.0] * 10, 1.0), "b": ([1.0] * 59 + [0.0] * 41, 1.0)}, parent=1)
-    assert campaign.remarks(even) == []
-    other = measured({"a": ([1.0] * 90, 1.0), "b": ([0.0] * 100, 1.0)}, parent=1)  # another set: nothing to compare
-    assert campaign.remarks(other) == []
-    run = a_result()
-    assert run.evaluation is not None
-    run = replace(run, evaluation=replace(run.evaluation, unscored=("mine: the reward of 3 answers failed",)))
-    assert campaign.remarks(a_record(parent=1, result=run)) == ["mine: the reward of 3 answers failed"]
 
 
 def test_an_evaluation_weighs_what_it_measures() -> None:
@@ -130,65 +110,6 @@ def test_a_ratio_of_nothing_is_refused(rules: Rules, text: str, said: str) -> No
     with pytest.raises(ConfigError) as raised:
         ratios(parse(GROUPS + f"[orchestrator.train.ratio]\n{text}\n".encode()), rules)
     assert said in str(raised.value)
-
-
-# Strict and flexible scores: a gain by the answer format alone is reported everywhere
-
-NUM = 1000
-Scores = tuple[float, float | None, float | None]  # eval_score, strict_score, format_rate
-
-
-def scored(number: int, scores: Scores, parent: int | None = None) -> Record:
-    score, strict, share = scores
-    result = a_result(score, NUM, 1000)
-    result = replace(result, evaluation=replace(result.evaluation, strict_score=strict, format_rate=share))
-    run = Run() if parent is None else Run(new=a_change(number))
-    return a_record(number=number, decided=number, decided_before=number - 1, parent=parent, run=run, result=result)
-
-
-def pair(before: Scores, after: Scores) -> list[Record]:
-    """A baseline and one change, decided."""
-    records = list[Record]()
-    for record in (scored(1, before), scored(2, after, parent=1)):
-        records.append(folded(records).judge(record, parse(BASELINE)))
-    return records
-
-
-# Before, after, and what is said of it.
-ONLY_FORM = ((0.40, 0.10, 0.12), (0.50, 0.45, 0.90), "the gain is the answer format alone")
-SAME_SCORE = ((0.50, 0.10, 0.20), (0.50, 0.45, 0.90), "the answer format improved, not the score")
-LOWER = ((0.50, 0.10, 0.20), (0.40, 0.36, 0.90), "the answer format improved, not the score")
-MORE_THAN_FORM = ((0.40, 0.20, 0.50), (0.60, 0.54, 0.90), None)
-FORM_LOST = ((0.50, 0.45, 0.90), (0.55, 0.10, 0.20), None)
-NOT_BEFORE = ((0.40, None, None), (0.50, 0.45, 0.90), None)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [ONLY_FORM, SAME_SCORE, LOWER, MORE_THAN_FORM, FORM_LOST, NOT_BEFORE],
-)
-def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after: Scores, said: str | None) -> None:
-    found = compare(scored(2, after), scored(1, before))
-    assert (found.conclusion if found else None) == said
-    record = pair(before, after)[1]
-    assert record.judgement.why.endswith(f": {record.status}" + (f"; {said}" if said else ""))
-    assert record.is_keep == (after[0] > before[0])
-
-
-def test_the_parts_of_a_gain_add_up_to_it_and_the_digest_says_them() -> None:
-    """Every formatted answer is right as often as before, and so is every other: all of the gain is form."""
-    found = compare(scored(2, (0.7, 0.64, 0.8)), scored(1, (0.5, 0.32, 0.4)))
-    assert found.gain == pytest.approx(0.2)
-    assert "eval_score +20.0 pp, the format explains +20.0 pp: the gain is the answer format alone" in found.line
-    assert compare(scored(2, (0.6, 0.48, 0.8)), scored(1, (0.5, 0.2, 0.4))) is None  # as often right in either form
-    run = scored(2, ONLY_FORM[1])
-    form = (
-        "answer format: 90% of the answers are in the requested format, 12% before: "
-        "strict_score +35.0 pp, eval_score +10.0 pp, "
-        "the format explains +19.2 pp: the gain is the answer format alone"
-    )
-    assert compare(run, scored(1, ONLY_FORM[0])).line == form
-    assert form in map(str, digest([Step(step=1)], Conditions(run.result, ARITHMETIC_TRL, {}, None, (form,))))
 
 
 class Parrot:

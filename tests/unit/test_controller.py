@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
@@ -54,39 +53,19 @@ def replace_file(path: Path) -> None:
 def test_the_lock_dies_with_its_holder_and_the_refusal_names_it_if_its_file_does(tmp_path: Path) -> None:
     with another_controller(tmp_path) as first:
         assert Ledger(tmp_path).is_running()
-        holder = f"process {first.pid} on {socket.gethostname()} (uv run nightshift night --agent tpe), since "
+        holder = f"process {first.pid} on {socket.gethostname()} (nightshift night --agent tpe), since "
         assert f"works in this checkout: {holder}" in refusal(tmp_path)
         path = tmp_path / "runs" / HOLDER_NAME
         path.write_text(path.read_text().replace(socket.gethostname(), "elsewhere"))
-        assert f"process {first.pid} on elsewhere (uv run nightshift night" in refusal(tmp_path)
-        for damage in (path.unlink, path.touch):
-            damage()
-            assert refusal(tmp_path).startswith("another controller works in this checkout. Wait")
+        assert f"process {first.pid} on elsewhere (nightshift night" in refusal(tmp_path)
+        path.unlink()
+        assert refusal(tmp_path).startswith("another controller works in this checkout. Wait")
     assert not Ledger(tmp_path).is_running()
     with Ledger(tmp_path).lock():
         assert Ledger(tmp_path).is_running()
         assert f"process {os.getpid()} on {socket.gethostname()} (" in refusal(tmp_path)
     assert not Ledger(tmp_path).is_running()
     assert not (tmp_path / "runs" / HOLDER_NAME).exists()
-
-
-def test_a_start_waits_while_status_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, flock, looks = tmp_path / "runs" / LOCK_NAME, fcntl.flock, list[TextIO]()
-
-    def meet(descriptor: int, kind: int) -> None:
-        if not looks:
-            looks.append(path.open())
-            flock(looks[0], fcntl.LOCK_SH)
-            assert not Ledger(tmp_path).is_running()  # two looks do not disturb each other
-            with pytest.raises(BlockingIOError):
-                flock(descriptor, kind)
-            looks[0].close()
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        flock(descriptor, kind)
-
-    monkeypatch.setattr(fcntl, "flock", meet)
-    with Ledger(tmp_path).lock():
-        assert Ledger(tmp_path).is_running()
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, replace_file], ids=["deleted", "replaced"])
@@ -100,14 +79,11 @@ def test_a_lock_file_that_was_deleted_or_replaced_ends_the_controller(tmp_path, 
     ledger.sweep()  # no controller any more
 
 
-@pytest.mark.parametrize(
-    ("number", "reason"), [(errno.ENOLCK, "No locks available"), (errno.ENOSYS, "Function not implemented")]
-)
-def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch, number, reason):
+def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
     def refuse(descriptor: int, kind: int) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(NightshiftError, match=reason), Ledger(tmp_path).lock():
+    with pytest.raises(NightshiftError, match="No locks available"), Ledger(tmp_path).lock():
         pass
     assert not Ledger(tmp_path).is_running()

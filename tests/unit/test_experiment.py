@@ -111,17 +111,14 @@ def test_a_helpful_change_is_kept_and_committed(controller: Controller) -> None:
     assert "Hypothesis: a higher rate: expect +20 pp" in body
     assert f"\nNightshift-Experiment: 0002\nNightshift-Campaign: {controller.repo.head().branch}\n" in body
     assert [(line.event, line.file.split("/")[0]) for line in controller.ledger.journal()] == [
-        *((event, "0001") for event in ("begun", "submitted", "decided")),
-        *((event, "0002") for event in ("begun", "submitted", "decided", "committed")),
+        *(("submitted", number) for number in ("0001", "0002"))
     ]
     assert "train.toml:" not in summary(record)  # no other change left or joined
-    assert record.commits == controller.ledger.journal()[-1].commits == {"keep 0002": controller.repo.head().commit}
+    assert record.commits == {"keep 0002": controller.repo.head().commit}
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     assert tomllib.loads((controller.bench.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
     assert controller.ledger.read(record.number) == record
-    # All that is not right says "#### no": the stand-in learns nothing but to write a number.
-    assert record.judgement.why.endswith("P(it helps) > 99 %: keep; the gain is the answer format alone")
-    assert any(line.startswith("answer format: ") for line in (record.health or "").splitlines())
+    assert record.judgement.why.endswith("P(it helps) > 99 %: keep")
     assert record.evaluation.strict_score == record.score
 
 
@@ -362,7 +359,10 @@ def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(controller
         ([0.50, 0.9, 0.5, 0.5], ["0001", "0002", "0004"]),  # the incumbent's, though it is old
     ],
 )
-def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_the_incumbents(tmp_path, scores, stay):
+def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_the_incumbents(
+    tmp_path, monkeypatch, scores, stay
+):
+    monkeypatch.setattr(campaign_module, "MODELS_GB", 3.5e-6)
     ledger = stored(tmp_path, judged(scores))
     (ledger.runs_dir / "notes").mkdir()
     (ledger.runs_dir / "notes" / "model").write_text("a file of the user's\n")
@@ -370,5 +370,5 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
         model = ledger.run_dir(number) / "model"
         model.mkdir()
         (model / "model.safetensors").write_bytes(b"0" * 1000)
-    keep_model(ledger, replace(ledger.records()[-1], status="keep"), max_gb=3.5e-6)
+    keep_model(ledger, replace(ledger.records()[-1], status="keep"))
     assert [path.parent.name for path in sorted(ledger.runs_dir.glob("0*/model"))] == stay

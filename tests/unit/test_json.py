@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement
 from nightshift.campaign.results import Counts, last_campaign
@@ -42,6 +43,10 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy2(ROOT / name, root / name)
     for name in ("environments", "models"):
         (root / name).symlink_to(ROOT / name)
+    campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
+    assert campaign.baseline
+    incumbent = incumbent_config(ledger.stored_config(campaign.baseline), campaign.kept)
+    (root / "train.toml").write_bytes(incumbent.source)
     (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\nmodels\n")
     commit_all(root, BRANCH)
     return root
@@ -97,7 +102,7 @@ def test_status_says_what_a_fold_believes(root: Path) -> None:
         assert standing[name] == pytest.approx(getattr(campaign.standing, name))
     assert found["incumbent"]["num_baseline_runs"] == 3, "one more at the beginning of each night's last runs"
     assert (found["is_running"], found["running"], found["night"]) == (False, [], None)
-    assert "git rev-list failed" in found["damaged"][0], "the commits of its records are made up"
+    assert found["damaged"] == []
     checked(json.dumps(found | {"new": 1, "incumbent": found["incumbent"] | {"new": 1}}))  # breaks nobody
 
 

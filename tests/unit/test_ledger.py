@@ -55,16 +55,6 @@ def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
         assert cells[column] == "", column
 
 
-def test_a_record_with_fields_of_an_earlier_version_is_read_without_them(ledger: Ledger, tmp_path: Path) -> None:
-    closed(ledger)
-    before, path = ledger.records(), ledger.run_dir(1) / "record.json"
-    document = json.loads(path.read_text())
-    document["result"]["contention"] = {"num_cores": 2, "others_share": 0.5}
-    document["decision_rules"]["contention_noise"] = 2.0
-    path.write_text(json.dumps(document, separators=(",", ":")))  # scores are compared as bytes
-    assert Ledger(tmp_path).records() == before
-
-
 def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger) -> None:
     for _ in range(3):
         closed(ledger)
@@ -93,7 +83,7 @@ def test_a_kill_while_a_number_is_reserved_leaves_no_gap(ledger, name, monkeypat
     monkeypatch.undo()
     assert ledger.numbers() == [1]
     assert closed(ledger).number == 2
-    assert sorted(path.name for path in ledger.runs_dir.iterdir()) == ["0001", "0002", "journal.jsonl"]
+    assert sorted(path.name for path in ledger.runs_dir.iterdir()) == ["0001", "0002"]
 
 
 def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> None:
@@ -101,25 +91,9 @@ def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> Non
     ledger.run_dir(2).mkdir()  # its record was never written
     assert [r.number for r in ledger.records()] == [1]
     assert closed(ledger).number == 3
-    (ledger.runs_dir / "0041").write_text("somebody's file\n")
+    (ledger.runs_dir / "0041").mkdir()
     assert closed(ledger).number == 42
-    assert ledger.numbers() == [1, 2, 3, 42]
-
-
-def test_what_is_settled_is_read_once_by_a_process_and_anew_by_the_next(ledger: Ledger) -> None:
-    head = Ledger(ledger.tsv_path.parent)
-    decided = closed(head)
-    assert ledger.records() == [decided]  # between the verdict and what the verdict does to the branch
-    head.write(record := replace(decided, git_action="kept"))
-    assert ledger.records() == [record]
-    assert ledger.read(1) is ledger.read(1)
-    Ledger(ledger.tsv_path.parent).write(replace(record, description="changed by another process"))
-    assert ledger.records() == [record]
-    assert Ledger(ledger.tsv_path.parent).records()[0].proposal.description == "changed by another process"
-    ledger.run_dir(1).rename(ledger.tsv_path.parent / "moved-out")
-    assert ledger.records() == []
-    assert closed(ledger, description="another one").number == 1
-    assert ledger.records()[0].proposal.description == "another one"
+    assert ledger.numbers() == [1, 2, 3, 41, 42]
 
 
 def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -> None:
@@ -129,18 +103,18 @@ def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -
         ledger.source(1)
 
 
-@pytest.mark.parametrize("version", [1, 2, 99])
+@pytest.mark.parametrize("version", [2, 99])
 def test_runs_of_another_version_are_refused_in_one_line_that_names_where_to_move_them(ledger, version):
     paths = [ledger.run_dir(closed(ledger).number) / "record.json" for _ in range(2)]
     for path in paths:
         record = json.loads(path.read_text())
         del record["proposal"], record["decision_rules"]
         path.write_text(json.dumps(record | {"version": version, "description": "as 0.2 wrote it"}))
-    cause = f"runs/0001/record.json has version {version}; this Nightshift reads 4"
+    cause = "runs/0001/record.json is of another version of Nightshift"
     for read in (Ledger(ledger.tsv_path.parent).records, Ledger(ledger.tsv_path.parent).readable):
         with pytest.raises(EngineError) as refused:
             read()
-        assert str(refused.value) == f"{cause}. Move the folder: mv runs runs-{version}"
+        assert str(refused.value) == f"{cause}. Move the folder: mv runs runs-old"
 
 
 def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Ledger, tmp_path: Path) -> None:
@@ -161,12 +135,8 @@ def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
         pass
 
 
-DAMAGE = {"brackets": b"[" * 200_000, "cut": b'{"version":3,"number":3,"sta', "no UTF-8": b'{"description":"\xff\xfe"}'}
-CHANGES = {
-    "a mean above 1": ('"eval_score":0.55', '"eval_score":55'),
-    "another's number": ('"number":3', '"number":2'),
-    "no time zone": ("22:00:00+00:00", "22:00:00"),
-}
+DAMAGE = {"brackets": b"[" * 200_000, "cut": b'{"version":4,"number":3,"sta'}
+CHANGES = {"a mean above 1": ('"eval_score":0.55', '"eval_score":55')}
 
 
 @pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe"])

@@ -1,5 +1,6 @@
 """The posterior of a campaign: what a run teaches, which changes come in and go out, what rides."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -279,7 +280,7 @@ def test_the_final_check_runs_have_the_last_word() -> None:
     assert posterior.gain() == posterior.estimated_gain()
     posterior.stage = Stage.LAST_INCUMBENTS
     last = measuring_run(posterior.kept, Stage.LAST_INCUMBENTS)
-    as_expected, worse = posterior.copy(), posterior.copy()
+    as_expected, worse = copy.deepcopy(posterior), copy.deepcopy(posterior)
     for _ in range(2):
         as_expected.observe(last, posterior.predict(posterior.kept)[0], 1.0)
         worse.observe(last, START - 0.06, 1.0)

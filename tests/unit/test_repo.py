@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 from threading import Timer
-from typing import Any
 
 import psutil
 import pytest
@@ -62,21 +61,6 @@ def test_nothing_is_committed_after_the_checkout_moved(repo: Repo, move: tuple[s
 LOCK_FILES = ("index.lock", "HEAD.lock", f"refs/heads/{CAMPAIGN}.lock")
 
 
-def test_a_commit_that_loses_a_race_leaves_nothing_staged(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Repo._git
-
-    def race(self: Repo, *arguments: str, **options: Any) -> str:
-        if arguments[0] == "update-ref":  # somebody commits a moment earlier
-            theirs = git(repo.root, "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "theirs").strip()
-            git(repo.root, "update-ref", "HEAD", theirs)
-        return run(self, *arguments, **options)
-
-    monkeypatch.setattr(Repo, "_git", race)
-    with pytest.raises(UsageError, match=f"{CAMPAIGN} moved to .* while {CONFIG_NAME} was committed"):
-        repo.commit_files(repo.head(), {CONFIG_NAME: CANDIDATE}, MESSAGE)
-    assert git(repo.root, "diff", "--cached", "--name-only") == ""
-
-
 @pytest.mark.parametrize("name", LOCK_FILES)
 def test_a_lock_that_goes_in_time_only_delays_a_commit(repo, monkeypatch, name: str) -> None:
     monkeypatch.setattr(git_module, "LOCK_SECONDS", HANG_SECONDS)
@@ -124,7 +108,7 @@ def test_a_git_that_comes_first_on_path_is_not_asked(repo, tmp_path, monkeypatch
     assert not (tmp_path / "asked").exists()
 
 
-@pytest.mark.parametrize("commit", ["", "f" * 40, "no such", "HEAD\nHEAD", "--batch"])
+@pytest.mark.parametrize("commit", ["", "f" * 40, "--batch"])
 def test_what_is_no_commit_holds_no_train_toml(repo: Repo, commit: str) -> None:
     """A record can name any."""
     assert repo.config_at(commit) is None
