@@ -3,7 +3,7 @@
     uv run tools/base_model.py models/arithmetic-base [--output DIR] [--num-steps N]
 
 
-Supervised learning on chats that the environments of a recipe write (`documents` of their packages): they keep the
+Supervised learning on chats of the environments of a recipe (tools/documents.py): they keep the
 form and name what is right often, seldom or hardly ever. What is left for reinforcement learning is to find out
 which of the model's own guesses are right.
 
@@ -17,7 +17,6 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +94,7 @@ def rebuild(model: str, output: Path | None, num_steps: int | None) -> None:
     print(f"training {output}: its bytes belong to the rules, so the next experiment starts a new campaign")
     logging.disable_progress_bar()
     torch.manual_seed(SEED)
-    environment.load(ROOT, [EnvironmentRules(name, 0) for name in dict.fromkeys(("gsm8k", *recipe.environments))])
+    environment.load(ROOT, [EnvironmentRules(name, 0) for name in ("gsm8k", "arithmetic", "countdown", "tictactoe")])
     tokenizer = _tokenizer(recipe)
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     sizes = MODEL | {"max_position_embeddings": recipe.max_position_embeddings}
@@ -109,8 +108,9 @@ def rebuild(model: str, output: Path | None, num_steps: int | None) -> None:
 
 def _documents(recipe: Recipe, seed: int) -> Iterator[Chat]:
     """Endless chats, one of each environment in turn; one named twice gives other chats at its second place."""
-    packages = [import_module(f"{EnvironmentRules(name, 0).package}.documents") for name in recipe.environments]
-    sources = [package.documents(seed + 10 * place) for place, package in enumerate(packages)]
+    import documents
+
+    sources = [getattr(documents, name)(seed + 10 * place) for place, name in enumerate(recipe.environments)]
     return chain.from_iterable(zip(*sources, strict=True))
 
 

@@ -115,7 +115,7 @@ def plan(request: Request, controller: Controller) -> Iterator[str]:
     records, repo, bench = controller.ledger.records(), controller.repo, controller.bench
     rules = bench.rules
     start = plan_start(repo, records, controller.now(), rules, bench.rules_hash, request.branch)
-    if line := start.describe(is_done=False):
+    if line := start.describe():
         yield f"branch:   {line}"
     config = load(bench.root / CONFIG_NAME)
     committed = repo.config_at(str(start.before.commit))

@@ -12,13 +12,12 @@ the environment is not a dependency of Nightshift. Verifiers tasksets of other a
     data.prepare(source=, progress=)   optional: fetch the data
     scoring.score(text, answer)        the score, 0..1; with is_bounded = true in a separate process (scorer.py)
     scoring.is_formatted(text)         optional: whether the answer has the requested format
-    documents.documents(seed)          optional: chats that pretrain a base model (tools/base_model.py)
 
 and of a game, instead of data.messages and scoring,
 
     game.episodes(example)             the games that score an example: Episodes with `details()`
     game.practice(example, opponent, seat, seed)   a training game: an Episode that may ask for the other seat
-    ratings.figures(games, ask)        figures for the page, by name; `ask` lets the policy answer chats
+    ratings.figures(games)             figures for the page, by name
     ratings.rating(games)              the figure that is plotted over the training; None if there is none
 
 `load` and `prepare` raise ValueError with one line: the cause and the fix.
@@ -32,8 +31,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from numbers import Real
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Protocol
@@ -65,19 +64,15 @@ class Episode(Protocol):
 
     def ask(self) -> Chat | None:
         """Return the chat that the policy continues; None if the episode is over."""
-        ...
 
     def answer(self, text: str) -> None:
         """Add the policy's answer to the last chat."""
-        ...
 
     def score(self) -> float:
         """Return the score, 0..1. Without an answer: the score of an empty text."""
-        ...
 
     def is_formatted(self) -> bool | None:
         """Return whether the answer has the requested format; None if no format is requested."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +90,9 @@ class Policy(Protocol):
 
     def load_final_weights(self) -> Weights:
         """Load the last complete weights of the training. Return the proof of their identity."""
-        ...
 
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
         """Return one completion for each prompt, in order. EngineError if the policy cannot answer."""
-        ...
 
     def endpoint(self, progress: ProgressCallback) -> Endpoint | None:
         """Return the server that plays episodes of several turns; None if the engine has no server."""
@@ -108,7 +101,6 @@ class Policy(Protocol):
     @property
     def earlier(self) -> Mapping[int, Callable[[], None]]:
         """For a game: loaders of earlier weights by step, evenly spread over the training. They raise EngineError."""
-        ...
 
 
 class Question:
@@ -130,9 +122,8 @@ class Question:
     def score(self) -> float:
         """Return the score, 0..1. EngineError if the scoring raises an error or returns another value."""
         score = _call(self._scorer.score, self._text or "", self._answer)
-        with suppress(TypeError, ValueError):
-            if 0 <= (value := float(score)) <= 1:
-                return value
+        if isinstance(score, Real) and 0 <= (value := float(score)) <= 1:
+            return value
         name = getattr(self._scoring, "__name__", "scoring")
         raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Correct the environment's scoring.")
 
@@ -203,7 +194,7 @@ class Environment:
     def slices(self, example: Example) -> Mapping[str, str]:
         """Return the groups of an example for the page, as `{"events": "2"}`."""
         slices = getattr(self.module("data"), "slices", None)
-        return {str(name): str(value) for name, value in _call(slices, example).items()} if slices else {}
+        return dict(_call(slices, example)) if slices else {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
         """Fetch missing data, from the folder `source` or from its publisher. Generated data is not fetched."""
@@ -272,10 +263,10 @@ class VerifiersTaskset(Environment):
         return {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
-        """Load the taskset online, so that it fetches its data. `note` gets the notes of the taskset."""
-        self.scorer.load("validation", is_online=True)
-        for text in self.scorer.notes:
-            note(f"{self.name}: {text}")
+        """Load the taskset online, so that it fetches its data."""
+        self.scorer.close()
+        self.scorer.is_online = True
+        self.scorer.load("validation")
         self.scorer.close()
 
 
@@ -324,29 +315,24 @@ def game_figures(
     """
     games = {environment.name: environment for environment, _ in tasks if isinstance(environment, Game)}
     figures: dict[str, dict[str, float]] = {}
-    ask = lambda chats: [completion.text for completion in complete(chats)]  # noqa: E731
     for name, game in games.items():
         episodes = [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
-        figures[name] = game.module("ratings").figures(episodes, ask)
+        figures[name] = game.module("ratings").figures(episodes)
     if earlier is None:
         return figures, ()
-    missing = []
-    if len(earlier) < CURVE_STEPS:
-        missing.append(f"{len(earlier)} earlier steps were kept, not {CURVE_STEPS}")
+    problem = f"{len(earlier)} of {CURVE_STEPS} earlier steps were kept" if len(earlier) < CURVE_STEPS else ""
     try:
         for step, load_weights in earlier.items():
             load_weights()
             for name, game in games.items():
                 matches = [game.episodes(example) for environment, example in tasks if environment is game]
                 list(play_out([match for episodes in matches for match in episodes], complete))
-                if (rating := game.module("ratings").rating(matches)) is None:
-                    missing.append(f"no rating of {name} after step {step}: all games won or all lost")
-                else:
+                if (rating := game.module("ratings").rating(matches)) is not None:  # None: all won or all lost
                     figures[name][f"elo_step_{step}"] = rating
     except EngineError as error:
-        missing.append(f"no rating from step {step} on: {error}")
-    line = f"{' and '.join(figures)}: the curve of ratings is incomplete: {'; '.join(missing)}"
-    return figures, (line,) if missing else ()
+        problem = f"no rating from step {step} on: {error}"
+    line = f"{' and '.join(figures)}: the curve of ratings is incomplete: {problem}"
+    return figures, (line,) if problem else ()
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:
@@ -370,9 +356,7 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     except NightshiftError:  # also Interrupted
         raise
     except (Exception, SystemExit) as error:
-        frames = list(traceback.extract_tb(error.__traceback__))
-        if isinstance(error, SyntaxError):
-            frames.append(traceback.FrameSummary(error.filename or "", error.lineno, ""))
+        frames = traceback.extract_tb(error.__traceback__)
         places = [(match.group(), frame) for frame in frames if (match := _PACKAGE_FILE.search(frame.filename))]
         if isinstance(error, ValueError) and (not places or (places[-1][1].line or "").startswith("raise")):
             raise EngineError(str(error)) from error

@@ -33,7 +33,6 @@ LOAD_SECONDS = 300.0  # importing verifiers alone takes 3 to 15 s
 MEMORY_BYTES = 4 << 30  # limit of private memory; memory-mapped data sets do not count
 MIN_ALL_FAILED = 32  # the run ends if all of at least so many answers failed
 CONCURRENCY = 128  # parallel episodes; verifiers needs milliseconds of CPU time per turn
-_FEWER = 8  # divisor of the concurrency after the process died, to find the episode that kills it
 _LATE = "scoring timed out"  # verifiers' words
 _RETRIES = 3  # retries of an episode after a server error, the same number as an engine's for a broken connection
 _PAUSE_SECONDS = 0.5  # before the first retry; doubles
@@ -41,19 +40,12 @@ STALL_SECONDS = 120.0  # without an answer of the server
 SILENCE_SECONDS = 30.0  # limit without a reply while episodes are played; the process replies every second
 _GRACE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
-_OFFLINE_ERRORS = ("Offline", "offline", "LocalEntryNotFound", "Couldn't reach", "Couldn't find cache")
 _FIX = "Check the environment: uv run nightshift doctor --environment"
 
 
-def _remedy(cause: str, is_online: bool) -> str:
-    """Return the fix for a taskset that cannot be loaded."""
-    if any(word in cause for word in _OFFLINE_ERRORS):
-        return "Check the network connection." if is_online else "Run uv run prepare.py to fetch the data."
-    if cause.startswith(("ModuleNotFoundError", "ImportError")):
-        return "Install the missing package: uv pip install NAME."
-    if cause.startswith("no reply"):
-        return "Load less data: set args in rules.toml."
-    return "Correct the package, or choose another environment."
+_CORRECT = (
+    "If data is missing, run: uv run prepare.py. If a package is missing: uv pip install NAME. Else correct the code."
+)
 
 
 class _Failed(Exception):
@@ -87,7 +79,7 @@ class Played(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """A reply of process.py: one of the first eight fields, the CPU time so far, and notes for the user after `ready`.
+    """A reply of process.py: one of the first eight fields, and the CPU time so far.
 
     While episodes are played, an empty reply is a pulse, and `blocked` reports code that blocked the event loop.
     """
@@ -101,22 +93,20 @@ class _Reply(msgspec.Struct):
     failed: str | None = None
     blocked: str | None = None
     cpu_seconds: Seconds = 0.0
-    notes: list[str] = []
 
 
 class Scorer:
     """The process of one environment. The process starts with the first request, and again after it was killed.
 
-    `notes`: lines for the user about the loaded taskset. `is_secret`: show only the type of an exception, because the
-    message may contain answers.
+    `is_secret`: show only the type of an exception, because the message may contain answers. `is_online`: the process
+    may fetch data.
     """
 
     def __init__(self, name: str, program: Path, spec: Mapping[str, Any]) -> None:
         """`name`: of the environment. `spec`: the request `open` of process.py."""
-        self.notes: list[str] = []
         self.num_scored = self.num_failed = 0
         self.first_cause = ""
-        self.is_secret = False
+        self.is_secret = self.is_online = False
         self._name, self._program, self._spec = name, program, {**spec, "memory": MEMORY_BYTES}
         self._lost_seconds = self._cpu_before = self._cpu_now = 0.0
         self._group: ProcessGroup | None = None
@@ -126,14 +116,12 @@ class Scorer:
         """CPU time of scoring, with the children of the process."""
         return self._cpu_before + self._cpu_now
 
-    def load(self, split: str, is_online: bool = False) -> list[TaskExample]:
+    def load(self, split: str) -> list[TaskExample]:
         """Return the examples of a split. EngineError if the taskset is refused or cannot be loaded."""
         try:
-            if is_online:
-                self.close()
-            examples: list[TaskExample] = self._ask({"load": split}, "examples", LOAD_SECONDS, is_online)
+            examples: list[TaskExample] = self._ask({"load": split}, "examples", LOAD_SECONDS)
         except _Failed as failed:
-            raise EngineError(f"environment {self._name}: {failed}", _remedy(str(failed), is_online)) from None
+            raise EngineError(f"environment {self._name}: {failed}", _CORRECT) from None
         return examples
 
     def score(self, text: str, key: str) -> float:
@@ -167,9 +155,8 @@ class Scorer:
         width, left = CONCURRENCY, list(keys)
         while left:
             began, pause = time.monotonic(), 0.0
-            batch = left if width == CONCURRENCY else left[: width * _FEWER]
             try:
-                request = {"play": batch, "policy": {**policy, "concurrency": width, "stall_seconds": STALL_SECONDS}}
+                request = {"play": left, "policy": {**policy, "concurrency": width, "stall_seconds": STALL_SECONDS}}
                 with closing(self._episodes(request, lambda: tick(len(played)))) as episodes:
                     for episode in episodes:
                         began = time.monotonic()
@@ -182,16 +169,15 @@ class Scorer:
                             raise EngineError(f"environment {self._name}: the server fails: {self._shown(cause)}")
                         else:
                             played[episode.key] = episode
-                width = CONCURRENCY
             except _Failed as failed:
                 self._lost_seconds += time.monotonic() - began
                 if self._lost_seconds > LOST_SECONDS:
                     cause = f"environment {self._name}: {self._shown(failed)} ({self._lost_seconds:.0f} s lost)"
                     raise EngineError(cause, f"{_FIX} {self._name}.") from None
-                if width == 1:  # the episodes of a batch begin in its order
-                    key = next(key for key in batch if key not in played)
+                if width == 1:  # episodes begin in the order of the request
+                    key = next(key for key in left if key not in played)
                     played[key] = Played(failed=str(failed), key=key)
-                width = CONCURRENCY if width == 1 else max(1, width // _FEWER)
+                width = 1  # from now on, to find the episodes that kill the process
             left = [key for key in left if key not in played]
             time.sleep(pause)
         for episode in played.values():
@@ -244,10 +230,10 @@ class Scorer:
             if left:
                 raise EngineError(f"processes of {self._name} could not be killed: {', '.join(left)}")
 
-    def _start(self, is_online: bool) -> None:
+    def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nightshift-scorer-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
-        variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | ({} if is_online else _OFFLINE)
+        variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | ({} if self.is_online else _OFFLINE)
         self._group = ProcessGroup("scorer", _GRACE_SECONDS)
         self._child = self._group.start(
             "scorer",
@@ -262,22 +248,20 @@ class Scorer:
         self._ask({"open": self._spec}, "ready", LOAD_SECONDS)
         self._cpu_before -= self._cpu_now  # without the time of loading
 
-    def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float, is_online: bool = False) -> Any:
+    def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float) -> Any:
         """Return the field `wanted` of the reply. _Failed without a reply in time; EngineError if refused."""
-        reply = self._receive(seconds, request, is_online)
-        if reply.ready:
-            self.notes = [clean(note) for note in reply.notes]
+        reply = self._receive(seconds, request)
         if (value := getattr(reply, wanted)) is None:
             if "open" in request or reply.failed is None:
                 self.close()
             raise _Failed(clean(reply.failed or "an unexpected reply", 300))
         return value
 
-    def _receive(self, seconds: float, request: Mapping[str, Any] | None, is_online: bool = False) -> _Reply:
+    def _receive(self, seconds: float, request: Mapping[str, Any] | None) -> _Reply:
         """Return the reply to a request; for None the next reply to the last request. _Failed without a reply in time;
         EngineError if the taskset is refused."""
         if self._group is None:
-            self._start(is_online)
+            self._start()
         deadline = time.monotonic() + seconds
         try:
             if request is not None:

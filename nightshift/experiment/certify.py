@@ -22,12 +22,9 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import shlex
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -58,16 +55,14 @@ from nightshift.campaign.records import (
     Plan,
     Record,
 )
-from nightshift.campaign.results import last_campaign
 from nightshift.config.rules import RuleConstants
 from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse
-from nightshift.engines.base import Effective, on_cards, open_engine
-from nightshift.engines.downloads import data_problem
-from nightshift.errors import ConfigError, EngineError, Failure, Interrupted, UsageError, listed
+from nightshift.engines.base import Effective, on_cards
+from nightshift.errors import EngineError, Failure, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import job_left
-from nightshift.experiment.checkout import IntegrityError, changed_files, require_unchanged
+from nightshift.experiment.checkout import require_unchanged
 from nightshift.experiment.experiment import Bench, Controller
 from nightshift.files import Document, read_json, remove_tree, write_json
 from nightshift.text import counted
@@ -75,16 +70,26 @@ from nightshift.waiting import lasted
 
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
 FIRST_SEED_INDEX = 100_000  # experiments use the indices from 0; a campaign has fewer than this
-_SEEDS_OF_PLAN = 4 * MAX_SEEDS  # one seed per run of both configs, and a second one if the run crashes
+_SEEDS_OF_PLAN = 2 * MAX_SEEDS
 _NUM_BLOCKS = 10_000_000  # a plan's block of seeds is drawn at random from so many; the last seed is below 2^32
 _MAX_TRIES = 2  # how often a run is started if infrastructure failures end it
 _CAMPAIGN = attrgetter("branch", "rules_hash")
 _COMPARED = attrgetter("branch", "rules_hash", "split", "configs")  # equal for two plans of the same comparison
 LEVEL = 0.05  # probability that any test of a campaign finds a difference although its two configs are equal
 MIN_SEED_DF = 2  # with one degree of freedom the t quantile is 12.7, so the interval is useless
-_STORED_FILES = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay after its end, with its logs
+_STORED_FILES = (JOB_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME)  # files of a run that stay after its end, with its logs
 
 Scores = Sequence[float] | NDArray[np.float64]  # one value per example, in the order of the split
+
+
+class _Run(NamedTuple):
+    """One run of a comparison: the config of a side, trained with one seed."""
+
+    side: str
+    seed: int
+    folder: Path
+    label: str  # `run 2 of 6`
+    fresh: FreshRun | None  # the result; None until the run is finished
 
 
 class Task(NamedTuple):
@@ -104,19 +109,14 @@ class Task(NamedTuple):
         return self.controller.ledger.runs_dir / CERTIFY_NAME / f"{self.plan.number:04d}"
 
     def runs(self) -> list[_Run]:
-        """Return all runs in order, with stored results. A crashed run has a repeat with another seed, at the end."""
+        """Return all runs in order, with stored results."""
         runs, num_runs = list[_Run](), 2 * self.plan.num_seeds
-        indices = list(range(num_runs))
-        for index in indices:  # repeats are appended below
-            number, is_repeat = index % num_runs, index >= num_runs
-            side = "incumbent" if number % 4 in (1, 2) else "baseline"
+        for index in range(num_runs):
+            side = "incumbent" if index % 4 in (1, 2) else "baseline"
             seed = self.bench.rules.seed(self.plan.first_seed_index + index)
             folder = self.folder / f"{side}-{seed}"
-            label = f"run {number + 1} of {num_runs}{', repeated with another seed' * is_repeat}"
             fresh = read_json(folder / RUN_NAME, FreshRun, f"To repeat the run, delete it: rm -r {folder}")
-            runs.append(_Run(self, side, seed, folder, label, fresh))
-            if fresh and fresh.score is None and not is_repeat:
-                indices.append(index + num_runs)
+            runs.append(_Run(side, seed, folder, f"run {index + 1} of {num_runs}", fresh))
         return runs
 
     def finished(self) -> list[FreshRun]:
@@ -124,41 +124,24 @@ class Task(NamedTuple):
 
     def num_waves(self) -> int:
         """Return the number of rounds in which the missing runs can be trained, with one run per slot in a round."""
-        return math.ceil((len(self.runs()) - len(self.finished())) / self.bench.executor.num_slots)
+        return math.ceil((2 * self.plan.num_seeds - len(self.finished())) / self.bench.executor.num_slots)
 
     def describe(self) -> list[str]:
         """Return the plan as lines of text."""
-        rules, plan, num_slots = self.bench.rules, self.plan, self.bench.executor.num_slots
-        num_done = len(self.finished())
+        rules, plan = self.bench.rules, self.plan
         num_examples = sum(environment.num_validation for environment in rules.scored)
-        done = f", {num_done} of {len(self.runs())} runs are done" if num_done else ""
-        at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         seeds = counted(plan.num_seeds, "new seed")
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent), compared with {plan.names['baseline']} (baseline)",
             f"number:   comparison {plan.number:04d}; to resume: uv run nightshift certify --resume {plan.number:04d}",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
             f"runs:     {seeds} for each config, {num_examples} examples of the {plan.split} split",
-            f"time:     at least {lasted(self.num_waves() * rules.budget_seconds)}{at_once}{done}",
+            f"time:     at least {lasted(self.num_waves() * rules.budget_seconds)}",
         ]
         if access := _access(self.controller.ledger, plan):
             level = f"the verdict 'better' or 'worse' needs p < {level_of_access(access):.3g}"
             lines.append(f"access:   use {access} of the test split by this campaign; {level}")
         return lines
-
-
-class _Run(NamedTuple):
-    """One run of a comparison: the config of a side, trained with one seed."""
-
-    task: Task
-    side: str
-    seed: int
-    folder: Path
-    label: str  # `run 2 of 6`
-    fresh: FreshRun | None  # the result; None until the run is finished
-
-    def note(self, text: str) -> None:
-        self.task.controller.reporter.note(f"{self.side}, seed {self.seed}: {text}")
 
 
 def open_task(
@@ -171,17 +154,15 @@ def open_task(
     resume: int | None = None,
     night: str = "",
 ) -> Task:
-    """Return a new comparison, or a comparison to resume. Starts no run. `environment`: a name, or several joined by +.
-    With `environment` or `budget_seconds` the validation split is used. `revisions`: the commit of a side's config; by
-    default the campaign's config. `resume`: the number of a comparison, which keeps its options. `night`: the start of
-    a night, which resumes the comparison that it began. UsageError if there is nothing to compare, an option is wrong,
-    or a config is invalid under the rules."""
-    ledger, runner, revisions = controller.ledger, controller, dict(revisions or {})
-    folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
-    fix = "Delete the comparison: rm -r"
-    plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"{fix} {path}") for path in folders}
-    numbers_of_night = (number for number, plan in plans.items() if night and plan and plan.night == night)
-    old_plan = plans.get(resume or max(numbers_of_night, default=0))
+    """Return a new comparison, or one to resume. Starts no run. `environment`: a name, or several joined by +; with it,
+    or with `budget_seconds`, the validation split is used. `revisions`: the commit of a side's config; by default the
+    campaign's config. `resume`: a number. `night`: the start of a night, which resumes its own comparison."""
+    ledger, revisions = controller.ledger, dict(revisions or {})
+    paths = sorted((ledger.runs_dir / CERTIFY_NAME).glob(f"*/{PLAN_NAME}"))
+    plans = [plan for path in paths if (plan := read_json(path, Plan, f"Delete the comparison: rm -r {path.parent}"))]
+    old_plan = next(
+        (plan for plan in reversed(plans) if plan.number == resume or (night and plan.night == night)), None
+    )
     if resume is not None:
         if num_seeds or environment or revisions or budget_seconds is not None:
             raise UsageError("--resume uses the options with which the comparison began", "Leave out other options.")
@@ -191,11 +172,12 @@ def open_task(
     first, configs, names = _configs(controller, revisions)
     has_other_rules = bool(environment) or budget_seconds is not None
     if has_other_rules:
-        runner = _with_other_rules(controller, environment, budget_seconds)
+        controller = _with_other_rules(controller, environment, budget_seconds)
+    bench = controller.bench
     plan = Plan(
-        number=1 + max([*plans, *_uses(ledger)], default=0),
+        number=1 + max([*(plan.number for plan in plans), *(access.number for access in ledger.accesses())], default=0),
         branch=controller.repo.head().branch,
-        rules_hash=runner.bench.rules_hash,
+        rules_hash=bench.rules_hash,
         split="validation" if has_other_rules else "test",
         configs={side: configs[side].hash for side in SIDES},
         names=names,
@@ -212,36 +194,26 @@ def open_task(
         elif resume is not None:
             cause = f"comparison {resume:04d} cannot be resumed: its branch, its rules or a config changed"
             raise UsageError(cause, "Begin another: uv run nightshift certify")
-    effective = dict[str, Effective]()
-    try:
-        for side, config in configs.items():
-            effective[side] = runner.bench.engine.validate(config)
-    except ConfigError as error:
-        cause = f"{plan.names[side]} is invalid under {runner.bench.rules.name}: {error.cause}"
-        raise UsageError(cause, error.fix) from None
-    return Task(runner, first, plan, effective)
+    effective = {side: bench.engine.validate(configs[side]) for side in SIDES}
+    return Task(controller, first, plan, effective)
 
 
 def _configs(
     controller: Controller, revisions: Mapping[str, str]
 ) -> tuple[Record | None, dict[str, Config], dict[str, str]]:
     """Return the campaign's first experiment, and by side the configs and their names. UsageError if one is missing."""
-    repo, head, records = controller.repo, controller.repo.head(), controller.ledger.records()
     configs, names = dict[str, Config](), dict(revisions)
     for side, revision in revisions.items():
-        source = repo.config_at(revision)
+        source = controller.repo.config_at(revision)
         if source is None:
             cause = f"--{side} {revision}: there is no such commit, or no train.toml in it"
             raise UsageError(cause, "Fetch it (git fetch), or name another commit.")
         configs[side] = parse(source, f"train.toml of {revision}")
-    first = controller.first_to_compare(records)
-    if not first and configs and head.commit and (changed := changed_files(repo, head.commit, controller.bench.rules)):
-        raise UsageError(f"{listed(changed)} differ from the checked-out commit", "Commit or restore these files.")
+    first = controller.first_to_compare(controller.ledger.records())
     if len(configs) < len(SIDES):
         if first is None:
-            branch, _ = last_campaign(records)
-            fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
-            raise UsageError(f"{head} has no campaign with a baseline", fix or "Train a baseline first: uv run run.py")
+            fix = "Switch to a campaign (git switch), or train a baseline first: uv run run.py"
+            raise UsageError(f"{controller.repo.head()} has no campaign with a baseline", fix)
         campaign = controller.campaign()
         if not campaign.kept and not configs:
             cause = "no change is kept, so the incumbent is the baseline"
@@ -259,27 +231,24 @@ def _with_other_rules(controller: Controller, environment: str, budget_seconds: 
     bench = controller.bench
     names = environment.split("+") if environment else bench.rules.environment_names
     rules = rules_elsewhere(bench.root, bench.rules, names, num_gpus(os.environ))
-    rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
+    if budget_seconds is not None:
+        rules = rules.with_budget(budget_seconds)
     rules = on_cards(rules, bench.root, os.environ, bench.request.gpus)
-    if problem := data_problem(bench.root, rules):
-        raise UsageError(f"--environment {'+'.join(names)}: {problem.cause}", problem.fix)
-    open_on = partial(open_engine, rules, bench.root, dict(os.environ))
-    engine, engine_of = open_on(bench.request.gpus), {gpus: open_on(gpus) for gpus in bench.engine_of}
-    bench = replace(bench, rules=rules, rules_hash=rules.hash(bench.root), engine=engine, engine_of=engine_of)
+    engine_of = {gpus: engine.under(rules) for gpus, engine in bench.engine_of.items()}
+    rules_hash, engine = rules.hash(bench.root), bench.engine.under(rules)
+    bench = replace(bench, rules=rules, rules_hash=rules_hash, engine=engine, engine_of=engine_of)
     return replace(controller, bench=bench)
-
-
-def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
-    """Map each comparison on the test split to its campaign. Two sources are read: the user may delete either."""
-    plans = [comparison.plan for comparison in ledger.comparisons()]
-    uses = {plan.number: _CAMPAIGN(plan) for plan in plans if plan.split == "test"}
-    return uses | {access.number: _CAMPAIGN(access) for access in ledger.accesses()}
 
 
 def _access(ledger: Ledger, plan: Plan) -> int | None:
     """Return k for the k-th use of the test split by the plan's campaign; None for the validation split."""
-    numbers = [number for number, campaign in _uses(ledger).items() if campaign == _CAMPAIGN(plan)]
-    return None if plan.split != "test" else 1 + sum(number < plan.number for number in numbers)
+    if plan.split != "test":
+        return None
+    plans = [comparison.plan for comparison in ledger.comparisons()]
+    # Two sources, because the user may delete either.
+    uses = {plan.number: _CAMPAIGN(plan) for plan in plans if plan.split == "test"}
+    uses |= {access.number: _CAMPAIGN(access) for access in ledger.accesses()}
+    return 1 + sum(number < plan.number and campaign == _CAMPAIGN(plan) for number, campaign in uses.items())
 
 
 def certify(task: Task) -> Comparison:
@@ -289,11 +258,22 @@ def certify(task: Task) -> Comparison:
         controller.reporter.note(line)
     if not path.exists():
         _make_runs(task)
-    sides = _evaluations(task)
-    result, access, sample = _estimate(task, sides), _access(controller.ledger, task.plan), sides[0][0]
-    baseline, incumbent = ([e.strict_score for e in side if e.strict_score is not None] for side in sides)
-    level = level_of_access(access)
-    guards = {g.environment: [[e.guards[i].score for e in side] for side in sides] for i, g in enumerate(sample.guards)}
+    sides = baseline, incumbent = _evaluations(task)
+    sample, access = baseline[0], _access(controller.ledger, task.plan)
+
+    def over(part: int | None = None) -> Estimate:
+        """Return the difference over all environments, or for the environment with this index."""
+        old, new = (
+            [
+                weighted(e.example_scores, e.parts) if part is None else split(e.example_scores, e.parts)[part]
+                for e in side
+            ]
+            for side in sides
+        )
+        return estimate(old, new, rules.decision)
+
+    strict = [[e.strict_score for e in side if e.strict_score is not None] for side in sides]
+    result, level = over(), level_of_access(access)
     comparison = Comparison(
         plan=task.plan,
         created=controller.now().isoformat(timespec="milliseconds"),
@@ -306,9 +286,12 @@ def certify(task: Task) -> Comparison:
         estimate=result,
         runs=tuple(ComparedRun(r.side, r.seed, r.num_steps, r.score) for r in task.finished()),
         num_examples=len(sample.example_scores),
-        strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
-        by_environment={part.environment: _estimate(task, sides, i) for i, part in enumerate(sample.parts)},
-        guards={name: (fmean(old), fmean(new)) for name, (old, new) in guards.items()},
+        strict_scores=(fmean(strict[0]), fmean(strict[1])) if all(strict) else None,
+        by_environment={part.environment: over(i) for i, part in enumerate(sample.parts)},
+        guards={
+            guard.environment: (fmean(e.guards[i].score for e in baseline), fmean(e.guards[i].score for e in incumbent))
+            for i, guard in enumerate(sample.guards)
+        },
         notes=tuple(_notes(task, result)),
     )
     write_json(path, comparison)
@@ -316,7 +299,7 @@ def certify(task: Task) -> Comparison:
 
 
 def _make_runs(task: Task) -> None:
-    """Train the missing runs, one at a time per slot. After an infrastructure failure a run starts again at the end."""
+    """Train the missing runs, one at a time per slot. A run that infrastructure failures end is started once more."""
     controller, executor, path = task.controller, task.bench.executor, task.folder / PLAN_NAME
     executor.avoided = ()  # use every slot and node, even if a night has avoided some
     task.bench.engine.prepare_at_start(controller.reporter.note)
@@ -326,73 +309,68 @@ def _make_runs(task: Task) -> None:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, task.plan)
-    num_tries, in_progress = Counter[Path](), dict[Path, Generator[None, None, None]]()
-    try:
-        while True:
-            missing = [run for run in task.runs() if not run.fresh and run.folder not in in_progress]
-            runs = [run for run in missing if num_tries[run.folder] < _MAX_TRIES]
-            runs.sort(key=lambda run: num_tries[run.folder])
-            for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(executor.in_flight())]:
-                in_progress[run.folder] = _make_run(run, num_tries)
-                num_tries[run.folder] += 1
-            if not in_progress:
-                break
-            ended = [folder for folder, steps in in_progress.items() if next(steps, folder)]  # None: in flight
-            for folder in ended:
-                del in_progress[folder]
-            if not ended:
-                controller.wait()
-    finally:
-        if in_progress:
-            executor.cancel([*in_progress])  # all at once, so that their grace periods run in parallel
-        for steps in in_progress.values():
-            steps.close()
-    if runs:
-        raise Interrupted("stopped before all runs of the certificate were trained")
+    for _ in range(_MAX_TRIES):
+        missing = [run for run in task.runs() if not run.fresh]
+        while missing:
+            if controller.is_stopping():
+                raise Interrupted("stopped before all runs of the certificate were trained")
+            wave, missing = missing[: executor.num_slots], missing[executor.num_slots :]
+            folders = list[Path]()
+            try:
+                for run in wave:
+                    folders.append(run.folder)
+                    _start(task, run)
+                while not all(map(executor.is_over, folders)):
+                    controller.wait()
+                for run in wave:
+                    _finish(task, run)
+            finally:
+                executor.cancel(folders)
+                for folder in folders:
+                    _clean(folder)
 
 
-def _make_run(run: _Run, num_tries: Counter[Path]) -> Generator[None, None, None]:
-    """Train a run and write run.json unless the infrastructure failed. Yield while run or proof is in flight."""
-    task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
-    controller, bench, executor = task.controller, task.bench, task.bench.executor
-    job = job_left(folder)
-    run.note(run.label)
+def _start(task: Task, run: _Run) -> None:
+    """Submit a run, or take over its job of an earlier controller."""
+    controller, bench, plan = task.controller, task.bench, task.plan
+    controller.reporter.note(f"{run.side}, seed {run.seed}: {run.label}")
+    job = job_left(run.folder)
+    if job is None or not bench.executor.take_over(run.folder, job):
+        remove_tree(run.folder)  # files of an interrupted run
+        run.folder.mkdir()
+        job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
+        access = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash}
+        controller.submit(run.folder, job, **(access if plan.split == "test" else {}))
+
+
+def _finish(task: Task, run: _Run) -> None:
+    """Read the result of a run that is over, prove its weights, and write run.json unless the infrastructure failed."""
+    controller, bench, proof_line = task.controller, task.bench, None
+    commit = controller.repo.head().commit
+    require_unchanged(controller.repo, bench.rules, task.plan.rules_hash, commit, bench.rules_hash)
     try:
-        if job is None or not executor.take_over(folder, job):  # or else wait for an earlier controller's job
-            remove_tree(folder)  # files of an interrupted run
-            folder.mkdir()
-            job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
-            access = {"number": plan.number, "branch": plan.branch, "rules_hash": plan.rules_hash}
-            controller.submit(folder, job, **(access if plan.split == "test" else {}))
-        while not executor.is_over(folder):
-            yield
-        commit = controller.repo.head().commit
-        require_unchanged(controller.repo, bench.rules, plan.rules_hash, commit, bench.rules_hash)
-        result = executor.result(folder)
-        if result.training.failure is Failure.INFRASTRUCTURE:
-            raise EngineError(result.training.cause or "no cause known")
-        evaluation, proof_line = result.evaluation, None
-        proof = bench.engine.start_proof(folder, evaluation.weights, controller.reporter.note) if evaluation else None
-        if proof is not None:
-            with closing(proof):
-                while not proof.is_over():
-                    yield
-                proof_line = proof.result()
-    except (Interrupted, IntegrityError, GeneratorExit, EngineError) as error:
-        executor.cancel([folder])
-        job_path.unlink(missing_ok=True)  # so that no later command waits for this job
-        if not isinstance(error, EngineError):
-            raise
-        num_tries[folder] -= error.failure is Failure.INTERRUPTED  # a preempted job does not count
-        run.note(f"infrastructure failure: {error}")
+        result = bench.executor.result(run.folder)
+        evaluation, training = result.evaluation, result.training
+        if training.failure is Failure.INFRASTRUCTURE:
+            raise EngineError(training.cause or "no cause known")
+        if evaluation:
+            proof_line = controller.prove(run.folder, evaluation)
+    except EngineError as error:
+        controller.reporter.note(f"{run.side}, seed {run.seed}: infrastructure failure: {error}")
         return
-    finally:
-        for path in folder.glob("*"):  # delete large weights, and files with examples, which agents could read
-            if path.is_dir() or (path.name not in _STORED_FILES and path.suffix != ".log"):
-                remove_tree(path)
-    score, num_steps = evaluation.eval_score if evaluation else None, result.training.num_steps
-    write_json(folder / RUN_NAME, FreshRun(run.side, run.seed, num_steps, score, result, proof_line))
-    run.note(f"{f'crashed: {result.training.cause}' if score is None else f'{score:.4f}'}, {num_steps} steps")
+    score = evaluation.eval_score if evaluation else None
+    write_json(run.folder / RUN_NAME, FreshRun(run.side, run.seed, training.num_steps, score, result, proof_line))
+    outcome = f"crashed: {training.cause}" if score is None else f"{score:.4f}"
+    controller.reporter.note(f"{run.side}, seed {run.seed}: {outcome}, {training.num_steps} steps")
+
+
+def _clean(folder: Path) -> None:
+    """Delete weights, files with examples, which agents could read, and the job of a run without a result, for which a
+    later command would wait."""
+    stored = _STORED_FILES if (folder / RUN_NAME).exists() else _STORED_FILES[1:]
+    for path in folder.glob("*"):
+        if path.is_dir() or (path.name not in stored and path.suffix != ".log"):
+            remove_tree(path)
 
 
 def _evaluations(task: Task) -> list[list[Evaluation]]:
@@ -409,16 +387,6 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
         cause = f"the examples changed since comparison {task.plan.number:04d} began"
         raise UsageError(cause, "Begin another: uv run nightshift certify")
     return sides
-
-
-def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | None = None) -> Estimate:
-    """Return the difference over all environments, or for the environment with this index."""
-
-    def scores(e: Evaluation) -> Scores:
-        return weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
-
-    baseline, incumbent = ([*map(scores, side)] for side in sides)
-    return estimate(baseline, incumbent, task.bench.rules.decision)
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
@@ -466,27 +434,23 @@ def verdict(result: Estimate, level: float) -> str:
 def _notes(task: Task, result: Estimate) -> list[str]:
     """Return what limits the conclusions from the comparison, one line each."""
     runs, plan, first = task.finished(), task.plan, task.first
-    starts = Counter(line.file for line in task.controller.ledger.journal())
     notes: list[tuple[object, str]] = [(result.note, result.note)]  # pairs (does the note apply?, note)
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
-        num_starts = starts[f"{CERTIFY_NAME}/{plan.number:04d}/{run.side}-{run.seed}/{JOB_NAME}"]
         notes += [
             (run.score is None, f"{name}: crashed: {run.result.training.cause}"),
             (run.proof, f"{name}: {run.proof}"),
-            (num_starts > 1, f"{name}: was started {num_starts} times"),
         ]
     num_scored = Counter(run.side for run in runs if run.score is not None)
     numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items())
     unequal = "with unequal numbers the 95 % interval had a coverage of 82 to 88 % in simulated certificates"
-    num_lost, unused = len(task.runs()) - len(runs), task.effective["incumbent"].unused
+    num_lost = 2 * plan.num_seeds - len(runs)
     are_isolated = [r.proposal.is_isolated for r in task.controller.ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
     shares_environment = first and {*first.environments} & {*task.bench.rules.environment_names}
     too_high = "scored on the validation split, on which the incumbent was chosen: the gain may be too high"
     notes += [
         (len({*num_scored.values()}) > 1, f"{numbers} have a score: {unequal}"),
         (num_lost, f"{counted(num_lost, 'run')} lost to infrastructure failures"),
-        (unused, f"keys of the incumbent that have no effect here: {', '.join(unused)}"),
         (not all(are_isolated), f"agent: {NOT_ISOLATED}"),
         (plan.split == "validation" and shares_environment, too_high),
     ]
@@ -500,32 +464,23 @@ class Certified(Document, frozen=True, kw_only=True, tag="certify"):
     comparisons: tuple[Comparison, ...]
 
     def __str__(self) -> str:
-        return "\n".join(line for comparison in self.comparisons for line in _block(comparison))
+        return "\n".join([*self.plan, *(line for comparison in self.comparisons for line in _lines(comparison))])
 
 
-def _block(c: Comparison) -> list[str]:
-    access = f"; use {c.access} of the test split by this campaign" if c.access else ""
-    place = f"{'+'.join(c.environments)}, {c.plan.split} split, {c.budget_seconds:g} s of training"
-    tested = f"p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g}{access}"
+def _lines(c: Comparison) -> list[str]:
+    """Return the results as lines of text."""
+    low, high = c.estimate.interval
+    tested = f"p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g}"
     return [
         "---",
         f"difference:       {c.estimate.difference:+.6f}",
-        f"interval_95:      {_interval(c.estimate)}",
-        f"verdict:          {c.verdict} ({tested}){'; ' * bool(c.crashes)}{c.crashes}",
+        f"interval_95:      {low:+.6f} {high:+.6f}",
+        f"verdict:          {'; '.join(filter(None, (f'{c.verdict} ({tested})', c.crashes)))}",
         *(f"{side + '_score:':18}{c.score(side):.6f}" for side in SIDES),
         f"strict_scores:    {' '.join(f'{value:.6f}' for value in c.strict_scores or ())}",
-        *(f"{name + '_difference:':18}{e.difference:+.6f} ({_interval(e)})" for name, e in c.by_environment.items()),
+        *(f"{name + '_difference:':18}{e.difference:+.6f} ± {e.stderr:.6f}" for name, e in c.by_environment.items()),
         *(f"{name + '_guard:':18}baseline {old:.6f}, incumbent {new:.6f}" for name, (old, new) in c.guards.items()),
-        *(f"{side + ':':18}{c.plan.names[side]}" for side in SIDES),
-        f"where:            {place}, {c.model}",
-        f"runs:             {c.runs_text}; scores in %",
-        f"collapsed:        {c.collapses}",
+        f"scores:           {c.runs_text}; in %",
         f"num_examples:     {c.num_examples}",
-        "estimator:        95 % interval from the variance between seeds (pooled over both configs) and of the paired "
-        f"difference between examples; t with {c.estimate.df:.1f} degrees of freedom",
         *(f"note:             {note}" for note in c.notes),
     ]
-
-
-def _interval(result: Estimate) -> str:
-    return f"{result.interval[0]:+.6f} {result.interval[1]:+.6f}"

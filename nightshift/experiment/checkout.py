@@ -19,8 +19,6 @@ from nightshift.campaign.records import Record
 from nightshift.config.rules import RULES_NAME, Rules, is_covered
 from nightshift.errors import ExitCode, NightshiftError, UsageError, listed
 
-_MOST_NAMES = 5  # in a `git diff` command; with more names the command has none
-
 
 class Start(NamedTuple):
     """What a start does with branches before its first experiment."""
@@ -36,18 +34,15 @@ class Start(NamedTuple):
         """True if the branch exists and is not checked out."""
         return not self.is_new and self.head.branch != self.before.branch
 
-    def describe(self, is_done: bool) -> str:
+    def describe(self) -> str:
         """Return a line on what the start does, and how to go back. Empty if it continues the checked-out branch."""
         branch, before, num = self.head.branch, self.before, self.num_experiments
-        would, ending, plural = ("", "d", "s") if is_done else ("would ", "", "")
-        contents = f"its first commit {would}contain{plural} your {listed(self.files)}"
+        contents = f"; its first commit contains your {listed(self.files)}" if self.files else ""
         if branch == before.branch:
-            line = f"branch {branch} {would}become{plural} a campaign"
-            return f"{line}; {contents}" if self.files else "" if num else line
-        line = f"{would}create{ending} branch {branch} from {before}; "
-        line += f"{contents}, and {before} is unchanged" if self.files else "no file changes"
+            return "" if num and not contents else f"branch {branch} becomes a campaign{contents}"
+        line = f"new branch {branch} from {before}{contents}; {before} is unchanged"
         if num:
-            line = f"{would}continue{ending} {branch}, a campaign that began at this commit "
+            line = f"branch {branch} continues, a campaign that began at this commit "
             line += f"(experiments so far: {num}); --branch NEW begins another"
         place = shlex.quote(before.branch) if before.branch else f"--detach {str(before.commit)[:12]}"
         return f"{line}. To go back: git switch {place}"
@@ -76,8 +71,7 @@ def checked_head(repo: Repo) -> Head:
         cause = f"{repo.root} is not a git repository with a commit, and a campaign needs a branch"
         raise UsageError(cause, "Create it: git init && git add -A && git commit -m start")
     if operation := repo.unfinished():
-        command = "bisect reset" if operation == "bisect" else f"{operation} --abort"
-        raise UsageError(f"a git {operation} is not finished in this checkout", f"Finish it, or: git {command}")
+        raise UsageError(f"a git {operation} is not finished in this checkout", "Finish or abort it.")
     return head
 
 
@@ -115,7 +109,7 @@ def plan(
 def next_start(ledger: Ledger, repo: Repo) -> str:
     """Return a line on what run.py or a night would do with branches; empty on the branch of a campaign."""
     try:
-        return plan(repo, ledger.readable()[0], datetime.now(UTC)).describe(is_done=False)
+        return plan(repo, ledger.readable()[0], datetime.now(UTC)).describe()
     except NightshiftError as error:
         return str(error)
 
@@ -142,9 +136,9 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
     except UsageError as error:  # a folder was replaced by a link
         raise IntegrityError(error.cause, error.fix) from None
     if names and commit:
-        command = shlex.join(["git", "diff", commit[:7], *(["--", *names] if len(names) <= _MOST_NAMES else [])])
         cause = f"{listed(names)} differ from commit {commit[:7]}, with which this campaign measures"
-        raise IntegrityError(cause, f"See how: {command}. Restore them, or begin another campaign: --branch NEW.")
+        fix = f"See how: git diff {commit[:7]}. Restore them, or begin another campaign: --branch NEW."
+        raise IntegrityError(cause, fix)
     if hash_now not in (agreed_hash, rules_hash):
         paths = [str(path) for path in rules.elsewhere(repo.root)]
         cause = f"{listed(paths) or 'a measuring file that git ignores'} changed since this command began"

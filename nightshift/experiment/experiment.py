@@ -10,7 +10,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -27,12 +27,12 @@ from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import (
     JOB_NAME,
     LATE_SECONDS,
+    Evaluation,
     Job,
     Phase,
     Progress,
     Record,
     Request,
-    Result,
     Run,
     Stage,
 )
@@ -41,7 +41,7 @@ from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import require_within
 from nightshift.config.train_toml import Config, diff, load
-from nightshift.engines.base import Engine, Proof, on_cards, open_engine, used_keys
+from nightshift.engines.base import Engine, on_cards, open_engine, used_keys
 from nightshift.errors import EngineError, Failure, Interrupted, UsageError
 from nightshift.evaluation import environment
 from nightshift.executors.base import Executor, Slot
@@ -51,8 +51,8 @@ from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 from nightshift.experiment.checkout import IntegrityError, continued, plan, require_unchanged
 from nightshift.experiment.health import Conditions, digest
-from nightshift.experiment.prove import MachineProof
 from nightshift.files import free_disk_gb
+from nightshift.text import counted
 from nightshift.waiting import lasted
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
@@ -72,18 +72,12 @@ class Bench:
     executor: Executor[Any]
     request: Request
     engine_of: Mapping[str | None, Engine] = field(default_factory=dict)  # by the GPUs of a slot, if there are several
-    # By the run's folder: results whose proof is not finished. The slot is already free for the next run.
-    proofs: dict[Path, tuple[Result, Proof]] = field(default_factory=dict)
 
     def require_ready(self, slots: Sequence[Slot] | None = None) -> None:
-        """Raise EngineError with the first problem of these slots; None: the slot of the next run."""
-        for engine in self._engines(self.executor.free_slots[:1] if slots is None else slots):
-            if problems := engine.check():
-                more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-                raise EngineError(problems[0] + more)
-
-    def _engines(self, slots: Sequence[Slot]) -> list[Engine]:
-        return [self.engine_of.get(slot.gpus, self.engine) for slot in slots]
+        """Raise EngineError with the problems of the first of these slots that has some; None: the next run's slot."""
+        for slot in self.executor.free_slots[:1] if slots is None else slots:
+            if problems := self.engine_of.get(slot.gpus, self.engine).check():
+                raise EngineError(" ".join(problems))
 
     def hardware(self, first: Record | None) -> str:
         """Return the hardware text of a run here. A cluster's is that of the campaign's `first` experiment."""
@@ -91,19 +85,14 @@ class Bench:
 
     @property
     def in_flight(self) -> list[int]:
-        """The numbers of the experiments whose runs or proofs are in flight."""
-        folders = [*self.executor.in_flight(), *self.proofs]
+        """The numbers of the experiments whose runs are in flight."""
+        folders = self.executor.in_flight()
         return sorted(int(folder.name) for folder in folders if folder.name.isdigit())  # not a certificate's runs
-
-    def is_over(self, folder: Path) -> bool:
-        """Return True if the run in `folder` has ended, and its proof if there is one."""
-        return self.proofs[folder][1].is_over() if folder in self.proofs else self.executor.is_over(folder)
 
     def next_seed(self, campaign: Campaign) -> int:
         """Return the first seed that no scored or running run of the campaign has. A lost run's seed is used again."""
         results = [record.result for record in campaign.decided if record.evaluation]
         used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
-        used |= {result.seed for result, _ in self.proofs.values()}
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
     def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:
@@ -156,19 +145,15 @@ class Controller:
     def begin(self, branch: str | None) -> None:
         """Check out the campaign's branch, and commit uncommitted files of its baseline. `branch`: --branch."""
         bench, repo = self.bench, self.repo
-        records = self.ledger.records()
-        start = plan(repo, records, self.now(), bench.rules, bench.rules_hash, branch)
-        if bench.request.baseline:  # fail without a baseline before a branch is created
-            Campaign.read(self.ledger, records, start.head.branch, bench.rules_hash).compose(())
+        start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
         if start.is_new or start.files:
             bench.engine.validate(load(bench.root / CONFIG_NAME))
         if start.is_new or start.is_switch:
             repo.switch(start.head.branch, start.is_new)
         if start.files:
-            names = f"{len(start.files)} files as they were" if start.files[1:] else f"{start.files[0]} as it was"
-            message = "\n".join([f"{START_SUBJECT}{names}", "", *start.files, ""])
-            repo.commit_files(start.head, dict.fromkeys(start.files), message)
-        if line := start.describe(is_done=True):
+            subject = f"{START_SUBJECT}add {counted(len(start.files), 'uncommitted file')}"
+            repo.commit_files(start.head, dict.fromkeys(start.files), "\n".join([subject, "", *start.files, ""]))
+        if line := start.describe():
             self.reporter.note(line)
 
     def run(self, request: Request) -> Record:
@@ -193,7 +178,6 @@ class Controller:
             return None
         require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
         for what, old, new in (
-            ("engine", first.engine, bench.engine.name),
             ("rules", first.rules_hash, bench.rules_hash),
             ("hardware", first.hardware, bench.hardware(first)),
         ):
@@ -227,17 +211,16 @@ class Controller:
                 cause = f"all changes are to keys that this engine does not use: {text}"
                 raise UsageError(cause, "Change a key that the engine uses, or run the config anyway: --again.")
             if tried := already_tried(campaign.decided, run, candidate.hash, effective):
-                effect = tried.decision and tried.decision.estimate
-                outcome = f"{tried.status}, effect {effect}" if effect else tried.status
-                cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
+                cause = f"this config was already tried in experiment {tried.number:04d} ({tried.status})"
                 raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
             for other in self.in_flight:
                 is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
                 if is_same or other.config_hash == candidate.hash:
                     raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
+        config = "the incumbent" if run.changes == campaign.kept else "an earlier config"
+        if run.is_baseline:
+            config = "the baseline"
         kind = "re-run" if run.stage is Stage.SEARCH else "final check run"
-        is_incumbent = run.changes == campaign.kept
-        config = "the baseline" if run.is_baseline else "the incumbent" if is_incumbent else "an earlier config"
         name = f"{kind} of {config}" if campaign.baseline else "baseline"
         description = request.proposal.description or ", ".join(changes) or name
         return Record(
@@ -291,11 +274,9 @@ class Controller:
     def require_disk(self, campaign: Campaign) -> None:
         """Raise EngineError if the disk is too small for all runs in flight, by the size of the last run."""
         sizes = (r.result.disk_bytes for r in reversed(campaign.decided) if r.result and r.result.disk_bytes)
-        used, free = next(sizes, None), free_disk_gb(self.ledger.runs_dir)
-        needed = (used or _LEAST_DISK_BYTES) * (1 + len(self.bench.in_flight)) / 1e9
-        if free < needed:
-            why = f"the campaign's last run used {used / 1e9:.3f} GB" if used else "no run of the campaign has ended"
-            cause = f"{free:.3f} GB of disk are free, {needed:.3f} GB are needed: {why}"
+        needed = next(sizes, _LEAST_DISK_BYTES) * (1 + len(self.bench.in_flight)) / 1e9
+        if (free := free_disk_gb(self.ledger.runs_dir)) < needed:
+            cause = f"{free:.3f} GB of disk are free, and the runs in flight and the next one need {needed:.3f} GB"
             raise EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
 
     def submit(self, run_dir: Path, job: Job, **access: Any) -> None:
@@ -307,7 +288,7 @@ class Controller:
         record, bench, run_dir = self.ledger.record(number), self.bench, self.ledger.run_dir(number)
         if record.status != STARTED:
             return record
-        if not bench.is_over(run_dir):
+        if not bench.executor.is_over(run_dir):
             return None
         if (branch := self.repo.head().branch) != record.branch:
             cause = f"the checkout moved from {record.branch} to {branch or 'a detached HEAD'}"
@@ -316,56 +297,57 @@ class Controller:
         first = campaign.baseline
         baseline = self.ledger.stored_config(first) if first else None
         require_unchanged(self.repo, bench.rules, record.rules_hash, (first or record).commit, bench.rules_hash)
-        result, proof = bench.proofs.pop(run_dir, (None, None))
         try:
-            result = result or bench.executor.result(run_dir)
+            result = bench.executor.result(run_dir)
             record = replace(record, result=result, hardware=record.hardware or result.hardware)
-            if proof is not None:
-                record = replace(record, health=proof.result())
+            if result.evaluation is None:
+                failure = result.training.failure or Failure.INFRASTRUCTURE
+                raise EngineError(result.training.cause or "no cause known", failure=failure)
+            record = campaign.judge(record, baseline, bench.engine.validate)
+            if record.is_keep or record.is_incumbent:
+                record = replace(record, health=self.prove(run_dir, result.evaluation))
         except (EngineError, UsageError, OSError) as error:
             failure = error.failure if isinstance(error, EngineError) else Failure.INFRASTRUCTURE
             return self.conclude(crash(record, failure, str(error)))
-        if result.evaluation is None:
-            failure = result.training.failure or Failure.INFRASTRUCTURE
-            return self.conclude(crash(record, failure, result.training.cause or "no cause known"))
-        record = campaign.judge(record, baseline, bench.engine.validate)
-        if proof is None and (record.is_keep or record.is_incumbent):
-            try:  # prove that the kept weights are the scored weights
-                proof = bench.engine.start_proof(run_dir, result.evaluation.weights, self.reporter.note)
-            except EngineError as error:
-                return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
-            if proof is not None:
-                bench.proofs[run_dir] = result, proof
-                return None
+        except Interrupted as error:  # the run is not in flight any more
+            self.conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {error.cause}"))
+            raise
         return self.conclude(record, result.evaluation.unscored)
+
+    def prove(self, run_dir: Path, evaluation: Evaluation) -> str | None:
+        """Wait for the proof that the weights in `run_dir` were scored. Return its line; None if the engine needs no
+        proof. EngineError if the proof fails."""
+        proof = self.bench.engine.start_proof(run_dir, evaluation.weights, self.reporter.note)
+        if proof is None:
+            return None
+        with closing(proof):
+            while not proof.is_over():
+                self.wait()
+            return proof.result()
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
         if record.decided is None and record.failure in (None, Failure.CONFIG):
             record = replace(record, decided=self.ledger.num_decided() + 1)
-        # The monotonic clock excludes suspensions, and nobody can set it. If another process started the experiment,
-        # only the wall clock is left, which may be set back; the run's duration is the lower limit.
+        # The monotonic clock excludes suspensions. If another process started the run, only the wall clock is left.
         by_wall_clock = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
         seconds = self.clock() - self._begins.pop(record.number, self.clock() - by_wall_clock)
         lines = [record.health] if record.health else []
         if record.result is not None:
             seconds = max(seconds, record.result.total_seconds)
             try:
-                config = self.ledger.stored_config(record)
+                config, steps = self.ledger.stored_config(record), self.ledger.run_dir(record.number) / METRICS_NAME
                 keys = used_keys(self.bench.engine, config)
                 conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks)
-                lines += map(str, digest(read_steps(self.ledger.run_dir(record.number) / METRICS_NAME), conditions))
+                lines += map(str, digest(read_steps(steps), conditions))
             except UsageError as error:  # the verdict does not depend on the curves
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
-        record = close(record, self.ledger, self.repo)
-        with suppress(EngineError, UsageError):  # the verdict does not depend on proof.json either
-            MachineProof(self.bench.root, self.bench.engine).add_runs(self.ledger.records(), record.rules_hash)
-        return record
+        return close(record, self.ledger, self.repo)
 
     @property
     def in_flight(self) -> tuple[Record, ...]:
-        """The experiments whose runs or proofs are in flight."""
+        """The experiments whose runs are in flight."""
         return tuple(map(self.ledger.record, self.bench.in_flight))
 
     def wait(self) -> float:
@@ -383,13 +365,9 @@ class Controller:
         return seconds
 
     def cancel(self, number: int | None = None) -> None:
-        """Cancel all runs that were not collected, and all proofs; with `number` only those of one experiment."""
-        executor, proofs = self.bench.executor, self.bench.proofs
-        folders = [*executor.in_flight(), *proofs] if number is None else [self.ledger.run_dir(number)]
-        executor.cancel(folders)
-        for folder in folders:
-            if folder in proofs:
-                proofs.pop(folder)[1].close()
+        """Cancel all runs that were not collected; with `number` only the run of one experiment."""
+        executor = self.bench.executor
+        executor.cancel([*executor.in_flight()] if number is None else [self.ledger.run_dir(number)])
 
     def interrupt(self, cause: str) -> None:
         """End the runs in flight and close their records as interrupted, unless a record already has a verdict."""
@@ -421,31 +399,31 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
     rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)
     environment.load(root, rules.scored)
+    rules = on_cards(rules, root, environ, request.gpus)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
-    rules = on_cards(rules, root, environ, request.gpus)
-    if first and first.budget_seconds and request.budget_seconds is None:
+    elif first and first.budget_seconds:
         in_its_budget = rules.with_budget(first.budget_seconds)
         rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
     engine, rules_hash = open_engine(rules, root, environ, request.gpus, request.prime_rl), rules.hash(root)
-    least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
-    if cluster is not None and cluster.time_minutes < least:
-        cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than the time limit of a run"
-        raise UsageError(cause, f"Write {least} or more.")
-    if cluster is not None and request.gpus is None and cluster.gpus < rules.num_gpus:
-        cause = f"{request.slurm}: gpus = {cluster.gpus}, and a run of {rules.name} uses {rules.num_gpus}"
-        raise UsageError(cause, f"Write {rules.num_gpus} or more.")
     if first is not None and first.branch != here and first.rules_hash != rules_hash:
         first = baseline_of(records, continued(repo, records, rules_hash))
     num_before = num_slots_of(first.hardware) if first else None
     num_slots = (num_before or 1) if request.pairs is None else request.pairs
     if num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
-        num_slots, text = num_before or fitting.num_runs, f"--pairs auto: {fitting}"
-        if first and num_slots != fitting.num_runs:  # because other programs use memory now, or did
-            text += f"; {first.branch} began with {num_slots}, which stays: --branch NEW begins another campaign"
-        reporter.note(text)
+        num_slots = num_before or fitting.num_runs
+        campaign = f"; {first.branch} began with {num_slots}, which stays" if first else ""
+        reporter.note(f"--pairs auto: {fitting}{campaign}")
     executor: Executor[Any] = LocalExecutor(root, environ)
     if cluster is not None:
+        least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
+        for name, value, needed in (
+            ("time_minutes", cluster.time_minutes, least),
+            ("gpus", cluster.gpus, rules.num_gpus),
+        ):
+            if value < needed and request.gpus is None:
+                cause = f"{request.slurm}: {name} = {value}, and a run of {rules.name} needs {needed}"
+                raise UsageError(cause, f"Write {needed} or more.")
         executor = SlurmExecutor(root, environ, cluster)
     elif num_slots != 1:
         if request.gpus is not None:

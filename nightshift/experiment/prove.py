@@ -1,6 +1,6 @@
 """proof.json lists what works on this machine's GPUs. `prepare.py --prove` measures the rows that are missing.
 
-prepare.py, its smoke run and ordinary runs write rows. A row has a measured figure or the line of an error, and applies
+prepare.py and its smoke run write rows. A row has a measured figure or the line of an error, and applies
 to one engine, hardware, driver and code. The file contains no path, user name, host name or secret.
 """
 
@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
@@ -25,10 +25,10 @@ from msgspec import Struct
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record
-from nightshift.config.rules import RULES_NAME, covered_files
+from nightshift.config.rules import covered_files
 from nightshift.config.train_toml import load, set_values
 from nightshift.engines.base import ENGINES, NO_GPU, Engine, Note, PrepareFlags
-from nightshift.errors import EngineError, ExitCode, Failure, UsageError
+from nightshift.errors import EngineError, ExitCode, UsageError
 from nightshift.executors.gpus import gpu_problems
 from nightshift.executors.process import Child, ProcessGroup, describe, is_alive, tail
 from nightshift.files import Document, read_json, write_atomically, write_json
@@ -37,7 +37,6 @@ from nightshift.waiting import look, markers, waiting
 PROOF_NAME = "proof.json"
 # The code, and the pinned versions, that determine whether an engine works on a machine.
 _CODE = ("pyproject.toml", "nightshift/engines/", "nightshift/evaluation/", "nightshift/executors/")
-_BASELINE_SECONDS = 600.0  # the shortest training time of the last three rows
 _RELEASE_SECONDS = 10.0  # after which a killed run must not use a GPU any more; not measured
 _GRACE_SECONDS = 60.0  # for run.py to close its record after SIGTERM
 _POLL_SECONDS = 0.5
@@ -98,11 +97,12 @@ class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
 
 def public(text: str) -> str:
     """Return a line without paths, addresses, names of user and machine, and possible secrets."""
-    secrets = {value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)}
-    host, user = socket.gethostname(), {os.environ.get("USER", ""), Path.home().name}
-    names = sorted({*user, host, host.partition(".")[0]} - {"root", ""}, key=len, reverse=True)
+    secrets = [value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)]
+    host = socket.gethostname()
+    names = {os.environ.get("USER", ""), Path.home().name, host.partition(".")[0]} - {"root", ""}
     patterns = [(re.escape(value), "<secret>") for value in secrets if len(value) > 3]
-    for pattern, word in [*patterns, *_PRIVATE, *((rf"\b{re.escape(name)}\b", "<name>") for name in names)]:
+    patterns += [(re.escape(host), "<name>"), *_PRIVATE, *((rf"\b{re.escape(name)}\b", "<name>") for name in names)]
+    for pattern, word in patterns:
         text = re.sub(pattern, word, text)
     return text
 
@@ -143,37 +143,21 @@ class MachineProof:
         if figure and (is_shown or name in self.missing()):
             self.write(name, is_shown, figure, now - began or None)
 
-    def add_runs(self, records: Sequence[Record], rules_hash: str) -> None:
-        """Write the last three rows from runs under these rules, unless they are already shown to work."""
-        key = rules_hash, self.engine.hardware()
-        runs = [r for r in records if (r.rules_hash, r.hardware) == key and r.failure != Failure.INTERRUPTED]
-        if not runs or self.engine.rules.budget_seconds < _BASELINE_SECONDS:
-            return
-        baselines = [record for record in runs if record.run.is_baseline]
-        num = next((n for n, record in enumerate(baselines, 1) if record.score is not None), len(baselines))
-        parts = baselines[:num], baselines[num:], [record for record in runs if not record.run.is_baseline]
-        for name, part in zip(list(STEPS)[-3:], parts, strict=True):
-            if part and name in self.missing():
-                latest = max(reversed(part), key=lambda record: record.score is not None)
-                self.write(name, latest.score is not None, _figure(latest), latest.total_seconds)
-
     def _machines(self) -> dict[str, dict[str, Row]]:
         proof = read_json(self.root / PROOF_NAME, ProofFile, "Delete it, then run: uv run prepare.py --prove")
         return proof.machines if proof else {}
 
     def write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
-        """Write a row, and delete rows of another code or driver. EngineError if the disk refuses."""
-        engine, commit, now = self.engine, None, datetime.now(UTC).isoformat(timespec="milliseconds")
+        """Write a row. EngineError if the disk refuses."""
+        engine, now = self.engine, datetime.now(UTC).isoformat(timespec="milliseconds")
         if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
             return
         rows = {**self.rows, name: Row(is_shown, public(figure), seconds and round(seconds, 1), now)}
-        same = self.machine.partition(", driver ")[0]
-        machines = {key: value for key, value in self._machines().items() if key.partition(", driver ")[0] != same}
-        machines[self.machine] = {name: rows[name] for name in STEPS if name in rows}
-        settings = {"nightshift": metadata.version("nightshift"), "machine.toml": public(engine.machine.text)}
-        with suppress(EngineError, UsageError):  # no repository
-            commit = Repo(self.root).head().commit
-        proof = ProofFile(commit=commit, versions=settings | engine.versions(), machines=machines)
+        machines = {**self._machines(), self.machine: {step: rows[step] for step in STEPS if step in rows}}
+        versions = {"nightshift": metadata.version("nightshift"), "machine.toml": public(engine.machine.text)}
+        proof = ProofFile(
+            commit=Repo(self.root).head().commit, versions=versions | engine.versions(), machines=machines
+        )
         write_json(self.root / PROOF_NAME, proof)
 
 
@@ -183,9 +167,7 @@ def _figure(record: Record) -> str:
         return record.why
     training, start = record.result.training, record.result.startup_seconds or 0.0
     peak = "memory not measured" if training.peak_memory_gb is None else f"{training.peak_memory_gb:.1f} GB"
-    served = [line for line in (record.health or "").splitlines() if line.startswith("served = file")]
-    figure = f"{record.status}, score {record.score:.4f}, {training.num_steps} steps, {peak}, ready after {start:.0f} s"
-    return ", ".join([figure, *served])
+    return f"{record.status}, score {record.score:.4f}, {training.num_steps} steps, {peak}, ready after {start:.0f} s"
 
 
 @contextmanager
@@ -196,8 +178,8 @@ def proving(root: Path, engine: Engine) -> Iterator[MachineProof]:
     try:
         yield proof
     except (EngineError, UsageError) as error:
-        for name in [*proof.began][:1]:
-            proof.write(name, False, error.cause, None)
+        if proof.began:
+            proof.write(next(iter(proof.began)), False, error.cause, None)
         raise
     finally:
         markers.clear()
@@ -207,10 +189,8 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
     """Run the commands of the missing rows. Return a failed command's exit code, or CRASH if rows are missing."""
     engine, ledger, rules_hash = proof.engine, Ledger(proof.root), proof.engine.rules.hash(proof.root)
     if not engine.free_gpus():
-        fix = f"Leave out --gpus none, or write environments = [] in {RULES_NAME}."
-        raise UsageError(f"--prove needs a GPU, and {engine.rules.name} uses none here", fix)
-    proof.add_runs(ledger.records(), rules_hash)
-    branch = f"autoresearch/proof-{hashlib.sha256(f'{proof.machine} {rules_hash}'.encode()).hexdigest()[:8]}"
+        raise UsageError(f"--prove needs a GPU, and {engine.rules.name} uses none here", "Leave out --gpus none.")
+    digest = hashlib.sha256(f"{proof.machine} {rules_hash}".encode()).hexdigest()
     ledger.runs_dir.mkdir(exist_ok=True)
     log = ledger.runs_dir / "prove.log"
     log.unlink(missing_ok=True)
@@ -226,12 +206,15 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
         elif command == "prepare.py":
             words += [f"--{name}={folder}" for name, folder in flags.sources.items()]
         elif words[0] == "run.py":
-            words += ["--branch", branch]
+            words += ["--branch", f"autoresearch/proof-{digest[:8]}"]
         config = load(proof.root / CONFIG_NAME)
         if "--again" in words and Repo(proof.root).config_at("HEAD") == config.source:
             write_atomically(proof.root / CONFIG_NAME, set_values(config.source, {_RATE: 2 * config.get(_RATE)}))
         code = _run(proof, missing[0], words, log)
-        if code not in (ExitCode.MEASURED, ExitCode.INTERRUPTED) and proof.rows == before:
+        if words[0] == "run.py" and code in (ExitCode.MEASURED, ExitCode.CRASH):
+            record = ledger.records()[-1]
+            proof.write(missing[0], record.score is not None, _figure(record), record.total_seconds)
+        elif code not in (ExitCode.MEASURED, ExitCode.INTERRUPTED) and proof.rows == before:
             proof.mark(missing[0], " | ".join(tail(log, 1)) or f"exit code {code}", is_shown=False)
         for name, row in proof.rows.items():
             if row != before.get(name) and not row.is_shown:

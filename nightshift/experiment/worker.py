@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from msgspec import structs
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, PROGRESS_NAME
 from nightshift.campaign.records import (
@@ -74,9 +75,12 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
     slot, rules = job.slot or os.environ.get("SLURMD_NODENAME", ""), job.rules
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.INFRASTRUCTURE)
-    result = Result(job.seed, training, token=job.token, job_sha256=job.sha256, started=started, slot=slot)
+    measured: dict[str, Any] = {}  # further fields of the result
     engine: Engine | None = None
     answers: Path | None = None
+    if job.split != "test":  # agents read in runs/, so no answers to test examples are written
+        # The file appears together with the result, so nobody can end a run because its first scores are low.
+        answers = temporary_beside(folder / ANSWERS_NAME)
     try:
         # The environment variables of a cluster's node may contain tokens.
         engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus)
@@ -88,17 +92,15 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         if job.cores and hasattr(os, "sched_setaffinity"):  # not on macOS
             os.sched_setaffinity(0, job.cores)
         examples = examples_of(job.split, rules, root)
-        if job.split != "test":  # agents read in runs/, so no answers to test examples are written
-            # The file appears together with the result, so nobody can end a run because its first scores are low.
-            answers = temporary_beside(folder / ANSWERS_NAME)
-        machine = {MACHINE_NAME: engine.machine.text} if engine.machine.text else {}
-        if memory := os.environ.get("SLURM_MEM_PER_NODE", "") if job.name else "":
-            machine["memory of the job"] = f"{memory} MiB"
-        result = structs.replace(result, hardware=hardware, versions=engine.versions() | machine)
+        measured = {"hardware": hardware, "versions": engine.versions()}
+        if engine.machine.text:
+            measured["versions"] |= {MACHINE_NAME: engine.machine.text}
+        if job.name and (memory := os.environ.get("SLURM_MEM_PER_NODE")):
+            measured["versions"] |= {"memory of the job": f"{memory} MiB"}
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
-            result = structs.replace(result, startup_seconds=time.monotonic() - opened)
+            measured["startup_seconds"] = time.monotonic() - opened
             callback = ending(progress, rules.budget_seconds) if job.incumbent else progress
             training = session.train(rules.budget_seconds, callback)
             if training.outcome.is_success and training.num_steps < 1:  # the weights are still those of the base model
@@ -106,8 +108,9 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                 fix = "Lower orchestrator.batch_size or max_completion_tokens."
                 raise EngineError(cause, fix, failure=Failure.CONFIG)
             if training.outcome.is_success:
-                result = structs.replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
+                evaluation = evaluate(session, examples, rules, answers, progress)
                 session.confirm()
+                measured["evaluation"] = evaluation
             elif training.failure in (None, Failure.UNKNOWN):
                 failure = Failure.INFRASTRUCTURE if training.num_steps else Failure.UNKNOWN
                 raise EngineError(training.cause or "no cause known", failure=failure, log=training.log)
@@ -116,36 +119,35 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     except Interrupted:
         raise
     except (NightshiftError, OSError) as error:
-        failure, log = Failure.INFRASTRUCTURE, None
+        cause, failure, log = str(error), Failure.INFRASTRUCTURE, None
         if isinstance(error, EngineError):
             failure, log = error.failure, error.log
-        cause = str(error)
-        if failure is Failure.UNKNOWN and engine and job.incumbent:
-            reporter(folder / PROGRESS_NAME, slot, "starting the incumbent to find the cause of a failure")
-            problem = _start_incumbent(engine, job, folder / INCUMBENT, began)
-            failure = Failure.INFRASTRUCTURE if problem else Failure.CONFIG
-            cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
-        if failure is Failure.UNKNOWN:  # there is no incumbent yet
+        if failure is Failure.UNKNOWN:
             failure = Failure.INFRASTRUCTURE
+            if engine and job.incumbent:
+                reporter(folder / PROGRESS_NAME, slot, "starting the incumbent to find the cause of a failure")
+                seconds_left = job.deadline_seconds - (time.monotonic() - began)
+                problem = _start(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
+                failure = Failure.INFRASTRUCTURE if problem else Failure.CONFIG
+                cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
         cause = clean(cause, 4 * MAX_TEXT)
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
-        result = structs.replace(result, evaluation=None)
+        measured.pop("evaluation", None)
     if answers is not None:
-        if result.evaluation is not None:
+        if "evaluation" in measured:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
-    disk_bytes = None
     with suppress(OSError):  # a file may be deleted meanwhile, by the user or by NFS
-        disk_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
-    seconds = time.monotonic() - began
-    return structs.replace(result, training=training, total_seconds=seconds, disk_bytes=disk_bytes)
+        measured["disk_bytes"] = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+    measured |= {"started": started, "slot": slot, "total_seconds": time.monotonic() - began}
+    return Result(job.seed, training, token=job.token, job_sha256=job.sha256, **measured)
 
 
-def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> str:
+def _start(engine: Engine, incumbent: Mapping[str, Any], seed: int, folder: Path, seconds: float) -> str:
     """Start the incumbent and stop it. Return why this failed; empty if it starts, so that the config is at fault."""
     try:
         folder.mkdir()
-        engine.open(job.incumbent or {}, job.seed, folder, job.deadline_seconds - (time.monotonic() - began)).close()
+        engine.open(incumbent, seed, folder, seconds).close()
     except Interrupted:
         raise
     except (NightshiftError, OSError) as error:

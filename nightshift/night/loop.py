@@ -160,8 +160,8 @@ class Night:
                 desk.begin_wait("machine", str(error), "this machine is ready")
         under_way = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
         if desk.open_wait("branch"):  # runs that ended cannot be judged; queued jobs are cancelled
-            left = [folder for folder in under_way if not desk.bench.is_over(folder)]
-            under_way = [folder for folder in left if folder in desk.bench.proofs or self._executor.has_begun(folder)]
+            left = [folder for folder in under_way if not self._executor.is_over(folder)]
+            under_way = [folder for folder in left if self._executor.has_begun(folder)]
         if stop is not None and not under_way:
             return stop
         sentence = " And ".join(desk.state.waiting)
@@ -220,7 +220,7 @@ class Night:
             if seconds is None:
                 is_queued = stop is not None and not all(map(executor.has_begun, executor.in_flight()))
                 is_waiting = due or self._proposals.is_under_way or any(wait.ended is None for wait in desk.state.waits)
-                if has_answers or is_queued or any(map(desk.bench.is_over, due)) or not is_waiting:
+                if has_answers or is_queued or any(map(executor.is_over, due)) or not is_waiting:
                     return
 
     def _tidy(self) -> None:

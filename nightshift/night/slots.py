@@ -34,7 +34,7 @@ class Slots:
         """Decide the first run that has ended. Returns False if no run has ended."""
         desk = self._desk
         for number in desk.bench.in_flight:
-            if desk.bench.is_over(desk.ledger.run_dir(number)) and (problem := desk.disk_problem()):
+            if desk.executor.is_over(desk.ledger.run_dir(number)) and (problem := desk.disk_problem()):
                 raise EngineError(problem)  # the result stays in its folder
             if (record := self._controller.collect(number)) is not None:
                 self._conclude(record)
@@ -132,7 +132,7 @@ class Slots:
         """Cancel queued jobs of a cluster, which would start after the night."""
         for record in self._controller.in_flight:
             folder = self._desk.ledger.run_dir(record.number)
-            if folder not in self._desk.bench.proofs and not self._desk.executor.has_begun(folder):
+            if not self._desk.executor.has_begun(folder):
                 self._controller.cancel(record.number)
                 text = f"its job was still queued when the night ended: {cause}"
                 self._controller.conclude(crash(record, Failure.INTERRUPTED, text))

@@ -175,7 +175,7 @@ def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> N
     code, stdout, stderr = detached(root)
     assert code == 0, stderr
     wait_for(lambda: is_running(root, 1))
-    assert stderr.startswith("created branch autoresearch/")
+    assert stderr.startswith("new branch autoresearch/")
     assert "nightshift wait --night" in stdout
     pid = state(root)["pid"]
     assert f"running in process {pid}; its output: " in stdout

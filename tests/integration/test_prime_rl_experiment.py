@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -179,7 +178,7 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     code, stdout, stderr = finish(start_run(checkout, *flags))
     assert (code, stdout) == (2, "")
     assert len(stderr.splitlines()) == 1
-    assert re.search(r"\(and [12] more\)", stderr)  # the data may be here
+    assert "this machine has 0" in stderr
     assert "needs 2 NVIDIA GPUs" in stderr
     assert "--engine trl" in stderr
     (checkout / "prime-rl").mkdir()

@@ -262,7 +262,7 @@ def test_a_job_with_fewer_gpus_than_a_run_uses_is_refused(checkout: Path, gpus: 
     (checkout / "rules.toml").write_text('environments = ["arithmetic"]\ntrain_gpus = 3\n')
     path = checkout.parent / "slurm.toml"
     path.write_text(f"pairs = 2\ngpus = {gpus}\ncpus_per_run = 2\nmem_gb = 2\ntime_minutes = 60\n")
-    cause = r"slurm.toml: gpus = 2, and a run of arithmetic-prime-rl uses 4\. Write 4 or more\.$"
+    cause = r"slurm.toml: gpus = 2, and a run of arithmetic-prime-rl needs 4\. Write 4 or more\.$"
     with pytest.raises(UsageError, match=cause) if is_refused else nullcontext():
         open_controller(checkout, Request(slurm=path), SilentReporter())
 

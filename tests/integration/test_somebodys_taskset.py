@@ -94,12 +94,7 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
 
 def test_those_that_ask_the_same_are_one(open_: Open) -> None:
     change = ('f"word{number}"', 'f"word{number // 2}"')
-    notes: list[str] = []
-    found = tasks.split(open_(change, rows=40), SPEC, notes.append)
-    assert notes == [
-        "20 of 40 tasks have the same prompt as another and were left out. "
-        "Give each task a `key` of its own to use them."
-    ]
+    found = tasks.split(open_(change, rows=40), SPEC)
     again = tasks.split(open_(change, rows=40, backwards=True), SPEC)
     for name, size in {"validation": 5, "test": 5, "train": 10}.items():
         assert len(found[name]) == size
@@ -123,7 +118,7 @@ def test_an_example_is_all_that_its_task_holds(open_: Open) -> None:
 )
 def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, float], score: float) -> None:
     assert tasks.as_score(reward, reward_range) == score
-    with pytest.raises(tasks.Refused, match=r"a reward is NaN\. Return a finite number"):
+    with pytest.raises(tasks.Refused, match=r"a reward is nan\. Return a finite number"):
         tasks.as_score(float("nan"), reward_range)
 
 
@@ -133,27 +128,23 @@ def above(line: str, more: str) -> tuple[str, str]:
 
 TOOLS = "@classmethod\n    def toolsets(cls, config): return [vf.Toolset(vf.ToolsetConfig())]"
 JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
-LOOP = """
-class Own(vf.SingleAgentEnv):
-    async def run(self, task, agents):
-        [await agents.agent.run(task) for _ in range(3)]
-__all__ += ['Own']"""
 
 
 @pytest.mark.parametrize(
     ("change", "more", "cause"),
     [
         (("", ""), "class Own(vf.SingleAgentEnv): pass\n__all__ += ['Own']", "plays its own Own: several turns or"),
-        (("", ""), "del __all__", "is not a verifiers v1 package: it has no __all__"),
         (("    @vf.reward(weight=1.0)\n", ""), "", "Task has no reward. Mark a method"),
         (("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"), "", "Task.ratio needs a runtime"),
         (("prompt=text", "prompt=None"), "", "has a task without a prompt: a scripted user asks"),
         (above("    @vf.stop", "NEEDS_CONTAINER = True"), "", "Task needs a container: NEEDS"),
         (above("    @vf.stop", TOOLS), "", "Task needs tools: "),
         (("self.config.task)", JUDGE), "", "Task asks a judge: gpt"),
-        (("", ""), LOOP, "Own runs the seat agent several times in an episode"),
-        (("", ""), "import verifiers.v1.tasksets.textarena", "is built on verifiers' textarena, which is not accepted"),
-        (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_validation to 2"),
+        (
+            ("rows: int = 20", "rows: int = 10"),
+            "",
+            "10 tasks are too few: validation and test need 10, training needs one. Lower",
+        ),
         (
             above("    @vf.stop", "key = 'one for all'"),
             "",

@@ -101,7 +101,7 @@ def other_default(controller: Controller) -> None:
     git(controller.bench.root, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/develop")
 
 
-CREATED = "created branch {today} from {origin}; no file changes. To go back: git switch {back}"
+CREATED = "new branch {today} from {origin}; {origin} is unchanged. To go back: git switch {back}"
 STARTS = [
     (at_main, "{today}", [], CREATED.format(today="{today}", origin="main", back="main")),
     (detach, "{today}", [], CREATED.format(today="{today}", origin="commit {short}", back="--detach {long}")),
@@ -109,15 +109,15 @@ STARTS = [
     (
         edit_files,
         "{today}",
-        ["Start campaign: 3 files as they were"],
-        "created branch {today} from main; its first commit contains your train.toml, " + MEASURING + ", "
-        "nightshift/evaluation/environment.py, and main is unchanged. To go back: git switch main",
+        ["Start campaign: add 3 uncommitted files"],
+        "new branch {today} from main; its first commit contains your train.toml, " + MEASURING + ", "
+        "nightshift/evaluation/environment.py; main is unchanged. To go back: git switch main",
     ),
     (own_branch, "mine", [], "branch mine becomes a campaign"),
     (
         own_branch_edited,
         "mine",
-        ["Start campaign: train.toml as it was"],
+        ["Start campaign: add 1 uncommitted file"],
         "branch mine becomes a campaign; its first commit contains your train.toml",
     ),
 ]
@@ -149,7 +149,9 @@ def test_the_campaign_that_began_here_is_continued_and_a_name_begins_another(con
     later = replace(controller, now=lambda: controller.now() + timedelta(days=1))
     found, _, line = begin(later)
     assert (found, git(controller.bench.root, "rev-parse", "HEAD")) == (name, kept)
-    words = f"continued {name}, a campaign that began at this commit (experiments so far: 2); --branch NEW begins"
+    words = (
+        f"branch {name} continues, a campaign that began at this commit (experiments so far: 2); --branch NEW begins"
+    )
     assert words in line
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     git(controller.bench.root, "switch", "--quiet", "main")
@@ -158,7 +160,7 @@ def test_the_campaign_that_began_here_is_continued_and_a_name_begins_another(con
     assert "train.toml" in message
     assert message.endswith(f"git stash && git switch {name}")
     found, subjects, _ = begin(controller, "second")
-    assert (found, subjects) == ("second", ["Start campaign: train.toml as it was", "start"])
+    assert (found, subjects) == ("second", ["Start campaign: add 1 uncommitted file", "start"])
     measured(controller)
     git(controller.bench.root, "switch", "--quiet", "main")
     assert begin(controller)[0] == "second"  # the last one; its first commit has another train.toml
@@ -167,7 +169,7 @@ def test_the_campaign_that_began_here_is_continued_and_a_name_begins_another(con
     assert begin(other)[0] == today(later)  # other rules: another campaign
 
 
-@pytest.mark.parametrize("name", ["a b", "refs/../x", "-x", "HEAD", "autoresearch"])
+@pytest.mark.parametrize("name", ["a b", "-x", "autoresearch"])
 def test_a_name_that_git_refuses_is_one_line(controller: Controller, name: str) -> None:
     git(controller.bench.root, "branch", "autoresearch/x")
     assert refusal(controller, name).endswith(("Choose another name.", "choose another name: --branch NAME."))
@@ -187,7 +189,10 @@ def test_the_same_command_on_another_branch_prints_what_to_type(controller, stat
     request = unfinished_night(controller)
     if state == "rebase":
         (controller.bench.root / ".git" / "rebase-merge").mkdir()
-    words = {"rebase": "git rebase --abort", "clean": f"git switch {today(controller)} and run the command again"}
+    words = {
+        "rebase": "git rebase is not finished",
+        "clean": f"git switch {today(controller)} and run the command again",
+    }
     with pytest.raises(UsageError, match=words[state]):
         start.open_night(controller.bench.root, request, controller.reporter, None)
     assert controller.repo.head().branch == "main"
@@ -211,17 +216,14 @@ def conflict(controller: Controller, *command: str) -> None:
         git(controller.bench.root, *command)
 
 
-@pytest.mark.parametrize(
-    "command", ["rebase mine", "merge mine", "cherry-pick mine", "revert --no-edit HEAD~1", "bisect"]
-)
+@pytest.mark.parametrize("command", ["rebase mine", "merge mine", "bisect"])
 def test_what_the_user_has_not_finished_is_refused_in_one_line(controller: Controller, command: str) -> None:
     if command == "bisect":
         git(controller.bench.root, "bisect", "start")
     else:
         conflict(controller, *command.split())
     operation = command.split()[0]
-    ends = "git bisect reset" if operation == "bisect" else f"git {operation} --abort"
-    assert refusal(controller) == f"a git {operation} is not finished in this checkout. Finish it, or: {ends}"
+    assert refusal(controller) == f"a git {operation} is not finished in this checkout. Finish or abort it."
 
 
 def test_a_folder_without_git_and_one_without_a_commit_are_told_what_to_type(controller, tmp_path) -> None:
@@ -262,7 +264,7 @@ def test_a_start_that_is_killed_between_two_steps_goes_on(controller: Controller
         number += 1
     assert number > 8
     name, subjects, _ = begin(controller)
-    assert subjects == ["Start campaign: 3 files as they were", "start"]
+    assert subjects == ["Start campaign: add 3 uncommitted files", "start"]
     assert controller.repo.config_at("HEAD") == source == (controller.bench.root / "train.toml").read_bytes()
     branches = git(controller.bench.root, "branch", "--format=%(refname:short)").split()
     assert sorted(branches) == sorted({"main", name})

@@ -5,11 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from nightshift_arithmetic import data
 
-from nightshift.campaign.records import SIDES, Comparison, Proposal, Request
-from nightshift.cli.main import commands
+from nightshift.campaign.records import SIDES, Comparison, Request
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.certify import FIRST_SEED_INDEX, Certified, certify, open_task
 from nightshift.experiment.checkout import IntegrityError
@@ -21,7 +19,7 @@ from nightshift.report.text import headline
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_controller import GOOD, during, install_proofs, keep, make_poor, with_bench, write
+from tests.stand_in_controller import during, install_proofs, keep, make_poor, with_bench
 from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -61,12 +59,6 @@ def kept(controller: Controller) -> Controller:
     return keep(controller)
 
 
-def test_a_certificate_says_that_an_agent_was_not_isolated(controller: Controller) -> None:
-    write(controller, GOOD)
-    assert controller.run(Request(Proposal(sandbox="none"))).status == "keep"
-    assert "agent: not isolated" in certified(controller, num_seeds=1).notes
-
-
 def run_names(controller: Controller) -> list[str]:
     return sorted(path.parent.name for path in controller.ledger.runs_dir.glob("certify/*/*/run.json"))
 
@@ -95,7 +87,6 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> Non
     first_run = made.runs[0]
     assert f"baseline, seed {first_run.seed}: {first_run.score:.4f}, 3 steps" in kept.reporter.notes
     assert f"baseline {100 * first_run.score:.1f} (3 steps), " in str(Certified(plan=(), comparisons=(made,)))
-    assert made.collapses.startswith("0 of 3 runs of the incumbent collapsed")
     assert living_children() == []
 
 
@@ -116,7 +107,7 @@ def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(
         assert not any(question in path.read_text() for question in questions)
 
 
-@pytest.mark.parametrize("gone", [slow("journal.jsonl"), "certify"])
+@pytest.mark.parametrize("gone", ["journal.jsonl", "certify"])
 def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_certificate(kept, gone) -> None:
     certified(kept, num_seeds=1)
     remove_tree(kept.ledger.runs_dir / gone)
@@ -155,51 +146,28 @@ def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(
         certified(kept, num_seeds=1)
 
 
-def test_the_command_resumes_an_unfinished_comparison_by_its_number(
-    kept: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def invoked(*options: str) -> tuple[int, str]:
-        done = CliRunner().invoke(commands, ["certify", *options])
-        return done.exit_code, done.output
-
-    monkeypatch.setattr("nightshift.experiment.experiment.open_controller", lambda *arguments: kept)
-    monkeypatch.setattr("nightshift.cli.run.process_root", lambda: kept.bench.root)
-    kept.reporter.on_note = stop_at("run 2 of 2")
-    assert invoked("--seeds", "1")[0] == 130
-    kept.reporter.on_note = lambda text: None
-    for options, number in ((("--resume", "0001"), "0001"), ((), "0002")):
-        code, output = invoked(*options, "--dry-run")
-        assert (code, f"number:   comparison {number}; " in output) == (0, True), output
-    code, output = invoked("--resume", "0001")
-    assert (code, "verdict:          better" in output) == (0, True), output
-
-
-@pytest.mark.parametrize("num_slots", [2, slow(3)])
-def test_all_slots_are_busy_with_runs_of_both_sides(kept: Controller, num_slots: int) -> None:
-    kept.bench.executor.num_slots = num_slots
+def test_all_slots_are_busy_with_runs_of_both_sides(kept: Controller) -> None:
+    kept.bench.executor.num_slots = 2
     waves = list[list[str]]()
     sides = lambda: sorted(path.name.split("-")[0] for path in kept.bench.executor.in_flight())  # noqa: E731
     with during(kept, lambda folder: waves.append(sides())):
         certified(kept)
-    waves = waves[::num_slots]  # the stand-in makes the runs of a wave one after the other
-    assert [len(wave) for wave in waves] == [num_slots] * (6 // num_slots)
-    assert all({*wave} == {*SIDES} for wave in waves)
+    waves = waves[::2]  # the stand-in makes the runs of a wave one after the other
+    assert waves == [[*SIDES]] * 3
 
 
-def test_a_crashed_run_is_repeated_with_another_seed_and_the_verdict_says_so(kept: Controller) -> None:
+def test_a_crashed_run_is_not_repeated_and_the_verdict_says_so(kept: Controller) -> None:
     kept.reporter.on_note = lambda text: text.endswith("run 2 of 4") and fault(kept.ledger.runs_dir, "error", once=True)
     made = certified(kept, 2)
-    assert num_scored(made) == [2, 2]
-    seeds = [(run.seed - RULES.seed(FIRST_SEED_INDEX), run.score is None) for run in made.runs_of("incumbent")]
-    assert seeds == [(1, True), (2, False), (5, False)]
-    assert made.notes[0].startswith("incumbent, seed 101001: crashed: loss is nan")
-    crashes = "1 of 3 runs of the incumbent crashed"
+    assert num_scored(made) == [2, 1]
+    assert made.notes[1].startswith("incumbent, seed 101001: crashed: loss is nan")
+    assert "2 runs of the baseline and 1 runs of the incumbent have a score: with unequal numbers" in made.notes[2]
+    crashes = "1 of 2 runs of the incumbent crashed"
     [line] = [line for line in str(Certified(plan=(), comparisons=(made,))).splitlines() if line.startswith("verdict:")]
     assert line.endswith(f"; {crashes}")
     assert certified_line(made).endswith(f"; {crashes}")
     branch = kept.repo.head().branch
     assert headline(gather(kept.ledger, branch)).title.endswith(f" pp ({crashes})")
-    assert not any("unequal numbers" in note for note in made.notes)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +194,7 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(controller: 
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         certified(controller)
     git(controller.bench.root, "switch", "--quiet", "--discard-changes", "main")
-    words = r"main has no campaign with a baseline\. Switch to the campaign: git switch autoresearch/test"
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match="main has no campaign with a baseline"):
         certified(controller)
     assert controller.ledger.accesses() == []
 
@@ -243,12 +210,9 @@ def test_the_plan_reads_nothing(kept: Controller, monkeypatch: pytest.MonkeyPatc
     assert not (kept.ledger.runs_dir / "certify").exists()
 
 
-def test_an_environment_that_is_unknown_is_refused(kept):
+def test_a_comparison_on_several_environments_is_resumed_by_its_number(kept: Controller) -> None:
     with pytest.raises(UsageError, match="nowhere"):
         open_task(kept, environment="nowhere")
-
-
-def test_a_comparison_on_several_environments_is_resumed_by_its_number(kept: Controller) -> None:
     planned = open_task(kept, 1, environment="arithmetic+countdown")
     assert planned.bench.rules.environment_names == ("arithmetic", "countdown")
     kept.reporter.on_note = stop_at("run 1 of 2")
@@ -270,9 +234,6 @@ def test_two_commits_are_compared(kept: Controller) -> None:
     (kept.bench.root / MEASURING).write_text("MEASURES = 'better'\n")
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         open_task(kept, 1, revisions=revisions)
-    git(kept.bench.root, "switch", "--quiet", "--detach")
-    with pytest.raises(UsageError, match=f"{MEASURING} differ from the checked-out commit"):
-        open_task(kept, 1, revisions=revisions)
 
 
 def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, monkeypatch):
@@ -280,12 +241,8 @@ def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_ag
         assert (run_dir / "weights" / "model.safetensors").is_file()
         return proofs == []
 
-    waves: list[tuple[Path, bool]] = []
     proofs = install_proofs(monkeypatch, 2, is_bad)
-    run = lambda folder: waves.append((folder, all(proof.is_done for proof in proofs)))  # noqa: E731
-    monkeypatch.setattr(kept.bench.executor, "during", run)
     made = certified(kept, num_seeds=1)
-    assert not waves[1][1], "the next run waited for the proof of the first"
     first, second, again = (proof.run_dir.name for proof in proofs)
     assert first == again
     assert any("infrastructure failure: the server did not serve the file" in note for note in kept.reporter.notes)

@@ -1,8 +1,6 @@
 """The digest finds each known fault, says nothing about healthy curves, and reads both engines' real metrics."""
 
-import ast
 import math
-import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,10 +11,8 @@ import pytest
 
 from nightshift.campaign.metrics import Step, read_steps
 from nightshift.campaign.records import Outcome, Result, Training
-from nightshift.config.allowlist import LOSS, find_key
-from nightshift.experiment import health
+from nightshift.config.allowlist import LOSS
 from nightshift.experiment.health import BROKEN, COSTLY, HINT, KL_TAU, Conditions, Finding, digest
-from tests.conftest import slow
 from tests.rules import ARITHMETIC_TRL
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
@@ -94,15 +90,6 @@ def noisy(curves: Curves, seed: int) -> Curves:
     return {name: with_noise(name, curve) for name, curve in curves.items()}
 
 
-def test_what_no_key_mends_is_named_without_one() -> None:
-    usual = healthy(0)
-    broken = changed(usual, error_share=lambda x: 0.2, server_error_share=lambda x: 0.15, branches_mean=lambda x: 2.0)
-    finding = found(broken, "20% of the rollouts failed: the server did not answer, see inference.log")
-    assert (finding.keys, finding.severity) == ((), COSTLY)
-    assert found(broken, "2.0 samples per rollout").keys == ()
-    assert found(changed(usual, error_share=lambda x: 0.2), "20% of the rollouts failed").keys
-
-
 LR, GROUP, LAG = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.max_off_policy_steps"
 TEMPERATURE = "orchestrator.train.sampling.temperature"
 LENGTH = "orchestrator.train.sampling.max_completion_tokens"
@@ -133,12 +120,11 @@ FAULTS: dict[str, tuple[str, int, str, Curves]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("num_steps", [60, slow(200)])
-def test_each_fault_is_found(fault: str, num_steps: int) -> None:
+def test_each_fault_is_found(fault: str) -> None:
     words, severity, key, curves = FAULTS[fault]
     hits = 0
     for seed in SEEDS:
-        steps = changed(healthy(seed, num_steps), **noisy(curves, seed))
+        steps = changed(healthy(seed, 60), **noisy(curves, seed))
         matches = [finding for finding in digest(steps, USUAL) if words in finding.text]
         hits += len(matches) == 1 and matches[0].severity == severity and key in matches[0].keys
     assert hits >= 0.9 * len(SEEDS), f"{hits} of {len(SEEDS)}: {text(steps, USUAL)}"
@@ -175,17 +161,7 @@ def test_keys_of_another_loss_are_not_pointed_to(loss: str, is_open: bool) -> No
     assert (LR in keys, KL_TAU in keys) == (True, is_open)
 
 
-def test_every_key_that_is_pointed_to_is_open() -> None:
-    nodes = ast.walk(ast.parse(Path(health.__file__).read_text()))
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    named = {text for text in texts if re.fullmatch(r"(trainer|orchestrator|inference)[.][a-z0-9_.]+", text)}
-    assert len(named) > 15
-    assert [name for name in named if find_key(name) is None] == []
-
-
-@pytest.mark.parametrize(
-    ("written", "limit"), [(512, "at 64 tokens in"), (None, "at 64 tokens in"), (32, "at 32 tokens in")]
-)
+@pytest.mark.parametrize(("written", "limit"), [(512, "at 64 tokens in"), (32, "at 32 tokens in")])
 def test_a_cut_names_the_limit_that_was_in_force(written: int | None, limit: str) -> None:
     """512 is above what these rules allow, which is 64."""
     values = VALUES | {"orchestrator.train.sampling.max_completion_tokens": written}

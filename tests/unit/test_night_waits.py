@@ -320,7 +320,7 @@ def test_a_night_waits_for_the_disk_that_its_last_run_used(controller, clock, mo
     _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=6)
     assert stop.cause == "6 experiments are done"
     assert [record.failure for record in controller.ledger.records()] == [None] * 6
-    text = "0.100 GB of disk are free, 0.200 GB are needed: the campaign's last run used 0.200 GB. Run: du -sh runs/*"
+    text = "0.100 GB of disk are free, and the runs in flight and the next one need 0.200 GB. Run: du -sh runs/*"
     assert text in waited(controller)[0]
     assert not any(1_300.0 < begin < 2_000.0 for begin in executor.begins.values())
     free[0] = 0.1

@@ -56,38 +56,29 @@ def test_the_skeleton_is_an_environment_and_doctor_shows_a_task_and_what_it_pays
         command = [sys.executable, "-m", "ruff", *check, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
         process = subprocess.run([*command, str(folder)], capture_output=True, text=True, cwd=root)
         assert process.returncode == 0, process.stdout + process.stderr
-    size, chat, empty, right = template.look(root, "boxes", clock=lambda: 0.0)
-    assert size == "boxes: 800 training examples, 400 for validation, 400 for test; loaded in 0.0 s"
+    size, chat, empty, right = template.look(root, "boxes")
+    assert size.startswith("boxes: 800 training examples, 400 for validation, 400 for test; loaded in ")
     assert chat.startswith("user: Mia has ")
-    assert empty == "an empty text: score 0.000 over 20 tasks, 0.0 ms each"
-    assert re.fullmatch(r"its answer \('.*'\): score 1\.000 over 20 tasks, 0\.0 ms each", right)
+    assert empty.startswith("an empty text (''): score 0.000 over 20 tasks, ")
+    assert re.match(r"its answer \('.*'\): score 1\.000 over 20 tasks, ", right)
 
 
 @pytest.mark.slow
-def test_the_skeleton_of_two_turns_passes_its_test_and_doctor_plays_two_episodes(root: Path) -> None:
+def test_the_skeleton_of_two_turns_passes_its_test_and_doctor_loads_it(root: Path) -> None:
     lines = template.create(root, "pens", has_turns=True)
     table = lines[lines.index("[environment.pens]") :][:4]
     (root / "rules.toml").write_text("\n".join(table))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-c", "/dev/null", "-p", "no:cacheprovider"]
     process = subprocess.run([*command, str(root / "environments" / "pens")], capture_output=True, text=True)
     assert "4 passed" in process.stdout, process.stdout + process.stderr
-    size, _code, *episodes = template.look(root, "pens")
+    (size,) = template.look(root, "pens")
     assert size.startswith("pens: 600 training examples, 200 for validation, 200 for test; loaded in ")
-    firsts = [line for line in episodes if line.startswith("episode ")]
-    assert firsts == [
-        f"episode {number} of a scripted policy: 2 turns, 0 tool calls (0 failed), score 0.000" for number in (1, 2)
-    ]
-    assert episodes.count("a scripted answer") == 4
-    module = root / "environments" / "pens" / "pens_env" / "__init__.py"
-    module.write_text(module.read_text().replace("return num_right /", "return num_right // 0 *"))
-    with pytest.raises(UsageError, match=r"pens: 2 of 2 episodes failed: .*ZeroDivisionError"):
-        list(template.look(root, "pens"))
 
 
 @pytest.mark.parametrize(
     ("file", "code", "line"),
     [
-        ("data.py", "x = 1\ndef load(:\n", "PLACE/data.py:2: SyntaxError: "),
+        ("data.py", "x = 1\ndef load(:\n", "SyntaxError: "),
         ("scoring.py", "import sys\nsys.exit(0)\n", "PLACE/scoring.py:2: SystemExit: 0"),
         ("scoring.py", "def score(text, answer):\n    return 1 / 0\n", "PLACE/scoring.py:2: "),
         ("data.py", "def load(split, size):\n    raise ValueError('no x.json. Fetch it')\n", "no x.json. Fetch it"),

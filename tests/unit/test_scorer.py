@@ -25,18 +25,14 @@ import os, subprocess, sys, time
 class Refused(ValueError): pass
 class Task:
     class data: answer = "forty-two"
-    config, toolsets = None, lambda self, config: []
 def import_package(place): return place.name
 def open_taskset(name, spec):
     args = spec["args"]
     if args.get("raises"): raise RuntimeError("no such table\\nhere")
-    if args.get("offline"): raise ConnectionError("Couldn't reach it (OfflineModeIsEnabled)")
-    if args.get("lacks"): import no_such_module
     while args.get("burns") and time.process_time() < 1: pass
     print("a package that prints"); sys.stdin.read()
     return args
-def split(taskset, spec, note):
-    note("2 of 3 tasks have the same prompt")
+def split(taskset, spec):
     return {"train": [Task()], "validation": [], "test": []}
 def identity(task): return "key"
 def chat(task): return [{"role": "user", "content": "?"}]
@@ -91,7 +87,6 @@ def test_it_loads_and_scores_in_one_process_that_is_not_this_one_and_has_no_secr
     monkeypatch.setenv("HF_TOKEN", "secret")
     scorer = make()
     assert scorer.load("train") == [TaskExample("key", "forty-two", [{"role": "user", "content": "?"}])]
-    assert scorer.notes == ["2 of 3 tasks have the same prompt"]
     assert scorer.score("#one", "key") == 1.0
     assert scorer.score(f"import os\nassert os.getppid() == {os.getpid()}", "key") == 0.5
     assert scorer.score("assert 'secret' not in os.environ.values() and os.environ['HF_HUB_OFFLINE'] == '1'", "key")
@@ -161,24 +156,12 @@ def test_a_reward_that_hangs_is_ended_with_all_that_it_started(make, monkeypatch
     assert "the reward of 1 of 3 answers failed and counts 0; the first: no reply within 10 s" in scorer.failures()
 
 
-def test_a_process_that_does_not_read_is_not_waited_for(make, monkeypatch):
-    scorer = make()
-    assert scorer.score("#one", "key") == 1.0
-    psutil.Process(scorer._child.pid).suspend()
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.1)
-    assert scorer.score("#" + "x" * 1_000_000, "key") == 0.0  # more than a pipe takes
-    assert "no reply within 0.1 s" in scorer.failures()
-    monkeypatch.undo()
-    assert scorer.score("#one" + " " * 1_000_000, "key") == 0.5
-
-
-@pytest.mark.parametrize("reply", ["[]", '{"score": 7}', "x"])
-def test_an_odd_reply_is_a_failed_answer(make: Callable[..., Scorer], reply: str) -> None:
+def test_an_odd_reply_is_a_failed_answer(make: Callable[..., Scorer]) -> None:
     """By a package that found the pipe, and answers before it is asked."""
     scorer = make()
     assert scorer.score("#one", "key") == 1.0
     forge = "import stat\nfor n in range(3, 9):\n  try:\n    stat.S_ISFIFO(os.fstat(n).st_mode) and "
-    assert scorer.score(f"{forge}os.write(n, {(reply + chr(10)).encode()!r})\n  except OSError: pass", "key") == 0.0
+    assert scorer.score(f"{forge}os.write(n, b'{{\"score\": 7}}\\n')\n  except OSError: pass", "key") == 0.0
     assert scorer.num_failed == 1
     assert scorer.score("#one", "key") == 1.0  # not what the process said after all to the one before
 
@@ -205,7 +188,6 @@ def test_what_a_reward_computes_elsewhere_counts_and_the_next_start_does_not(mak
     [
         "print('{\"score\": 0.9}' * 100_000); os.write(1, b'{\"score\": 0.9}\\n'); os.write(2, b'x' * 1_000_000)",
         "assert sys.stdin.read() == ''; assert os.read(0, 1) == b''",
-        "os.fork()",
         "os.fork() and os.wait()",
     ],
 )
@@ -232,15 +214,9 @@ def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:10). Correct the package"),
         (
-            {"lacks": True},
-            "ModuleNotFoundError: No module named 'no_such_module' (nightshift_taskset/tasks.py:12). Install the",
-        ),
-        (
-            {"offline": True},
-            "ConnectionError: Couldn't reach it (OfflineModeIsEnabled) (nightshift_taskset/tasks.py:11). "
-            "Run uv run prepare.py to fetch the data",
+            {"raises": True},
+            "RuntimeError: no such table here (nightshift_taskset/tasks.py:9). If data is missing, run: ",
         ),
         ({}, "a reward of 3 lies outside"),
     ],

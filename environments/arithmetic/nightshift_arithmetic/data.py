@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nightshift_gsm8k.data import Example
-from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, pick, shuffled
+from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, messages, pick, shuffled
+
+__all__ = ["messages"]
 
 PROMPT_TOKENS = 448  # the 512 positions of the shipped model without its longest answer; no question needs as many
 
@@ -105,11 +107,6 @@ def load(split: Split, size: int, seed: int = 0) -> list[Example]:
     check_split(split)
     check_size(split, size, MAX_SIZE[split])
     return [_example(problem) for problem in distinct(problems(split, seed), lambda problem: problem.question, size)]
-
-
-def messages(example: Example) -> list[dict[str, str]]:
-    """Return the chat that asks the question."""
-    return [{"role": "user", "content": example.question}]
 
 
 def slices(example: Example) -> dict[str, str]:

@@ -14,7 +14,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, pick
+from nightshift_gsm8k.data import Example
+from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, messages, pick
+
+__all__ = ["messages"]
 
 PROMPT_TOKENS = 448  # far more than any question needs
 
@@ -26,15 +29,6 @@ SMALL = range(2, 10)
 # The operators of `47+8-3` and `47+3*8`, from left to right.
 KINDS = ("++", "+-", "-+", "--", "+*", "-*")
 TARGETS = range(10, 100)
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One problem. `answer` is an equation that uses every given number: `47+8-3=52`."""
-
-    key: str
-    question: str
-    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +74,7 @@ def load(split: Split, size: int, seed: int = 0) -> list[Example]:
     check_split(split)
     check_size(split, size, MAX_SIZE[split])
     chosen = distinct(problems(split, seed), lambda problem: (problem.target, *sorted(problem.numbers)), size)
-    return [Example(digest(p.question)[:16], p.question, f"{p.expression}={p.target}") for p in chosen]
-
-
-def messages(example: Example) -> list[dict[str, str]]:
-    """Return the chat that asks the question."""
-    return [{"role": "user", "content": example.question}]
+    return [Example(digest(p.question)[:16], p.question, p.expression, f"{p.expression}={p.target}") for p in chosen]
 
 
 def problems(split: Split, seed: int) -> Iterator[Problem]:

@@ -93,7 +93,7 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
             if os.environ.get(ENV_VAR):
                 raise
     contents = {name: _read(source, name) for name in SHA256} if source else _download(progress)
-    write_data(folder, contents, ENV_VAR)
+    write_data(folder, contents)
     progress(f"gsm8k: {folder} is ready")
 
 

@@ -80,20 +80,17 @@ def distinct(problems: Iterator[T], identity: Callable[[T], Hashable], size: int
 
 def folder_of(name: str, variable: str) -> Path:
     """Return the folder of a data set: the one that an environment variable names, else one in the user's cache."""
-    if named := os.environ.get(variable):
-        return Path(named).expanduser()
-    default, given = Path.home() / ".cache", Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folders = [cache / "nightshift" / name for cache in (given, default) if cache.is_absolute()]
-    # Earlier versions ignored XDG_CACHE_HOME: data in ~/.cache is not fetched again.
-    return next((folder for folder in folders if folder.is_dir()), folders[0])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(variable) or cache / "nightshift" / name).expanduser()
 
 
-def write_data(folder: Path, contents: Mapping[str, bytes], variable: str) -> None:
-    """Write the files of a data set. ValueError if the disk refuses."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            (folder / name).write_bytes(content)
-    except OSError as error:
-        fix = f"Free disk space, or name another folder: {variable}"
-        raise ValueError(f"cannot write {folder}: {error.strerror}. {fix}") from None
+def write_data(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write the files of a data set."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+
+
+def messages(example: Any) -> list[dict[str, str]]:
+    """Return the chat that asks the question."""
+    return [{"role": "user", "content": example.question}]

@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-TOOL_SERVER_SECONDS = 3.0  # CPU time to start a tool server; measured: 2.8 to 3.4
-
 
 class Loaded:
     """A taskset after `open`."""
@@ -31,14 +29,7 @@ class Loaded:
         # Tool servers are processes that import the package, too.
         os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], *spec["path"], str(place.parent)])
         self._name, self._spec = v0.adapted(tasks.import_package(place), spec)
-        taskset = tasks.open_taskset(self._name, self._spec)
-        self.notes: list[str] = []
-        self._sets = tasks.split(taskset, self._spec, self.notes.append)
-        task = self._sets["train"][0]
-        if num_servers := len(task.toolsets(task.config)):
-            cost = f"each rollout starts {num_servers} tool server(s). A step of 256 rollouts takes"
-            cost += f" {256 * num_servers * TOOL_SERVER_SECONDS / 60:.0f} core minutes for this"
-            self.notes.append(f"{cost}. Prefer a tool server of the taskset, which all rollouts share.")
+        self._sets = tasks.split(tasks.open_taskset(self._name, self._spec), self._spec)
         self._by_key = {tasks.identity(task): task for members in self._sets.values() for task in members}
 
     def answer(self, request: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -66,7 +57,6 @@ class Scoring:
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._score = importlib.import_module(spec["scoring"]).score
         self._score("x", "y")  # so that imports do not count as the time of the first answer
-        self.notes: list[str] = []
 
     def answer(self, request: Mapping[str, Any], send: Any) -> dict[str, Any]:
         """Return the score of a text; `score` of the request is the right answer."""
@@ -114,7 +104,7 @@ def main() -> None:
                 resource.setrlimit(resource.RLIMIT_DATA, (spec["memory"], spec["memory"]))
                 sys.path += spec["path"]
                 loaded = (Scoring if "scoring" in spec else Loaded)(spec)
-                reply = {"ready": True, "notes": loaded.notes}
+                reply = {"ready": True}
                 os.dup2(nothing, 2)  # until here the log gets the traceback of an error
             else:
                 assert loaded is not None

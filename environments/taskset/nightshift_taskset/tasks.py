@@ -8,7 +8,6 @@ effect.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import functools
 import hashlib
@@ -18,9 +17,7 @@ import itertools
 import json
 import math
 import sys
-import textwrap
-import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +45,12 @@ def import_package(place: Path) -> str:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        for path in (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)):
-            if path.parts[-4:-2] == ("v1", "tasksets"):
-                raise Refused(_BUILT_ON.format(name, path.parts[-2])) from None
-        raise
+    spec.loader.exec_module(module)
     return name
 
 
 def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     """Return the taskset of an imported package, with `args` of `spec` as its config."""
-    if not hasattr(sys.modules[name], "__all__"):
-        fix = "Name its Taskset there; a v0 environment has a function load_environment."
-        raise Refused(f"{name} is not a verifiers v1 package: it has no __all__. {fix}")
     environment, seats = loaders.environment_class(name), seats_of(name)
     for kind in (environment, loaders.taskset_class(name)):
         built_in = next((base for base in kind.__mro__ if base.__module__.startswith(_BUILT_IN)), vf.SingleAgentEnv)
@@ -71,9 +59,6 @@ def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     for seat, agent in seats.items():
         if agent.model or agent.client:
             raise Refused(f"the seat {seat} of {name} is another model: {agent.model or agent.client}. {_NO_MODEL}")
-    if seat := _seat_in_a_loop(environment, seats):
-        cause = f"{environment.__name__} runs the seat {seat} several times in an episode: no answer has a score alone"
-        raise Refused(f"{cause}. Choose an environment that runs each seat once.")
     config = loaders.taskset_config_type(name)(id=name, **spec["args"])
     taskset = loaders.load_taskset(config)
     _check_kind(taskset.task_type(), config.task, spec)
@@ -83,20 +68,6 @@ def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     if spec["seat"] not in (seats if [*seats] != ["agent"] else ("", "agent")):
         raise Refused(f'{name} has the seats {", ".join(seats)}. Write which one scores: seat = "{next(iter(seats))}".')
     return taskset
-
-
-def _seat_in_a_loop(environment: type[vf.Env[Any]], seats: Collection[str]) -> str:
-    """Return a seat that `run` of an Env starts in a loop, so that its answers are compared with each other; "" if
-    there is no such seat."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(environment.run)))
-    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.While))]
-    bodies = [part for loop in loops for part in loop.body]
-    bodies += [node.elt for node in ast.walk(tree) if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp))]
-    for node in (node for body in bodies for node in ast.walk(body)):
-        match node:
-            case ast.Attribute(ast.Attribute(ast.Name(), seat), "run" | "interaction") if seat in seats:
-                return seat
-    return ""
 
 
 def seats_of(name: str) -> dict[str, vf.AgentConfig]:
@@ -200,41 +171,29 @@ def identity(task: vf.Task[Any]) -> str:
     return digest(key_of(task), json.dumps(_data(task), sort_keys=True))[:16]
 
 
-def split(
-    taskset: vf.Taskset[Any, Any],
-    spec: Mapping[str, Any],
-    note: Callable[[str], None] = lambda text: None,
-) -> dict[str, list[vf.Task[Any]]]:
+def split(taskset: vf.Taskset[Any, Any], spec: Mapping[str, Any]) -> dict[str, list[vf.Task[Any]]]:
     """Return the tasks of `validation`, `test` (the same size) and `train`, in the order of the hash of their keys.
 
-    Among tasks without a key of their own and with the same prompt, one is used; `note` gets the number of the others.
-    Refused for too few tasks, for a key that occurs twice, and for an infinite taskset without num_train.
+    Among tasks without a key of their own and with the same prompt, one is used. Refused for too few tasks, for a key
+    that occurs twice, and for an infinite taskset without num_train.
     """
     num_validation, num_train = spec["num_validation"], spec["num_train"]
     if taskset.INFINITE and num_train is None:
         raise Refused(f"{type(taskset).__name__} has no end of tasks. Write num_train = 1000 below num_validation.")
     most = 2 * num_validation + (num_train or 0) if taskset.INFINITE else MOST_TASKS
     kept: dict[str, vf.Task[Any]] = {}
-    num_same = 0
     for task in itertools.islice(taskset, MOST_TASKS):
         check(task, spec)
         other = kept.setdefault(key := key_of(task), task)
         if other is not task and type(task).key is not vf.Task.key:  # type: ignore[comparison-overlap]
             raise Refused(f"the key {key[:80]!r} occurs more than once. Give each task a `key` of its own.")
-        num_same += other is not task and not taskset.INFINITE
         kept[key] = min(other, task, key=identity)  # independent of the order of loading
         if len(kept) == most:
             break
     tasks = list(kept.values())
-    if num_same:
-        cause = f"{num_same} of {len(tasks) + num_same} tasks have the same prompt as another and were left out"
-        note(f"{cause}. Give each task a `key` of its own to use them.")
     if len(tasks) < 2 * num_validation + 1:
-        cause = (
-            f"{len(tasks)} tasks are too few: validation and test need {2 * num_validation}, and none is left to train"
-        )
-        fix = f"Lower num_validation to {len(tasks) // 4}." if len(tasks) > 7 else "Name a taskset with more tasks."
-        raise Refused(f"{cause} on. {fix}")
+        cause = f"{len(tasks)} tasks are too few: validation and test need {2 * num_validation}, training needs one"
+        raise Refused(f"{cause}. Lower num_validation, or name a taskset with more tasks.")
     tasks.sort(key=lambda task: digest(key_of(task)))
     train = tasks[2 * num_validation :]
     if num_train is not None and len(train) < num_train:
@@ -277,9 +236,7 @@ _MESSAGES = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf
 def as_score(reward: float, reward_range: Sequence[float]) -> float:
     """Return the reward as a score, 0..1. Refused for a reward that is not finite or outside its range."""
     if not math.isfinite(reward):
-        raise Refused(
-            f"a reward is {'NaN' if math.isnan(reward) else reward}. Return a finite number from each reward."
-        )
+        raise Refused(f"a reward is {reward}. Return a finite number from each reward.")
     low, high = reward_range
     score = (reward - low) / (high - low)
     if not -ROUNDING <= score <= 1 + ROUNDING:

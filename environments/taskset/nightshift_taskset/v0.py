@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,23 +29,10 @@ def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
     if not hasattr(module, "load_environment") or _has_taskset(module):
         return name, spec
     wrapper = ModuleType(f"nightshift_v0_{name.lower()}")
-    wrapper.V0Taskset = _taskset(name, _load(module, spec["args"]))  # type: ignore[attr-defined]
+    wrapper.V0Taskset = _taskset(name, module.load_environment(**spec["args"]))  # type: ignore[attr-defined]
     wrapper.__all__ = ["V0Taskset"]  # type: ignore[attr-defined]
     sys.modules[wrapper.__name__] = wrapper
     return wrapper.__name__, {**spec, "args": {}}
-
-
-def _load(module: ModuleType, args: Mapping[str, Any]) -> Any:
-    """Return a v0 environment. Refused if its creation needs a sandbox or another model."""
-    try:
-        return module.load_environment(**args)
-    except Exception as error:
-        files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
-        is_model = type(error).__module__.startswith("openai")
-        if not is_model and "sandbox_env.py" not in files:
-            raise
-        reason = f"{'another model' if is_model else 'a sandbox'} ({type(error).__name__})"
-        raise Refused(f"{module.__name__} is a v0 environment with {reason}. {_FIX}") from None
 
 
 def _has_taskset(module: ModuleType) -> bool:

@@ -2,19 +2,17 @@
 
 Elo: the rating at which the expected score against the pool equals the measured score. The pool's ratings are a
 Bradley-Terry fit of games within the pool over all openings from both seats, with random at 1,000. A test compares each
-player's rating with the constants. Worst case: the exact score against an opponent who knows each answer of the policy.
+player's rating with the constants.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from nightshift_tictactoe.board import START, mover, moves
-from nightshift_tictactoe.game import SEATS, Chat, Match
+from nightshift_tictactoe.game import Match
 
 ELO: dict[str, float] = {"random": 1000, "careless50": 1145, "careless25": 1208, "greedy": 1248, "perfect": 1280}
 SCALE = 400 / math.log(10)
@@ -53,31 +51,6 @@ def elo_stderr(scores: Sequence[Mapping[str, float]]) -> float | None:
     return math.sqrt(sum((value - mean) ** 2 for value in ratings) / (len(ratings) - 1))
 
 
-class WorstCase:
-    """All games from the empty board that a deterministic policy can be led into, in one seat."""
-
-    def __init__(self, seat: str) -> None:
-        self._seat, self._open = seat, [Match(START, seat, None, "worst case", random.Random(0))]
-        self.score = 1.0  # the lowest score so far
-
-    def ask(self) -> list[Chat]:
-        """Return the chats for the next answers; [] once every game has ended."""
-        matches: list[Match] = []
-        for match in self._open:
-            if not match.is_over and mover(match.board) != self._seat:
-                matches += [copy.deepcopy(match).take(cell) for cell in moves(match.board)]
-            else:
-                matches.append(match)
-        self.score = min([self.score, *(match.score() for match in matches if match.is_over)])
-        self._open = [match for match in matches if not match.is_over]
-        return [list(match.ask() or ()) for match in self._open]
-
-    def answer(self, texts: Sequence[str]) -> None:
-        """Play the policy's answers to the last chats, in the same order."""
-        for match, text in zip(self._open, texts, strict=True):
-            match.answer(text)
-
-
 def rating(games: Sequence[Sequence[Match]]) -> float | None:
     """Return the Elo rating of the policy that played the games of each opening."""
     return elo(_by_opponent(games))
@@ -87,17 +60,12 @@ def _by_opponent(games: Sequence[Sequence[Match]]) -> list[dict[str, float]]:
     return [{name: fmean(m.score() for m in matches if m.opponent_name == name) for name in ELO} for matches in games]
 
 
-def figures(games: Sequence[Sequence[Match]], ask: Callable[[Sequence[Chat]], Sequence[str]]) -> dict[str, float]:
-    """Return Elo and its standard error, the worst case of each seat, the share of forfeits, and the mean score against
-    each player of the pool. A figure without a value is left out. `games`: the games of each opening."""
+def figures(games: Sequence[Sequence[Match]]) -> dict[str, float]:
+    """Return Elo and its standard error, the share of forfeits, and the mean score against each player of the pool. A
+    figure without a value is left out. `games`: the games of each opening."""
     played = [match for matches in games for match in matches]
     by_opponent = _by_opponent(games)
     values = {"elo": elo(by_opponent), "elo_stderr": elo_stderr(by_opponent)}
-    for seat in SEATS:
-        search = WorstCase(seat)
-        while chats := search.ask():
-            search.answer(ask(chats))
-        values[f"worst_{seat}"] = search.score
     values["forfeits"] = sum(match.details()["ended"] == "forfeit" for match in played) / len(played)
     values |= {f"against_{name}": fmean(scores[name] for scores in by_opponent) for name in ELO}
     return {name: value for name, value in values.items() if value is not None}
