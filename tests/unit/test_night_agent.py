@@ -215,7 +215,7 @@ def test_what_was_proposed_and_not_run_is_run_by_the_next_night(controller: Cont
 
     night, stop, _ = a_night(controller, Stopping(1, clock), proposer, experiments=9)
     assert stop.cause == "file STOP found"
-    assert [answer.proposal.description for answer in night.state.pending] == ["trainer.optim.lr 2"]
+    assert [answer.proposal.description for answer in night.desk.state.pending] == ["trainer.optim.lr 2"]
     (controller.bench.root / "STOP").unlink()
     num_asked = proposer.num
     night, stop, _ = a_night(controller, Timed(1, clock), proposer, experiments=1)
@@ -271,7 +271,7 @@ def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(controller:
     night, _, _ = a_night(controller, Editing(1, clock), proposer, experiments=7, direction=str(path))
     tables = [{key.rpartition(".")[0] for key in r.run.new.keys} for r in controller.ledger.records()[1:] if r.run.new]
     assert tables == [{"trainer.scheduler"}] * 4 + [{"trainer.optim"}] * 2
-    assert night.state.direction == "only trainer.optim"
+    assert night.desk.state.direction == "only trainer.optim"
     directions = ((1, "only trainer.scheduler"), (6, "only trainer.optim"))
     assert load(controller.ledger).directions == directions
 
@@ -297,5 +297,5 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
             return super().propose(context)
 
     _, stop, _ = a_night(controller, Timed(1, clock), Interrupting(clock, 15.0), experiments=6)
-    assert (stop.cause, stop.by_user) == ("stopped by SIGINT", True)
+    assert stop.cause == "stopped by SIGINT"
     assert [record.failure for record in controller.ledger.records()] == [None, None]
