@@ -15,10 +15,10 @@ from msgspec import structs
 
 from nightshift.agents.base import Answer, Proposer
 from nightshift.campaign.campaign import Campaign, resume
-from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED, baseline_of
 from nightshift.campaign.posterior import measuring_run
-from nightshift.campaign.records import LOG_NAME, Change, Record, Request, Run, Stage
+from nightshift.campaign.records import LOG_NAME, Record, Request, Run, Stage
 from nightshift.campaign.waits import CHECK_SECONDS, WaitKind
 from nightshift.config.train_toml import Config, load, read_source
 from nightshift.engines.prime_rl import remains
@@ -54,7 +54,7 @@ class Night:
         self._bench, self._ledger, self._note = controller.bench, controller.ledger, controller.reporter.note
         self.desk = Desk(state, self._controller)
         self._proposals = Proposals(self.desk, proposer, filler)
-        self.desk.observers += [Page(tell), Notifications(notifier or Notifier(None, self._note))]
+        self.desk.observers = [Page(tell), *([Notifications(notifier)] if notifier else [])]
         self._is_interrupted = False  # by the first Ctrl-C, after which nothing new is started
 
     def run(self) -> Stop:
@@ -79,10 +79,8 @@ class Night:
                 desk.emit(Kind.OVER, why=f"{type(error).__name__}: {error}")
                 raise
             finally:
-                try:
-                    self._proposals.close()
-                finally:
-                    self._controller.cancel()
+                self._controller.cancel()
+                self._proposals.close()
 
     def _certify(self) -> str:
         """Certify the incumbent, like `nightshift certify`. Returns the line with the result."""
@@ -117,7 +115,7 @@ class Night:
         desk, asked, stop = self.desk, self._asked_to_stop, None
         is_paused = True  # a wait that stops the whole night
         if self._is_interrupted and desk.over is None:
-            desk.over = Stop("stopped by SIGINT")
+            desk.over = Stop(str(asked))
             self._note("Ctrl-C: finishing the runs in flight, then stopping; press Ctrl-C again to stop now")
         try:
             stop = desk.over or (Stop(asked) if asked else desk.stop_rule())
@@ -161,9 +159,8 @@ class Night:
             campaign = self.desk.campaign()
             return self._begin(campaign) or self._proposals.act(campaign)
         self._proposals.stop()
-        executor = self._bench.executor
-        for folder in [folder for folder in executor.in_flight() if not executor.has_begun(folder)]:
-            self._controller.cancel(int(folder.name))  # a queued job would start after the night
+        executor = self._bench.executor  # a queued job would start after the night
+        executor.cancel([folder for folder in executor.in_flight() if not executor.has_begun(folder)])
         return False
 
     def _wait(self, asked: str | None, is_paused: bool) -> None:
@@ -187,20 +184,17 @@ class Night:
         resume(ledger, repo, self._note, self._bench.in_flight)
         if (pending := undecided(desk.state, desk.closed())) != desk.state.pending:
             desk.update(pending=pending)
-        first = baseline_of(ledger.records(), branch)
-        if first is None or repo.head().branch != branch:
+        if baseline_of(ledger.records(), branch) is None or repo.head().branch != branch:
             return
-        path, source, present = self._bench.root / CONFIG_NAME, repo.config_at("HEAD"), None
+        path, source, present = self._bench.root / CONFIG_NAME, repo.config_at("HEAD"), b""
         with suppress(ConfigError):
             present = read_source(path)
-        if present == source or source is None:
-            return
-        history = repo.config_history(Head(branch, first.commit))
-        if present is not None and not any(present in (entry.before, entry.after) for entry in history):
-            aside = ledger.runs_dir / f"edited-{self._controller.now():%Y%m%dT%H%M%S}.toml"
-            write_atomically(aside, present)
-            self._note(f"train.toml was edited during the night: the edited file is saved as {aside}")
-        write_atomically(path, source)
+        if source not in (None, present):
+            if present:
+                aside = ledger.runs_dir / f"edited-{self._controller.now():%Y%m%dT%H%M%S}.toml"
+                write_atomically(aside, present)
+                self._note(f"train.toml was not the incumbent's: it is saved as {aside}")
+            write_atomically(path, source)
 
     def _close(self, stop: Stop | None, cut_off: str) -> None:
         """End what is in flight for the reason `cut_off`, and write state, train.toml and summary. With `stop` None the
@@ -244,40 +238,37 @@ class Night:
             self._launch(Request(run=run), campaign.compose(run.changes), campaign)
         elif not (queue := self._proposals.queue()):
             return False
-        elif queue[0].direction != self._proposals.direction():
-            self._proposals.drop(queue[0], "the direction changed after the proposal")
-        else:
+        elif queue[0].direction == self._proposals.direction():  # else the queue is another one now
             self.start(queue[0], campaign)
         return True
 
     def _begin_baseline(self, campaign: Campaign) -> bool:
         """Start the campaign's first run; again, up to MAX_TRIES times, if it was lost to infrastructure."""
         failed = [record for record in self.desk.closed() if record.failure is not Failure.INTERRUPTED]
-        if self._bench.in_flight:
-            return False
-        if failed and (failed[-1].failure is not Failure.INFRASTRUCTURE or len(failed) >= MAX_TRIES):
+        is_last = len(failed) >= MAX_TRIES or (failed and failed[-1].failure is not Failure.INFRASTRUCTURE)
+        if is_last:
             self.desk.over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
-            return False
-        self._launch(Request(), load(self._bench.root / CONFIG_NAME), campaign)
-        return True
+        elif not self._bench.in_flight:
+            self._launch(Request(), load(self._bench.root / CONFIG_NAME), campaign)
+            return True
+        return False
 
     def start(self, answer: Answer, campaign: Campaign) -> None:
         """Start a proposal's run: the current incumbent with its change, and with its re-test if that still applies."""
         assert answer.change is not None
-        kept, proposal, cause = campaign.kept, answer.proposal, ""
+        kept, proposal, rider = campaign.kept, answer.proposal, answer.rider
         if attempts(answer, self.desk.closed()):  # only the first experiment of a proposal has its cost
             proposal = structs.replace(proposal, cost=None)
-        riders: list[Change | None] = [None]
-        if answer.rider and not any(answer.rider.keys.keys() & change.keys.keys() for change in kept):
-            riders = [answer.rider, None]  # a re-test must not set a key of the incumbent
-        for rider in riders:
-            try:
-                run = Run(kept=kept, rider=rider, new=campaign.known(answer.change.keys))
-                self._launch(Request(proposal, run=run), campaign.compose(run.changes), campaign)
-                return
-            except UsageError as error:
-                cause = str(error)
-        self._proposals.refuse(answer, cause)
+        if rider and any(rider.keys.keys() & change.keys.keys() for change in kept):
+            rider = None  # a re-test must not set a key of the incumbent
+        try:
+            run = Run(kept=kept, rider=rider, new=campaign.known(answer.change.keys))
+            self._launch(Request(proposal, run=run), campaign.compose(run.changes), campaign)
+        except UsageError as error:
+            if rider is None:
+                self._proposals.refuse(answer, str(error))
+            else:
+                self.start(replace(answer, rider=None), campaign)
 
     def _launch(self, request: Request, config: Config, campaign: Campaign) -> None:
         """Start an experiment. Conclude it if it ended at once."""

@@ -142,13 +142,12 @@ def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str
 
 def certified_line(comparison: Comparison) -> str:
     """Return the result of --certify in one line: incumbent minus baseline from fresh runs on the test split."""
-    result = comparison.estimate
+    result, num_runs = comparison.estimate, min(len(comparison.scores(side)) for side in SIDES)
     low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
-    runs = f"{min(len(comparison.scores(side)) for side in SIDES)} fresh runs each"
-    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp, p = {p_value(result):.2g}"
-    difference = f"{100 * result.difference:+.1f} pp"
-    crashes = f"; {comparison.crashes}" if comparison.crashes else ""
-    return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}){crashes}"
+    gain = f"{comparison.verdict}, {100 * result.difference:+.1f} pp incumbent minus baseline"
+    interval = f"95 % interval {low} to {high} pp, p = {p_value(result):.2g}"
+    line = f"certified: {gain} ({comparison.plan.split} split, {num_runs} fresh runs each, {interval})"
+    return "; ".join(filter(None, (line, comparison.crashes)))
 
 
 class Notifier:
@@ -211,7 +210,7 @@ class Notifications:
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
-        self._waits = set[tuple[str, str]]()  # already notified
+        self._waits = set[str]()  # already notified, by kind and time
 
     def __call__(self, desk: Desk, kind: Kind, record: Record | None, why: str) -> None:
         now = desk.controller.now()
@@ -219,11 +218,10 @@ class Notifications:
             self._notifier.send(END, message(END, desk, why))
         if record is not None and (name := event_of(record, desk.closed())) is not None:
             self._notifier.send(name, message(name, desk, record.why, record))
-        waits = {(wait.kind, wait.meaning): wait for wait in desk.state.waits if wait.ended is None}
-        self._waits &= waits.keys()
-        for key, wait in waits.items():
+        for wait in desk.state.waits:
             limit = 0.0 if wait.meaning in AWAY else CHECK_SECONDS if wait.kind == "machine" else LONG_SECONDS
-            if key not in self._waits and wait.seconds(now) >= limit:
+            key = f"{wait.kind} {wait.since}"
+            if wait.ended is None and wait.seconds(now) >= limit and key not in self._waits:
                 self._waits.add(key)
                 name = AGENT if wait.kind == "agent" else PAUSED
                 self._notifier.send(name, message(name, desk, wait.describe()))

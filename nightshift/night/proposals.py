@@ -59,9 +59,10 @@ class Proposals:
         self._refusals: dict[bool, tuple[str, ...]] = {False: (), True: ()}
 
     def queue(self) -> list[Answer]:
-        """Return the accepted proposals whose runs have not started."""
-        running = self._controller.in_flight
-        return [answer for answer in self._desk.state.pending if not attempts(answer, running)]
+        """Return the accepted proposals whose runs have not started, without those under another direction."""
+        state, running = self._desk.state, self._controller.in_flight
+        ours = (answer for answer in state.pending if answer.direction == state.direction)
+        return [answer for answer in ours if not attempts(answer, running)]
 
     def act(self, campaign: Campaign) -> bool:
         """Ask for the next proposals, or process the answers that are ready. Returns True if answers were processed."""
@@ -101,14 +102,10 @@ class Proposals:
             self._work.proposing.close()
             self._work = None
 
-    def drop(self, answer: Answer, cause: str) -> None:
-        """Drop an accepted proposal."""
-        self._desk.update(pending=tuple(other for other in self._desk.state.pending if other is not answer))
-        self._desk.note(f"proposal dropped: {cause}")
-
     def refuse(self, answer: Answer, cause: str) -> None:
-        """Drop an accepted proposal that cannot be run, and tell the proposer why."""
-        self.drop(answer, cause)
+        """Drop an accepted proposal that cannot be run."""
+        self._desk.update(pending=tuple(other for other in self._desk.state.pending if other.change != answer.change))
+        self._desk.note(f"proposal refused: {cause}")
         self._count_refusal(cause, answer.proposal.proposer == FILL)
 
     def direction(self) -> str:
@@ -128,10 +125,9 @@ class Proposals:
         """Return how many proposals are missing for the free slots and for `num_ahead` more."""
         desk, num_queued = self._desk, len(self.queue())
         num_missing = min(desk.num_free() + num_ahead, desk.runs_left()) - num_queued
-        if num_missing <= 0 or desk.is_spent():
+        if num_missing < 1 or desk.is_spent() or desk.stage(num_queued) is not Stage.SEARCH:
             return 0
-        stages = [desk.stage(num_queued + index) for index in range(min(int(num_missing), desk.executor.num_slots))]
-        return stages.count(Stage.SEARCH)
+        return min(int(num_missing), desk.executor.num_slots)
 
     def _fill(self, campaign: Campaign) -> bool:
         """Let TPE propose for a free slot while the agent is unavailable. Returns True if there is a proposal."""

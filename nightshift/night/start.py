@@ -82,7 +82,7 @@ def ask_before(proposer: Proposer, controller: Controller) -> None:
     agent needs the user, who is still there."""
     folder, note = controller.ledger.runs_dir / "agent", controller.reporter.note
     agents = proposer.agents if isinstance(proposer, AgentProposer) else ()
-    for agent in {agent.command: agent for agent in agents if agent.name in PRESETS}.values():
+    for agent in (agent for agent in agents if agent.name in PRESETS):
         folder.mkdir(parents=True, exist_ok=True)
         answer = agent.question(read_source(controller.bench.root / CONFIG_NAME), folder)
         if answer.meaning is Meaning.OK:
@@ -175,14 +175,12 @@ def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
             raise UsageError(f"--agent {request.agent} has no model and no effort", "Omit both options.")
         return search_of(request.agent, request)
     clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
-    is_team = request.agent.startswith(PREFIX)
     more = (request.agent_env, request.agent_sees, request.agent_model, request.agent_effort)
-    agents, executor, notes = list[Agent](), controller.bench.executor, dict[str | None, None]()
+    agents, executor, is_team = list[Agent](), controller.bench.executor, request.agent.startswith(PREFIX)
     for name in members(request.agent) if is_team else [request.agent]:
         agent = open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *more)
         agents.append(replace(agent, clock=controller.clock))
-        notes |= dict.fromkeys([agent.sandbox.warning, agent.sandbox.summary(agent.name)])
         executor.environ = {**executor.environ, **agent.sandbox.engine_variables()}
-    for note in filter(None, notes):
-        controller.reporter.note(note)
+        for line in filter(None, (agent.sandbox.warning, agent.sandbox.summary(agent.name))):
+            controller.reporter.note(line)
     return TeamProposer(tuple(agents)) if is_team else AgentProposer(tuple(agents))

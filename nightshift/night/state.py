@@ -173,28 +173,27 @@ class Desk:
 
         Before the next try of an agent or a run, the pause doubles with each failure.
         """
-        now, place = self.controller.now(), more.get("place", "")
-        before = next((wait for wait in self.open_waits(kind) if wait.place == place), None)
-        wait = Wait(kind, cause, ends_when, now.isoformat(timespec="seconds"), **more)
+        before = next((w for w in self.open_waits(kind) if w.place == more.get("place", "")), None)
+        since, num_tries, checks_at = self._time(), 1, None
         if before is not None:  # runs that are lost together count as one try
-            num_checks = before.num_checks + (not self._seconds_left(before))
-            wait = replace(wait, since=before.since, num_checks=num_checks)
+            since, num_tries = before.since, before.num_checks + (not self._seconds_left(before))
         if kind in ("agent", "run"):
-            num = wait.num_checks - at_once
-            seconds = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
-            checks_at = (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
-            wait = replace(wait, checks_at=checks_at)
+            num = num_tries - at_once
+            checks_at = self._time(min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0)
         elif before is not None and before.cause == cause:
             return
+        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
+
+    def _time(self, seconds: float = 0.0) -> str:
+        return (self.controller.now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
     def end_wait(self, *kinds: str, place: str | None = None) -> None:
         """End the open waits of these kinds. `place`: only the waits of this place or of an unknown place."""
         waits = [w for kind in kinds for w in self.open_waits(kind) if place is None or w.place in (place, "")]
         if waits:
-            now = self.controller.now().isoformat(timespec="seconds")
-            self._set_waits(*(replace(w, ended=now) if w in waits else w for w in self.state.waits))
+            self._set_waits(*(replace(w, ended=self._time()) if w in waits else w for w in self.state.waits))
 
     def _set_waits(self, *waits: Wait) -> None:
         with suppress(EngineError):  # if the disk is full, the next update writes the waits
