@@ -45,12 +45,6 @@ def left(folder: Path) -> list[int]:
     ]
 
 
-def test_a_night_without_a_command_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observers, "waiting", None)  # not called
-    with Notifier(None, print).running():
-        pass
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Where the stand-in command of --notify lies, and what it got."""

@@ -49,25 +49,6 @@ def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Sen
     return Night(state, controller, Acting(act), said.append, notifier=told), told, said
 
 
-def refuse_the_state(controller: Controller) -> None:
-    """Root may write anywhere: a folder in the place of a file is refused to everybody."""
-    path = controller.ledger.runs_dir / NIGHT_NAME
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-        path.mkdir()
-
-
-def test_a_night_that_cannot_write_from_the_start_says_so(controller: Controller) -> None:
-    controller.ledger.runs_dir.mkdir()
-    refuse_the_state(controller)
-    made, told, _ = night(controller, lambda: None)
-    with pytest.raises(EngineError, match="cannot write"):
-        made.run()
-    [(event, why)] = told.events
-    assert event == "end"
-    assert why.startswith("EngineError: cannot write")
-
-
 def test_a_page_that_cannot_be_written_stops_neither_summary_nor_notification(controller, monkeypatch):
     def refused(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")

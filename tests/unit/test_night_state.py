@@ -117,13 +117,6 @@ def test_a_keep_and_the_second_crash_of_one_cause_are_told(records: list[Record]
     assert event_of(paused, [*records, row[0], paused]) is None
 
 
-def test_a_night_counts_its_own_experiments_only(records: list[Record]) -> None:
-    state = replace(state_of(), first=3)
-    elsewhere = [replace(records[-1], branch="autoresearch/other"), replace(records[-1], rules_hash="other")]
-    started = replace(records[-1], status="started")
-    assert [r.number for r in state.closed([*records, *elsewhere, started])] == [3, 4, 5]
-
-
 def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     assert states.load(ledger) is None
