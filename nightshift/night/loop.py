@@ -193,7 +193,7 @@ class Night:
             if present:
                 aside = ledger.runs_dir / f"edited-{self._controller.now():%Y%m%dT%H%M%S}.toml"
                 write_atomically(aside, present)
-                self._note(f"train.toml was not the incumbent's: it is saved as {aside}")
+                self._note(f"train.toml is the incumbent's again; its old text is saved as {aside}")
             write_atomically(path, source)
 
     def _close(self, stop: Stop | None, cut_off: str) -> None:

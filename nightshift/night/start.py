@@ -66,7 +66,7 @@ def night(
             for folder, job in jobs_left(ledger, state.first).items():
                 controller.bench.executor.take_over(folder, job)
         rules = controller.bench.rules
-        note(f"task {'+'.join(rules.environment_names)}, model {rules.model}, {rules.budget_text} of training per run")
+        note(f"task {'+'.join(rules.environment_names)}, model {rules.model}, {rules.budget_text} per run")
         note(f"the night stops {next_stop(state, state.closed(ledger.records()), controller.now())}")
         note("per experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
         filler = None if request.fill is False or request.agent in SEARCHES else search_of("tpe", request)
