@@ -1,14 +1,9 @@
-"""The errors of Nightshift. A message is one line: the cause with the offending value, then the fix.
-
-A failed experiment is not an error: it is recorded with the verdict `crash` (exit code 1).
-"""
+"""The errors of Nightshift. A message is one line: the cause with the offending value, then the fix."""
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 
 from nightshift.text import MAX_TEXT, clean
-
-_MOST = 5  # names in a list
 
 
 class ExitCode(IntEnum):
@@ -36,8 +31,7 @@ class NightshiftError(Exception):
 
     def __init__(self, cause: str, fix: str = "") -> None:
         """`cause`: with the offending value. `fix`: an imperative sentence."""
-        self.cause = cause
-        self.fix = fix
+        self.cause, self.fix = cause, fix
         line = f"{cause.rstrip('.')}. {fix}" if fix else cause
         super().__init__(clean(line, 4 * MAX_TEXT))
 
@@ -53,7 +47,7 @@ class ConfigError(UsageError):
 
 
 class EngineError(NightshiftError):
-    """Hardware or installation is missing or broken. An error during an experiment is recorded with its `failure`."""
+    """Hardware or installation is missing or broken. During an experiment, its `failure` is recorded."""
 
     exit_code = ExitCode.USAGE
 
@@ -62,8 +56,7 @@ class EngineError(NightshiftError):
     ) -> None:
         """`log`: the log in the run's folder whose last lines show the cause."""
         super().__init__(cause, fix)
-        self.failure = failure
-        self.log = log
+        self.failure, self.log = failure, log
 
 
 class Interrupted(NightshiftError):
@@ -74,5 +67,4 @@ class Interrupted(NightshiftError):
 
 def listed(names: Sequence[str]) -> str:
     """Return `a, b and 3 more`."""
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return ", ".join(names[:_MOST]) + more
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

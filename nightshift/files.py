@@ -29,8 +29,7 @@ T = TypeVar("T")
 class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """A JSON object for other programs: a record.json, or the output of a command with --json.
 
-    `kind` is the tag of the class. `version` changes if a field is removed or changes its meaning, but not for new
-    fields. Scores and differences of scores are fractions, seconds are wall-clock time, and null means "not measured".
+    `version` changes if a field is removed or changes its meaning. Scores are fractions; null means "not measured".
     """
 
     version: Literal[4] = VERSION
@@ -47,11 +46,8 @@ def temporary_beside(path: Path) -> Path:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
-    """Replace the content of `path`: write a temporary file, fsync, rename, fsync the folder.
-
-    The name of the temporary file is random, and an existing file is never opened. Without `sync`, a loss of power (not
-    a kill) may restore the previous content.
-    """
+    """Replace the content of `path`: write a new temporary file, fsync, rename, fsync the folder. Without `sync`, a
+    loss of power (not a kill) may restore the previous content."""
     temporary = temporary_beside(path)
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -67,13 +63,10 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 
 
 
 def as_json(value: Any) -> bytes:
-    """Return a dataclass, mapping or list as JSON on one line.
-
-    A lone surrogate becomes a question mark: Python uses surrogates for bytes of file names that are not UTF-8.
-    """
+    """Return a dataclass, mapping or list as JSON on one line."""
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # a file name that is not UTF-8 has surrogates, which become question marks
         plain = json.dumps(msgspec.to_builtins(value, enc_hook=msgspec.json.decode), ensure_ascii=False)
         return plain.encode(errors="replace")
 
@@ -88,10 +81,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `target` at the end. After an error the folder is removed.
-
-    UsageError: `target` exists and is not an empty folder. EngineError: an OSError inside the context.
-    """
+    """Yield a temporary folder that becomes `target` at the end. UsageError: `target` exists and is not an empty
+    folder. EngineError: an OSError inside the context."""
     target = target.absolute()  # `.` has no name
     if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
         raise UsageError(f"{target} exists and is not an empty folder", "Name a new folder: --output DIR.")
@@ -114,10 +105,7 @@ def disk_error(error: OSError, path: Path) -> EngineError:
 
 def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
     """Open a regular file for reading, or with "ab" for appending, without following a link or waiting for a pipe.
-
-    OSError: FileNotFoundError or NotADirectoryError for a missing file, ELOOP for a link, EINVAL for other kinds of
-    files.
-    """
+    OSError: ELOOP for a link, EINVAL for other kinds of files."""
     return cast(BinaryIO, open(path, mode, opener=_open))
 
 
@@ -153,7 +141,7 @@ def nesting_limit() -> Iterator[None]:
 
 def parse_json(data: bytes | str, kind: type[T]) -> T:
     """Return the value of a JSON text as `kind`. ValueError if the text is not valid."""
-    try:  # not nesting_limit: a context manager is slower than parsing a short line
+    try:  # a context manager is slower than parsing a short line
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
         raise ValueError(_NESTED) from None
@@ -177,10 +165,8 @@ def read_json(path: Path | str, kind: type[T], fix: str, max_bytes: int = MAX_BY
 
 
 def read_rows(path: Path, kind: type[T], places: Iterable[int] | None = None) -> list[T]:
-    """Return the lines of a JSON lines file as `kind`, only those at `places` if given.
-
-    Invalid lines and a missing file are ignored, because a writer may be killed at any byte.
-    """
+    """Return the lines of a JSON lines file as `kind`, only those at `places` if given. Invalid lines and a missing
+    file are ignored, because a writer may be killed at any byte."""
     rows = list[T]()
     with suppress(OSError):
         lines = read_file(path).split(b"\n")
@@ -207,10 +193,7 @@ def sync_folder(folder: Path) -> None:
 
 def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_mine: bool = False) -> None:
     """Delete the temporary files of killed writers in a folder, by default all of them, or those of `names`.
-
-    `is_only_mine`: also delete files of running processes. A worker without a controller is about to exit, and a zombie
-    still has a process id.
-    """
+    `is_only_mine`: also those of running processes. A worker without a controller is about to exit."""
     for path in folder.glob(".*.tmp"):
         match = _NAME.fullmatch(path.name)
         is_ours = match and not path.is_dir() and (names is None or match[1] in names)
@@ -219,10 +202,7 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_
 
 
 def remove_tree(path: Path, timeout_seconds: float | None = None) -> None:
-    """Remove a file or a tree of any depth; shutil.rmtree is recursive. What cannot be removed is ignored.
-
-    subprocess.TimeoutExpired: after the timeout.
-    """
+    """Remove a file or a tree of any depth (shutil.rmtree is recursive), as far as possible. Raises TimeoutExpired."""
     if os.path.lexists(path):
         subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, timeout=timeout_seconds)
 

@@ -10,8 +10,7 @@ _UV_SETTINGS = ("UV_FROZEN", "UV_LOCKED", "UV_NO_SYNC")  # need a uv.lock, which
 
 
 def is_own(folder: str) -> bool:
-    """Return whether a folder of sys.path contains this Python's libraries. A prefix may be /usr, with other
-    folders."""
+    """Return whether a folder of sys.path contains this Python's libraries; a prefix may be /usr."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     prefixes = (sys.prefix, sys.base_prefix)
     names = {os.path.join(prefix, lib, version) for prefix in prefixes for lib in ("lib", sys.platlibdir)}
@@ -31,7 +30,7 @@ def begin() -> None:
 
     PYTHONPATH is ignored: `module load` on a cluster sets it to packages of another Python. The checkout comes last in
     sys.path, so that no file at its top hides a library. Stop signals are blocked, because threads that libraries start
-    on import inherit the signal mask; cli/shell.py unblocks them in the main thread. Garbage is collected less often.
+    on import inherit the signal mask; cli/shell.py unblocks them in the main thread.
     """
     if sys.version_info < _OLDEST:
         _refuse(f"is Python {sys.version_info[0]}.{sys.version_info[1]}; Nightshift needs 3.11 or newer")

@@ -6,9 +6,8 @@ from datetime import datetime
 MAX_TEXT = 1000  # characters of one such text in a record; git shows a subject of this length
 # Escape sequences: CSI (colours, cursor), OSC (titles, links) up to BEL or ST, and two-character sequences.
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
-
-# A formula at the start of a spreadsheet cell (CWE-1236), in half and full width; also after a ;, which separates cells
-# in half of Europe. A + counts only before a call, a DDE link or another sheet: many descriptions are `+key value`.
+# A formula at the start of a spreadsheet cell (CWE-1236), in half and full width, or after a separator `;`. A + counts
+# only before a call, a DDE link or another sheet: many descriptions are `+key value`.
 _FORMULA = re.compile(r"(?:^|(?<=;))(?=[\s\"]*(?:[=\-@\uff1d\uff0d\uff20]|[+\uff0b].*(?:\w\(|[|!])))")
 
 

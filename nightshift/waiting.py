@@ -1,8 +1,4 @@
-"""What this process is waiting for. The code that waits reports it here, and cli/progress.py shows it.
-
-The state is global, so that no terminal has to be passed to a lock, a download or an agent. In a worker nothing shows
-the state.
-"""
+"""What this process is waiting for. The code that waits reports it here, and cli/progress.py shows it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -38,10 +34,7 @@ def look() -> None:
 
 
 def mark(row: str, figure: str = "", is_shown: bool = True) -> None:
-    """Report that a row of proof.json starts (experiment/prove.py), or with a `figure` that the row is done.
-
-    `is_shown`: whether the figure proves the row's claim.
-    """
+    """Report that a row of proof.json starts, or with a `figure` that it is done. `is_shown`: the figure proves it."""
     for marker in markers:
         marker(row, figure, is_shown)
 

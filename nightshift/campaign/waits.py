@@ -10,10 +10,10 @@ from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
 FILL = "fill: tpe"  # the proposer of experiments that run while the agent is unavailable
-CHECK_SECONDS = 10.0  # between two checks of a disk, a branch, a credential file
+CHECK_SECONDS = 30.0  # between two checks of a branch, a disk, or a machine
 LONG_SECONDS = 3600.0  # a wait of this length is notified to the user
-WaitKind = Literal["agent", "branch", "disk", "machine", "run"]  # run: a run was lost to an infrastructure failure
-_MAX_LINES = 8  # of the longest ended waits
+WaitKind = Literal["agent", "branch", "machine", "run"]  # run: a run was lost to an infrastructure failure
+_MAX_LINES = 8  # of ended waits
 _MAX_TEXT = 400
 
 

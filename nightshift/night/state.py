@@ -1,7 +1,4 @@
-"""The state of a night (runs/night.json), its stop rules, its waits, and the events for its observers.
-
-Everything that the records contain is counted from them each time, so that the counts are true after a kill.
-"""
+"""The state of a night (runs/night.json), its stop rules, its waits, and the events for its observers."""
 
 from __future__ import annotations
 
@@ -15,9 +12,7 @@ from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
 from statistics import median_low
-from typing import Annotated, Any, Literal, NamedTuple
-
-from msgspec import Meta
+from typing import Any, Literal, NamedTuple
 
 from nightshift.agents.base import Answer
 from nightshift.campaign.campaign import Campaign
@@ -28,13 +23,11 @@ from nightshift.campaign.waits import FILL, NightStatus, Wait, WaitKind
 from nightshift.config.scope import scope_of
 from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.experiment.experiment import Controller
-from nightshift.files import read_json, write_atomically, write_json
+from nightshift.files import read_json, write_json
 
 STOP_NAME = "STOP"  # a file in the checkout
 MAX_CRASHES = 5  # in a row; then the user has to act
 FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # pause after a failed try; it doubles with each failure
-LOOK_SECONDS = 30.0  # between two checks of a night that has nothing to do, and of a machine that is not ready
-PROBE_NAME = ".disk-probe"
 _PROBE_BYTES = 1_000_000  # more than a record and a page
 
 
@@ -43,7 +36,7 @@ class NightRequest:
     """The flags of `nightshift night`. The same flags resume a night."""
 
     agent: str
-    hours: Annotated[float, Meta(gt=0, le=10_000)] | None = None
+    hours: float | None = None
     experiments: int | None = None
     plateau: int | None = None  # experiments without a keep
     budget_seconds: float | None = None
@@ -54,28 +47,23 @@ class NightRequest:
     sandbox: str = "auto"
     pairs: int = 1
     slurm: str | None = None
-    riders: Literal[0, 1] = 1  # discarded changes that each run re-tests
-    max_cost: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # dollars, as the agents report them
+    riders: int = 1  # discarded changes that each run re-tests
+    max_cost: float | None = None  # dollars, as the agents report them
     direction: str | None = None  # a text or a file
     only: str | None = None  # the keys and tables that may change, separated by commas
-    until: Annotated[float, Meta(gt=0, le=1)] | None = None  # the score that ends the night
+    until: float | None = None  # the score that ends the night
     agent_model: str | None = None
     agent_effort: str | None = None
     fill: bool | None = None  # TPE proposes while the agent is unavailable; None: if the night has no direction
-    certify: Annotated[int, Meta(ge=1, le=100)] | None = None  # fresh runs of each side at the end
+    certify: int | None = None  # fresh runs of each side at the end
     agent_env: tuple[str, ...] = ()  # more variables for the agent
     agent_sees: tuple[str, ...] = ()  # more files and folders that the agent may read
 
     @property
     def request(self) -> Request:
         """The flags that apply to each experiment."""
-        return Request(
-            budget_seconds=self.budget_seconds,
-            engine=self.engine,
-            gpus=self.gpus,
-            pairs=self.pairs,
-            slurm=None if self.slurm is None else Path(self.slurm),
-        )
+        fields = {name: getattr(self, name) for name in ("budget_seconds", "engine", "gpus", "pairs")}
+        return Request(**fields, slurm=Path(self.slurm) if self.slurm else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +74,9 @@ class NightState(NightStatus):
     rules_hash: str
     sandbox: str = ""  # of the agents; "" for a search
     pending: tuple[Answer, ...] = ()  # accepted proposals that are not decided yet
-    refusals: tuple[str, ...] = ()  # causes of the refused proposals since the last accepted one
-    notes: tuple[str, ...] = ()  # on the refused proposals
     is_planned: bool = True  # a stop rule or the user ended the night
     certificate: str | None = None  # the result of --certify in one line
-    pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)  # of the controller
+    pid: int = field(default_factory=os.getpid)  # of the controller
     version: Literal[5] = 5
 
     @property
@@ -102,9 +88,8 @@ class NightState(NightStatus):
     @property
     def deadline(self) -> datetime | None:
         """The end of --hours; None without."""
-        if self.request.hours is None:
-            return None
-        return datetime.fromisoformat(self.started) + timedelta(hours=self.request.hours)
+        hours = self.request.hours
+        return None if hours is None else datetime.fromisoformat(self.started) + timedelta(hours=hours)
 
     def closed(self, records: Sequence[Record]) -> list[Record]:
         """Return the night's closed experiments."""
@@ -117,7 +102,6 @@ class Stop(NamedTuple):
 
     cause: str
     is_planned: bool = True  # a stop rule or the user ended the night
-    by_user: bool = False
 
 
 def save(ledger: Ledger, state: NightState) -> None:
@@ -133,6 +117,7 @@ def load(ledger: Ledger) -> NightState | None:
 
 
 def night_cost(state: NightState, ledger: Ledger) -> Cost:
+    """Return the cost of the night's proposals."""
     return proposals_cost(ledger.runs_dir, state.branch, state.rules_hash, state.started)
 
 
@@ -142,50 +127,23 @@ def decided(records: Sequence[Record]) -> list[Record]:
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Count the experiments with a new change since the last keep. Experiments of TPE while the agent was unavailable
-    count only as keeps."""
-    tried = [
-        record
-        for record in decided(records)
-        if record.is_keep or (record.status != Verdict.MEASURED and record.proposal.proposer != FILL)
-    ]
-    return next((index for index, record in enumerate(reversed(tried)) if record.is_keep), len(tried))
-
-
-def by_end(records: Sequence[Record]) -> list[Record]:
-    """Return the records in the order in which their runs ended, without interrupted runs."""
-    ended = [record for record in records if record.failure is not Failure.INTERRUPTED]
-    return sorted(ended, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
-
-
-def num_incidents(crashes: Sequence[Record]) -> int:
-    """Count crashes, the last crash first. Runs that infrastructure lost together, in several slots, count as one."""
-    num, began = 0, math.inf  # start of the first lost run of an incident
-    for record in crashes:
-        start = datetime.fromisoformat(record.started).timestamp()
-        is_lost = record.failure is Failure.INFRASTRUCTURE
-        if is_lost and start + (record.total_seconds or 0.0) > began:
-            continue
-        num, began = num + 1, start if is_lost else math.inf
+    """Count the experiments with a new change since the last keep, without those of TPE for an unavailable agent."""
+    num = 0
+    for record in reversed(decided(records)):
+        if record.is_keep:
+            break
+        num += record.status != Verdict.MEASURED and record.proposal.proposer != FILL
     return num
 
 
 class Kind(StrEnum):
-    """The kinds of events."""
+    """The kinds of events for the observers of a night."""
 
     CLOSED = "closed"  # the experiment `record` has a verdict
     WAITING = "waiting"  # a wait began, failed again, or ended
     IDLE = "idle"  # nothing to do at this moment
     STOPPED = "stopped"  # no run is in flight, and the state is on disk
     OVER = "over"  # the night is over, for the reason `why`: the same command starts another night
-
-
-class Event(NamedTuple):
-    """An event for the observers of a night."""
-
-    kind: Kind
-    why: str = ""
-    record: Record | None = None
 
 
 class Desk:
@@ -195,58 +153,47 @@ class Desk:
         self.state, self.controller = state, controller
         self.bench, self.ledger = controller.bench, controller.ledger
         self.executor, self.note = controller.bench.executor, controller.reporter.note
-        self.observers = list[Callable[[Desk, Event], None]]()
+        self.observers = list[Observer]()
         self.over: Stop | None = None  # set when the night cannot continue
 
     def update(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
         save(self.ledger, self.state)
 
-    def emit(self, kind: Kind, **fields: Any) -> None:
+    def emit(self, kind: Kind, record: Record | None = None, why: str = "") -> None:
         for observer in self.observers:
-            observer(self, Event(kind, **fields))
+            observer(self, kind, record, why)
 
     def open_waits(self, kind: str) -> list[Wait]:
         """Return the open waits of this kind. The kind run has one wait per place."""
         return [wait for wait in self.state.waits if wait.kind == kind and wait.ended is None]
 
-    def open_wait(self, kind: str, place: str = "") -> Wait | None:
-        """Return the open wait of this kind and place, or None."""
-        return next((wait for wait in self.open_waits(kind) if wait.place == place), None)
-
-    def begin_wait(self, kind: WaitKind, cause: str, ends_when: str, *, at_once: int = 0, **more: str) -> None:
+    def begin_wait(self, kind: WaitKind, cause: str, ends_when: str, *, at_once: int = 0, **more: Any) -> None:
         """Begin a wait, or note another failed try. `at_once`: tries without a pause. `more`: fields of Wait.
 
-        Branch and disk are checked every few seconds, a machine every LOOK_SECONDS. Before the next try of an agent or
-        a run, the pause doubles with each failure.
+        Before the next try of an agent or a run, the pause doubles with each failure.
         """
-        now, before = self.controller.now(), self.open_wait(kind, more.get("place", ""))
-        if before is not None and before.checks_at is None and before.cause == cause:
-            return
-        since, num_tries, checks_at = now.isoformat(timespec="seconds"), 1, None
+        before = next((w for w in self.open_waits(kind) if w.place == more.get("place", "")), None)
+        since, num_tries, checks_at = self._time(), 1, None
         if before is not None:  # runs that are lost together count as one try
             since, num_tries = before.since, before.num_checks + (not self._seconds_left(before))
-        if kind not in ("branch", "disk"):
-            num, seconds = num_tries - at_once, LOOK_SECONDS
-            if kind in ("agent", "run"):
-                seconds = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
-            checks_at = (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+        if kind in ("agent", "run"):
+            num = num_tries - at_once
+            checks_at = self._time(min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0)
+        elif before is not None and before.cause == cause:
+            return
         wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
+
+    def _time(self, seconds: float = 0.0) -> str:
+        return (self.controller.now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
     def end_wait(self, *kinds: str, place: str | None = None) -> None:
         """End the open waits of these kinds. `place`: only the waits of this place or of an unknown place."""
         waits = [w for kind in kinds for w in self.open_waits(kind) if place is None or w.place in (place, "")]
         if waits:
-            now = self.controller.now().isoformat(timespec="seconds")
-            self._set_waits(*(replace(w, ended=now) if w in waits else w for w in self.state.waits))
-
-    def add_pause(self, cause: str, seconds: float) -> None:
-        """Add a wait for the machine that has ended."""
-        now = self.controller.now()
-        since, ended = (t.isoformat(timespec="seconds") for t in (now - timedelta(seconds=seconds), now))
-        self._set_waits(*self.state.waits, Wait("machine", cause, "it runs again", since, ended=ended))
+            self._set_waits(*(replace(w, ended=self._time()) if w in waits else w for w in self.state.waits))
 
     def _set_waits(self, *waits: Wait) -> None:
         with suppress(EngineError):  # if the disk is full, the next update writes the waits
@@ -258,21 +205,17 @@ class Desk:
         return min(filter(None, map(self._seconds_left, self.open_waits(kind))), default=0.0)
 
     def _seconds_left(self, wait: Wait) -> float:
-        if wait.checks_at is None:
-            return 0.0
-        return max((datetime.fromisoformat(wait.checks_at) - self.controller.now()).total_seconds(), 0.0)
+        checks_at = self.controller.now() if wait.checks_at is None else datetime.fromisoformat(wait.checks_at)
+        return max((checks_at - self.controller.now()).total_seconds(), 0.0)
 
-    def disk_problem(self) -> str | None:
-        """Return why runs/ is not writable; None if it is."""
-        path = self.ledger.runs_dir / PROBE_NAME
-        try:
-            write_atomically(path, bytes(_PROBE_BYTES))
-            path.unlink()
-        except OSError as error:
-            return f"cannot write to {path.parent}: {error.strerror or error}"
-        return None
+    def require_disk(self) -> None:
+        """Raise EngineError if runs/ is not writable."""
+        path = self.ledger.runs_dir / ".disk-probe"
+        write_json(path, "0" * _PROBE_BYTES)
+        path.unlink()
 
     def closed(self) -> list[Record]:
+        """Return the night's closed experiments."""
         return self.state.closed(self.ledger.records())
 
     def campaign(self) -> Campaign:
@@ -288,11 +231,9 @@ class Desk:
 
     def runs_left(self) -> float:
         """Return the number of runs that the night can still start; infinite without --experiments and --hours."""
-        most, usable = self.state.request.experiments, self.usable_seconds()
-        in_time = math.inf
-        if not math.isinf(usable):
-            in_time = max(usable // max(self.run_seconds(), 1.0), 0.0) * self.executor.num_slots
-        return in_time if most is None else min(most - len(self.runs()), in_time)
+        most, seconds = self.state.request.experiments, self.usable_seconds()
+        in_time = seconds if math.isinf(seconds) else seconds // self.run_seconds() * self.executor.num_slots
+        return max(in_time if most is None else min(most - len(self.runs()), in_time), 0.0)
 
     def usable_seconds(self) -> float:
         """Return the seconds until the deadline, minus the time of --certify; infinite without --hours."""
@@ -321,32 +262,33 @@ class Desk:
 
     def is_spent(self) -> bool:
         """Return True if the reported cost of the proposals has reached --max-cost."""
-        most, dollars = self.state.request.max_cost, night_cost(self.state, self.ledger).dollars
-        return most is not None and dollars is not None and dollars >= most
+        most = self.state.request.max_cost
+        return most is not None and (night_cost(self.state, self.ledger).dollars or 0.0) >= most
 
     def stop_rule(self) -> Stop | None:
         """Return the first stop rule that applies, or None."""
         request, closed, seconds = self.state.request, self.closed(), self.run_seconds()
-        num_without = num_since_keep(closed)
-        crashes = [*takewhile(lambda record: record.status == Verdict.CRASH, reversed(by_end(closed)))]
-        if request.experiments is not None and len(decided(closed)) >= request.experiments:
+        done = decided(closed)
+        if request.experiments is not None and len(done) >= request.experiments:
             return Stop(f"{request.experiments} experiments are done")
         if self.usable_seconds() < seconds:
-            certificate = " and the certificate" if request.certify else ""
-            hours = f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s"
-            return Stop(f"{hours}{certificate}")
-        if request.plateau is not None and num_without >= request.plateau:
-            return Stop(f"plateau: nothing kept in {num_without} experiments")
-        judgements = (record.judgement for record in reversed(decided(closed)))
-        standing = next((j.standing for j in judgements if j and j.standing), None)
+            return Stop(f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s")
+        if request.plateau is not None and num_since_keep(done) >= request.plateau:
+            return Stop(f"plateau: nothing kept in {num_since_keep(done)} experiments")
+        standing = next((r.judgement.standing for r in reversed(done) if r.judgement and r.judgement.standing), None)
         if request.until is not None and standing is not None:
             bound = standing.incumbent - Z95 * standing.incumbent_sd
             if bound >= request.until:
                 cause = f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)"
                 return Stop(cause)
         if self.is_spent() and not self.state.pending:  # proposals that were paid for run first
-            cost = night_cost(self.state, self.ledger).text("dollars")
-            return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost}")
-        if (num_crashes := num_incidents(crashes)) >= MAX_CRASHES:
-            return Stop(f"{num_crashes} crashes in a row, the last one: {crashes[0].why}", is_planned=False)
+            return Stop(f"--max-cost {request.max_cost:g} is reached")
+        ended = [record for record in closed if record.failure is not Failure.INTERRUPTED]
+        for records, most in ((done, MAX_CRASHES), (ended, MAX_CRASHES * self.executor.num_slots)):  # lost together
+            crashes = [*takewhile(lambda record: record.status == Verdict.CRASH, reversed(records))]
+            if len(crashes) >= most:
+                return Stop(f"{len(crashes)} crashes in a row, the last one: {crashes[0].why}", is_planned=False)
         return None
+
+
+Observer = Callable[[Desk, Kind, Record | None, str], None]

@@ -151,4 +151,4 @@ def test_what_you_do_in_the_checkout_beside_a_night_has_no_effect_and_an_edit_of
     assert git(root, "status", "--porcelain") == before
     (aside,) = root.glob("runs/edited-*.toml")
     assert aside.read_text() == "# my idea\n"
-    assert re.search(rf"train\.toml was edited .*{aside.name}", stderr)
+    assert re.search(rf"train\.toml is the incumbent's again; .*{aside.name}", stderr)

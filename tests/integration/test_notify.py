@@ -45,12 +45,6 @@ def left(folder: Path) -> list[int]:
     ]
 
 
-def test_a_night_without_a_command_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observers, "waiting", None)  # not called
-    with Notifier(None, print).running():
-        pass
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Where the stand-in command of --notify lies, and what it got."""
@@ -72,9 +66,10 @@ def test_a_command_that_reads_nothing_and_fails_is_a_line_and_the_next_one_is_se
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_a_command_that_hangs_is_ended_with_the_night_after_ctrl_c_at_once(folder: Path, is_interrupted: bool) -> None:
-    notes, limit = list[str](), 10 * HANG_SECONDS if is_interrupted else 2.0
-    notifier = Notifier(command(folder, "hangs"), notes.append, limit_seconds=limit)
+def test_a_command_that_hangs_is_ended_with_the_night_after_ctrl_c_at_once(folder, is_interrupted, monkeypatch) -> None:
+    notes = list[str]()
+    monkeypatch.setattr(observers, "END_SECONDS", 10 * HANG_SECONDS if is_interrupted else 2.0)
+    notifier = Notifier(command(folder, "hangs"), notes.append)
     with suppress(Interrupted), notifier.running():
         notifier.send(END, {})
         wait_for(lambda: left(folder))

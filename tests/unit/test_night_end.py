@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.base import Answer, Context
-from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import NIGHT_NAME, Phase, Progress, Result
+from nightshift.campaign.records import NIGHT_NAME, Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
-from nightshift.files import write_json
 from nightshift.night import observers, state
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
+from nightshift.report import page
 from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
 from tests.unit.test_night_agent import Sent
 from tests.unit.test_parallel import RULES, AnyOrder
+
+WRITE_SUMMARY = observers.write_summary
 
 
 class Acting(StandInProposer):
@@ -48,34 +49,18 @@ def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Sen
     return Night(state, controller, Acting(act), said.append, notifier=told), told, said
 
 
-def refuse_the_state(controller: Controller) -> None:
-    """Root may write anywhere: a folder in the place of a file is refused to everybody."""
-    path = controller.ledger.runs_dir / NIGHT_NAME
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-        path.mkdir()
-
-
-def test_a_night_that_cannot_write_from_the_start_says_so(controller: Controller) -> None:
-    controller.ledger.runs_dir.mkdir()
-    refuse_the_state(controller)
-    made, told, _ = night(controller, lambda: None)
-    with pytest.raises(EngineError, match="cannot write"):
-        made.run()
-    [(event, why)] = told.events
-    assert event == "end"
-    assert why.startswith("EngineError: cannot write")
-
-
-def test_a_summary_that_cannot_be_written_takes_no_notice_with_it(controller, monkeypatch):
-    def refused(state: NightState, controller: Controller) -> str:
+def test_a_page_that_cannot_be_written_stops_neither_summary_nor_notification(controller, monkeypatch):
+    def refused(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    made, told, _ = night(controller, lambda: monkeypatch.setattr(observers, "write_summary", refused))
+    monkeypatch.setattr(observers, "write_summary", WRITE_SUMMARY)
+    monkeypatch.setattr(page, "write_report", refused)
+    made, told, said = night(controller, lambda: None)
     stop = made.run()
     assert stop.cause.startswith("8 proposals in a row were refused")
     assert told.events == [("end", stop.cause)]
-    assert controller.reporter.notes[-1].startswith("the summary cannot be written: ")
+    assert "\nstopped:      8 proposals in a row were refused" in said[-1]
+    assert "the page cannot be written: OSError: [Errno 28] No space left on device" in controller.reporter.notes
 
 
 def test_damaged_records_are_an_end_without_counts(controller: Controller) -> None:
@@ -89,7 +74,6 @@ def test_damaged_records_are_an_end_without_counts(controller: Controller) -> No
     [message] = told.messages
     assert (message["event"], message["counts"]) == ("end", None)
     assert "damaged" in message["why"]
-    assert json.loads((controller.ledger.runs_dir / NIGHT_NAME).read_text())["cause"] == message["why"]
 
 
 def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(controller: Controller) -> None:
@@ -110,27 +94,17 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
     assert json.loads((controller.ledger.runs_dir / NIGHT_NAME).read_text())["cause"] is None
 
 
-def lose_runs(controller: Controller, causes: list[str], trains: bool = False) -> tuple[Controller, list[Path]]:
-    """A set-up that loses each run with the next cause, after a step if it `trains`, and the folders of the runs."""
-    folders = list[Path]()
+def test_a_baseline_that_is_lost_three_times_ends_a_night_that_measured_nothing(controller: Controller) -> None:
+    causes = ["no driver, pid 71", "the disk is slow", "no driver"]
 
     class Losing(AnyOrder):
         def result(self, folder: Path) -> Result:
             self.cancel([folder])
-            folders.append(folder)
-            if trains:
-                write_json(folder / PROGRESS_NAME, Progress(Phase.TRAINING, num_steps=3))
-            raise EngineError(causes[len(folders) - 1])
+            raise EngineError(causes.pop(0))
 
-    return with_bench(controller, executor=Losing(num_slots=1, seed=0)), folders
-
-
-@pytest.mark.parametrize("trains", [False, True])
-def test_a_baseline_that_is_lost_three_times_ends_a_night_that_measured_nothing(controller, trains):
-    controller, folders = lose_runs(controller, ["no driver, pid 71", "the disk is slow", "no driver"], trains)
-    made, told, _ = night(controller, lambda: None)
+    made, told, _ = night(with_bench(controller, executor=Losing(num_slots=1, seed=0)), lambda: None)
     stop = made.run()
-    assert len(folders) == 3
+    assert causes == []
     assert not stop.is_planned
     assert stop.cause.startswith("the baseline crashed: no driver")
     assert told.events[-1] == ("end", stop.cause)

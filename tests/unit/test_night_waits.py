@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +18,9 @@ from msgspec import structs
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.git import Repo
-from nightshift.campaign.records import Cost, Job, Record, Request, Result
+from nightshift.campaign.records import Job, Record, Result
 from nightshift.campaign.waits import FILL
 from nightshift.cli.status import Status
-from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, Failure
 from nightshift.experiment import experiment
 from nightshift.experiment.experiment import Controller
@@ -30,12 +28,10 @@ from nightshift.night.loop import Night
 from nightshift.night.state import Stop, load
 from nightshift.report.data import gather
 from tests.conftest import CAMPAIGN, git
-from tests.stand_in_controller import with_bench
-from tests.unit.test_night_agent import LR, Sent, Thinker, Timed, a_night, busy_share, timed
+from tests.unit.test_night_agent import Sent, Thinker, Timed, a_night, busy_share, timed
 from tests.waiting import Clock
 
 RUN_SECONDS = 300.0
-RATES = [3e-6 - 7e-8 * number for number in range(30)]
 BEGINS = 1_000.0  # of what a night waits for: a run is under way, and an answer waits for it
 
 
@@ -99,35 +95,27 @@ def test_a_disk_that_is_full_for_a_minute(controller: Controller, clock: Clock) 
         executor = Watched(clock, controller, acts)
         _, stop, sent = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=8)
     assert stop.is_planned, stop
-    assert idle_seconds(controller.ledger.records(), executor) <= 60 + 10 + 5 + 30
+    assert idle_seconds(controller.ledger.records(), executor) <= 60 + 30 + 5 + 30
     [sentence] = waited(controller)
-    assert f": cannot write to {controller.ledger.runs_dir}: " in sentence
-    assert sentence.endswith("; ends when runs/ can be written; next check within 10 s")
+    assert f": cannot write {controller.ledger.runs_dir}" in sentence
+    assert sentence.endswith("; ends when this machine is ready; next check within 30 s")
     assert [event for event, why in sent.events if event == "paused"] == ["paused"]
     assert not [record.why for record in controller.ledger.records() if record.failure]
     [line] = [line for line in gather(controller.ledger, CAMPAIGN).night if line.startswith("Paused")]
     assert "cannot write" in line
 
 
-def test_a_night_ends_and_certifies_nothing_while_another_branch_is_checked_out(controller, clock) -> None:
-    root = controller.bench.root
-    switch = {BEGINS: lambda: git(root, "switch", "--quiet", "--force", "main")}
-    executor = Watched(clock, controller, switch | {2_000.0: (root / "STOP").touch})
-    _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), hours=2)
-    assert (stop.cause, clock.now < 2_100.0) == ("file STOP found", True)
-    assert controller.ledger.records()[-1].why.endswith("file STOP found: it ended while it could not be judged")
-    (root / "STOP").unlink()
-    git(root, "switch", "--quiet", "--force", CAMPAIGN)
-    switch = {clock.now + BEGINS: lambda: git(root, "switch", "--quiet", "--force", "main")}
+def test_a_night_certifies_nothing_while_another_branch_is_checked_out(controller: Controller, clock: Clock) -> None:
+    switch = {BEGINS: lambda: git(controller.bench.root, "switch", "--quiet", "--force", "main")}
     executor = Watched(clock, controller, switch)
     _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), hours=1, certify=1)
     assert stop.cause.startswith("1 hours are over")
+    assert controller.ledger.records()[-1].why.endswith("it ended while it could not be judged")
     assert load(controller.ledger).certificate == f"not certified: main is checked out instead of {CAMPAIGN}"
 
 
-@pytest.mark.parametrize("begins", [1_005.0, 1_190.0])
-def test_a_branch_switch_pauses_the_night_and_the_sentence_names_what_is_checked_out(controller, clock, begins) -> None:
-    root = controller.bench.root
+def test_a_branch_switch_pauses_the_night_and_the_sentence_names_what_is_checked_out(controller, clock) -> None:
+    root, begins = controller.bench.root, 1_190.0
     acts = {
         begins: lambda: git(root, "switch", "--quiet", "--force", "main"),
         begins + 40: lambda: git(root, "switch", "--quiet", "--create", "other"),
@@ -136,11 +124,11 @@ def test_a_branch_switch_pauses_the_night_and_the_sentence_names_what_is_checked
     executor = Watched(clock, controller, acts)
     night, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=8)
     assert stop.cause == "8 experiments are done"
-    assert idle_seconds(controller.ledger.records(), executor) <= 80 + 10 + 5 + 30
-    [minute] = {wait.since[14:16] for wait in night.state.waits}
+    assert idle_seconds(controller.ledger.records(), executor) <= 80 + 30 + 5 + 30
+    [minute] = {wait.since[14:16] for wait in night.desk.state.waits}
     sentences = [
         f"waiting since 2026-11-25 01:{minute} UTC: the checkout moved from autoresearch/test to {branch}; "
-        "ends when autoresearch/test is checked out again; next check within 10 s"
+        "ends when autoresearch/test is checked out again; next check within 30 s"
         for branch in ("main", "other")
     ]
     assert waited(controller) == executor.status == executor.page == sentences
@@ -167,13 +155,12 @@ def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controll
 
 QUESTION = Availability(Meaning.NO_EDIT, "the last words: Which file do you mean?")
 GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; the last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
-LIMIT = Availability(Meaning.LIMIT, "You've hit your session limit · resets 5:07am (UTC)")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("away", "seconds", "num_asked", "is_long"),
-    [(QUESTION, None, 3, False), (LIMIT, 7_200.0, 14, True), (GERMAN, 7_200.0, 14, True)],
+    [(QUESTION, None, 3, False), (GERMAN, 7_200.0, 14, True)],
 )
 def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(controller, clock, away, seconds, num_asked, is_long):
     asked = list[float]()
@@ -186,12 +173,11 @@ def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(controller, clock, a
 
     executor = Watched(clock, controller, {})
     proposer = Thinker(clock, 15.0, says)
-    night, stop, sent = a_locked_night(controller, executor, proposer, hours=3.0 if is_long else 1.0)
+    _, stop, sent = a_locked_night(controller, executor, proposer, hours=3.0 if is_long else 1.0)
     assert stop.is_planned, stop
     records = controller.ledger.records()
     assert len(asked) <= num_asked
     assert idle_seconds(records, executor) <= 60
-    assert night.state.refusals == ()
     assert set(waited(controller)) >= set(executor.status) == set(executor.page)
     assert all(f"thinker: {away.meaning}: {away.text[:40]}" in sentence for sentence in executor.page)
     assert all(sentence.endswith("; TPE fills the free slots meanwhile") for sentence in executor.page)
@@ -205,22 +191,6 @@ def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(controller, clock, a
         assert f"{num_fills} by TPE (agent unavailable)" in "\n".join(lines)
 
 
-def test_words_that_cost_tokens_count_for_max_cost(controller: Controller, clock: Clock) -> None:
-    class Talker(Thinker):
-        """A stand-in for an agent that talks in place of editing, for a dollar each time."""
-
-        def propose(self, context: Context) -> Proposing:
-            [answer] = yield from super().propose(context)
-            return (answer.with_proposal(cost=Cost(1, 1, 1.0)),)
-
-    proposer = Talker(clock, 15.0, lambda now: QUESTION)
-    night, stop, _ = a_night(controller, Timed(1, clock), proposer, fills=False, hours=9.0, max_cost=2.5)
-    assert stop.cause == "--max-cost 2.5: its proposals cost $3.00"
-    assert len(proposer.asked_at) == 3
-    assert "Which file do you mean?" in proposer.contexts[1].refusals[0], "nobody told the agent that nobody answers"
-    assert night.state.refusals == ()
-
-
 def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(controller: Controller, clock: Clock):
     class Broken(Thinker):
         def propose(self, context: Context) -> Proposing:
@@ -232,7 +202,7 @@ def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(c
     executor = Timed(1, clock, RUN_SECONDS)
     night, stop, sent = a_night(controller, executor, Broken(clock, 15.0), hours=1.0)
     assert stop.is_planned, stop
-    assert [wait.kind for wait in night.state.waits] == ["agent"]
+    assert [wait.kind for wait in night.desk.state.waits] == ["agent"]
     assert ": thinker: program: bwrap cannot be started; ends when thinker answers" in waited(controller)[0]
     assert idle_seconds(controller.ledger.records(), executor) <= 60
     assert [event for event, _ in sent.events if event != "keep"] == ["agent unavailable", "end"]
@@ -283,7 +253,7 @@ def test_only_the_slot_that_lost_a_run_pauses_and_no_other_run_is_lost(controlle
     assert any(cause in line and "ends when a run on slot 1 ends normally" in line for line in waited(controller))
     begins = sorted(executor.begins[f] for f, place in executor.places.items() if place == "slot 2" and f != first)
     assert max(late - early for early, late in itertools.pairwise(begins)) <= RUN_SECONDS + 60.0, "slot 2 paused"
-    assert made.state.waits[0].ended is not None
+    assert made.desk.state.waits[0].ended is not None
 
 
 def test_a_suspended_machine_is_reported_and_costs_no_training_time(controller: Controller, clock: Clock) -> None:
@@ -296,15 +266,11 @@ def test_a_suspended_machine_is_reported_and_costs_no_training_time(controller: 
 
     controller = replace(controller, now=lambda: now() + timedelta(seconds=asleep[0]))
     executor = Slept(clock, controller, {BEGINS: lambda: asleep.append(asleep.pop() + 7_200.0)})
-    made, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=6)
+    _, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=6)
     assert stop.cause == "6 experiments are done"
     text = "this machine was suspended for 2 h 0 min, or its clock was set forward"
     assert controller.reporter.notes.count(f"{text}; this does not count as training time") == 1
-    assert [wait.cause for wait in made.state.waits] == [text]
     assert max(record.total_seconds for record in controller.ledger.records()) < 7_200.0
-    [line] = [line for line in made.state.morning(controller.ledger.records(), controller.now()) if text in line]
-    assert line.startswith("Paused: ")
-    assert "(2 h 0 min)" in line
 
 
 def test_a_night_waits_for_the_disk_that_its_last_run_used(controller, clock, monkeypatch) -> None:
@@ -323,8 +289,3 @@ def test_a_night_waits_for_the_disk_that_its_last_run_used(controller, clock, mo
     text = "0.100 GB of disk are free, and the runs in flight and the next one need 0.200 GB. Run: du -sh runs/*"
     assert text in waited(controller)[0]
     assert not any(1_300.0 < begin < 2_000.0 for begin in executor.begins.values())
-    free[0] = 0.1
-    config = parse(set_values((controller.bench.root / "train.toml").read_bytes(), {LR: 1e-6}))
-    with pytest.raises(EngineError, match=re.escape(text)):
-        with_bench(controller, executor=executor).start(Request(), config, controller.campaign())
-    assert controller.ledger.next_number() == 7

@@ -157,7 +157,7 @@ def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_an
     assert parse(controller.repo.config_at("HEAD")).get(decay) == 0.5
     executor = AnyOrder(num_slots=1, seed=0)
     answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
-    night_of(controller, executor)._slots.start(answer, controller.campaign())
+    night_of(controller, executor).start(answer, controller.campaign())
     assert controller.ledger.records()[-1].run.rider is None
 
 
@@ -170,7 +170,6 @@ def test_whatever_ends_first_it_is_one_campaign(controller: Controller, seed: in
     assert [r.number for r in decided] != sorted(r.number for r in decided), "all ended in the order of their starts"
     assert executor.most == executor.num_slots
     assert max(proposer.in_flight) >= executor.num_slots - 1
-    assert max(proposer.waiting) == (executor.num_slots + 1) // 2 - 1, "proposals are made ahead"
     assert len(set(executor.seen)) == len(executor.seen), "a config saw a seed twice"
     campaign = controller.campaign()
     assert campaign.standing == Campaign.of(ours, CAMPAIGN, controller.bench.rules_hash).standing
@@ -208,7 +207,7 @@ def after_a_kill(made: Night) -> None:
     """Step until the head is killed, then let the next one of the same command go on to the end."""
     with pytest.raises(Killed):
         any(made._step() for _ in itertools.count())  # `run` would end what is in flight
-    stop = Night(made.state, made._controller, Rates(1), lambda text: None).run()
+    stop = Night(made.desk.state, made._controller, Rates(1), lambda text: None).run()
     assert stop.is_planned, stop
 
 
