@@ -157,8 +157,7 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
         path = path or tuple(key.path.split("."))
         fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
         if key.kind is Kind.TABLE:
-            off = f'; to switch it off, write {path[-1]} = "None"' if key.nullable else ""
-            fix = f"To switch it on, write [{'.'.join(path)}]{off}"
+            fix = f"Write [{'.'.join(path)}]"
         raise ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
     if key.kind is Kind.LIST and value != "None":
         return tuple(sorted(value))  # the order has no meaning
@@ -191,11 +190,10 @@ def is_accepted(key: Key, value: Any) -> bool:
 
 
 def instead(key: Key, value: Any) -> Value:
-    """Return a value for the fix: the number in a text or with another type, else the default."""
-    if key.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, str | float):
+    """Return a value for the fix: the number in a text, else the default."""
+    if isinstance(value, str):
         with suppress(ValueError):
-            number = float(value)
-            number = int(number) if key.kind is Kind.INT and number.is_integer() else number
+            number = int(value) if key.kind is Kind.INT else float(value)
             if is_accepted(key, number):
                 return number
     return int(key.minimum or 1) if key.default is None else key.default
@@ -274,7 +272,6 @@ WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.ite
 
 _OWN_NAME = re.compile(r"(?!custom\Z)[a-z][a-z0-9_]{0,39}")  # name of a loss; prime-rl's "custom" needs an import path
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-NAME_RULE = "begins with a letter and has at most 40 letters, digits, - and _"
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
 _TABLES = frozenset(table for key in KEYS for table in tables_around(key.path.split(".")))
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is Kind.TABLE)
@@ -333,18 +330,10 @@ def find_part(path: tuple[str, ...]) -> Renamed | None:
 
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
     """Return the open key that a former name or a word of another framework stands for.
-
-    A word of a framework may be below tables of the framework. A name of prime-rl may lack its tables, unless its last
-    segment is the name of an open key.
-    """
-    dotted = ".".join(path)
-    if dotted in WORDS:
-        return WORDS[dotted]
+    A word of a framework may be below tables of the framework."""
     words = (".".join(path[start:]) for start in range(1, len(path)))
     below = find_part(path) or next((_OTHERS[word] for word in words if word in _OTHERS), None)
-    if below is not None or _plain(path[-1]) in _LEAVES:
-        return below
-    return next((renamed for word, renamed in WORDS.items() if word.endswith(f".{dotted}")), None)
+    return WORDS.get(".".join(path), below)
 
 
 def suggest(path: tuple[str, ...]) -> list[str]:

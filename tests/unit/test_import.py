@@ -103,13 +103,13 @@ GATES = "orchestrator.train.source.curriculum.gates"
         (
             "autoresearch",
             {"max_steps": 20, "orchestrator.batch_size": 256, "orchestrator.group_size": 4, "trainer.optim.lr": 3e-6,
-             "trainer.loss.kl_tau": 0.0, f"{GATES}.zero_advantage": {},
+             "trainer.loss.kl_tau": 0.0,
              "orchestrator.train.sampling.max_completion_tokens": 512},
             {"inference_gpu_ids": "rules", "trainer_gpu_ids": "rules", "wandb.offline": "harness",
              "model.name": "rules",
              "orchestrator.eval.interval": "rules", "orchestrator.env.id": "rules", "trainer.loss.token_mask_high": "",
              "trainer.loss.type": "", "trainer.optim.betas_1": "", "trainer.optim.eps": "nobody",
-             "orchestrator.sampling.top_p": "nobody"},
+             "orchestrator.sampling.top_p": "nobody", "orchestrator.pre_batch_filters.type": ""},
         ),
         (
             "hosted",
@@ -169,9 +169,8 @@ OF_GROUPS = {"orchestrator.batch_size": 64, "orchestrator.group_size": 8}
         ),
         (
             b"max_steps = 20\nlr = 1e-5\nlr_scheduler = 'cosine'\nwarmup_steps = 5\nbatch_size = 64\n",
-            {"max_steps": 20, "trainer.optim.lr": 1e-5, "trainer.scheduler.type": "cosine",
-             "trainer.scheduler.warmup_steps": 5, "orchestrator.batch_size": 64, "orchestrator.group_size": 4},
-            "lr_scheduler -> trainer.scheduler.type = \"cosine\"",
+            {"max_steps": 20, "trainer.optim.lr": 1e-5, "orchestrator.batch_size": 64, "orchestrator.group_size": 4},
+            "lr_scheduler = \"cosine\" is not a key; the nearest is trainer.scheduler.type",
         ),
         (  # no hosted training, whose defaults train LoRA
             b"model = 'a/b'\nlearning_rate = 2e-6\nnum_generations = 8\nbeta = 0.1\n",
@@ -208,18 +207,13 @@ def test_several_files_are_one_config_as_prime_rl_reads_them() -> None:
         "orchestrator": {"group_size": 4, "train": {"source": [{"name": "b"}]}},
     }  # fmt: skip
     assert merged([("base.toml", base)]) == base
-    flat = b"model = 'a/b'\nlearning_rate = 2e-6  # of TRL\nnum_generations = 8\n"
-    assert all(merged([(name, flat)]) == flat for name in ("train.toml", "trainer.toml", "orch.toml"))
-    for names in (("trainer.toml", "orchestrator.toml"), ("train.toml", "orch.toml")):
-        both = merged([*zip(names, (TRAINER, ORCHESTRATOR), strict=True)])
-        imported = import_config(both, "x")
-        assert imported.values == {
-            "max_steps": 20, "trainer.optim.lr": 1e-5, "orchestrator.batch_size": 32, "orchestrator.group_size": 16,
-            "trainer.loss.kl_tau": 0.0,
-        }  # fmt: skip
-        assert "trainer.loss.kl_tau = 0.1 is not copied: it weighted" in "\n".join(imported.report())  # of 2025
-    alone = import_config(merged([("mine.toml", TRAINER)]), "x")
-    assert (alone.values["trainer.optim.lr"], alone.values["max_steps"]) == (1e-5, 20)
+    both = merged([("trainer.toml", TRAINER), ("orchestrator.toml", ORCHESTRATOR)])
+    imported = import_config(both, "x")
+    assert imported.values == {
+        "max_steps": 20, "trainer.optim.lr": 1e-5, "orchestrator.batch_size": 32, "orchestrator.group_size": 16,
+        "trainer.loss.kl_tau": 0.0,
+    }  # fmt: skip
+    assert "trainer.loss.kl_tau = 0.1 is not copied: it weighted" in "\n".join(imported.report())  # of 2025
     with pytest.raises(ConfigError, match=r"overlay\.toml:1: .* is not TOML"):
         merged([("base.toml", base), ("overlay.toml", b"x = \n")])
 
@@ -259,13 +253,6 @@ name = "second"
 env.taskset.id = "countdown"
 algo = {type = "opd", teacher = {name = "a-teacher"}}
 """
-FORMER_RATIOS = b"""\
-[orchestrator]
-group_size = 4
-env = [{id = "arithmetic"}, {id = "a/countdown"}]
-[orchestrator.buffer]
-env_ratios = [0.75, 0.25]
-"""
 SHARE = "orchestrator.train.ratio"
 
 
@@ -273,8 +260,6 @@ SHARE = "orchestrator.train.ratio"
     ("source", "ratios"),
     [
         (SOURCES, {"arithmetic": 3.0}),
-        (FORMER_RATIOS, {"arithmetic": 0.75, "countdown": 0.25}),
-        (FORMER_RATIOS.replace(b", 0.25", b""), {}),  # whose is it?
         (SOURCES.replace(b"ratio = 3", b"ratio = -3"), {}),
     ],
 )
@@ -295,7 +280,7 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
     ("source", "cause"),
     [
         (b'[model]\nname = "x"\n', "x has no key that"),
-        (b"\xff", "not UTF-8 text. Name a config file"),
+        (b"\xff", "invalid start byte. Name a config file"),
     ],
 )
 def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes, cause: str) -> None:
@@ -367,7 +352,6 @@ def test_import_carries_an_environment_over_that_this_machine_cannot_run(checkou
         (tmp_path / name).write_bytes(source)
     output = answer(str(tmp_path / "trainer.toml"), str(tmp_path / "orchestrator.toml"))
     assert 'rules.toml: environments = ["gsm8k"]' in output
-    assert 'not on this machine: rules.toml: environments = ["gsm8k"]: models/' in output
     assert rules_here(checkout, "prime-rl", 2).environment_names == ("gsm8k",)
     assert load(checkout / "train.toml").get("orchestrator.group_size") == 16
     assert tomllib.loads((checkout / "imported.toml").read_text())["trainer"]["optim"]["lr"] == 1e-5
