@@ -128,7 +128,6 @@ class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     signs: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    is_rl: bool = True
     defaults: dict[str, Value] = {}
     other_meaning: dict[str, str] = {}
     note: str = ""
@@ -168,19 +167,20 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
 
 def is_accepted(key: Key, value: Any) -> bool:
     """Return whether the value has the key's type and is in its range or choices."""
-    if isinstance(value, str):
-        is_choice = value in key.choices or (key.named and _OWN_NAME.fullmatch(value) is not None)
-        return (value == "None" and key.nullable) or (is_choice and key.kind is not Kind.LIST)
+    if value == "None" and key.nullable:
+        return True
     match key.kind:
-        case Kind.BOOL | Kind.CHOICE:
-            return isinstance(value, bool) and key.kind is Kind.BOOL
+        case Kind.BOOL:
+            return isinstance(value, bool)
         case Kind.TABLE:
             return isinstance(value, dict) and not value
         case Kind.LIST:
             is_list = isinstance(value, list | tuple) and all(item in key.choices for item in value)
             return is_list and 0 < len(value) == len(set(value))
+    if isinstance(value, str):
+        return value in key.choices or (key.named and _OWN_NAME.fullmatch(value) is not None)
     return (
-        type(value) in ((int, float) if key.kind is Kind.FLOAT else (int,))  # true is no number
+        type(value) in {Kind.FLOAT: (int, float), Kind.INT: (int,)}.get(key.kind, ())  # true is no number
         and -MAX_NUMBER <= value <= MAX_NUMBER  # false for nan
         and (key.minimum is None or value >= key.minimum)
         and (key.maximum is None or value <= key.maximum)
@@ -208,15 +208,13 @@ def spelled_out(path: tuple[str, ...], value: Any) -> str:
 def value_text(value: Any, limit: int = 60) -> str:
     """Return a value as in train.toml: printable ASCII on one line, at most `limit` characters."""
     if isinstance(value, str | None):
-        text = quoted("None" if value is None else value[: limit + 1])
-    elif isinstance(value, dict):
-        text = "a table" if value else "{}"
-    elif isinstance(value, list | tuple):
+        return shorten(quoted("None" if value is None else value[: limit + 1]), limit)
+    if isinstance(value, dict):
+        return "a table" if value else "{}"
+    if isinstance(value, list | tuple):
         items = ("[...]" if isinstance(item, list) else value_text(item, limit) for item in value[:20])
-        text = f"[{', '.join(items)}]"
-    else:  # a number, a boolean or a date
-        text = number_text(value)
-    return shorten(text, limit)
+        return shorten(f"[{', '.join(items)}]", limit)
+    return shorten(number_text(value), limit)  # of a number, a boolean or a date
 
 
 def number_text(number: Any) -> str:
@@ -329,26 +327,19 @@ def find_part(path: tuple[str, ...]) -> Renamed | None:
 
 
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
-    """Return the open key that a former name or a word of another framework stands for.
-    A word of a framework may be below tables of the framework."""
+    """Return the open key that a former name, or a word of another framework below any table, stands for."""
     words = (".".join(path[start:]) for start in range(1, len(path)))
     below = find_part(path) or next((_OTHERS[word] for word in words if word in _OTHERS), None)
     return WORDS.get(".".join(path), below)
 
 
 def suggest(path: tuple[str, ...]) -> list[str]:
-    """Return the open keys that a misspelt path may mean; [] if there are more than MAX_SUGGESTIONS.
-
-    The name is similar, and the written tables are similar to tables of the key in the same order.
-    """
-    *tables, leaf = (_plain(name) for name in ".".join(path)[-200:].split("."))
+    """Return the open keys with a similar last segment, which a misspelt path may mean; of many keys the nearest."""
+    dotted = ".".join(path)[-200:]
+    leaf = _plain(dotted.rpartition(".")[2])
     leaves = [leaf] if leaf in _LEAVES else get_close_matches(leaf, _LEAVES, cutoff=0.75)
-    paths = []
-    for key in (key for key in KEYS if _plain(key.leaf) in leaves):
-        segments = map(_plain, key.table.split("."))  # an iterator: the order counts
-        if all(any(get_close_matches(segment, [name], cutoff=0.75) for segment in segments) for name in tables):
-            paths.append(key.path)
-    return paths if len(paths) <= MAX_SUGGESTIONS else []
+    paths = [key.path for key in KEYS if _plain(key.leaf) in leaves]
+    return paths if len(paths) <= MAX_SUGGESTIONS else get_close_matches(dotted, paths, 1, cutoff=0.9)
 
 
 # -- the keys that apply, and their defaults ----------------------------------------------------------

@@ -75,9 +75,8 @@ def _walk(node: Mapping[str, Any], path: KeyPath, values: dict[str, Value]) -> I
             except ConfigError as error:
                 yield Problem(place, value, error.cause, error.fix)
         elif is_table:
-            what = "is a list of tables" if tables_of(value) else "is not a table"
             fix = f"Write [{dotted}] once, in single brackets, and its keys below it"
-            yield Problem(place, value, f"{spelled_out(place, value)} {what}", fix)
+            yield Problem(place, value, f"{spelled_out(place, value)} is not one table", fix)
             for table in tables_of(value):
                 yield from _walk(table, place, values)
         else:

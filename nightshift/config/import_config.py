@@ -41,7 +41,7 @@ from nightshift.config.allowlist import (
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
 from nightshift.config.losses import keys_with
 from nightshift.config.rules import RULES_NAME, LossRules
-from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
+from nightshift.config.rules_toml import REVISIONS, chosen_in, rules_of
 from nightshift.config.train_toml import MAX_LINE, document, parse, read_source
 from nightshift.errors import ConfigError, UsageError, listed
 from nightshift.text import clean
@@ -179,16 +179,13 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     result = Import(tree, _dialect(tree), values)
     for problem in problems:
         path, value, key = ".".join(problem.path), problem.value, find_key(problem.target)
-        is_misspelt = problem.is_guess and key is not None and problem.path[-1] != key.leaf
-        if isinstance(value, list) and is_inner(path):
-            note = f"{path}: its {len(value)} entries share one setting of each key"
-            result.notes += [note] if len(value) > 1 else []
-        elif key is None or ANY in key.path or is_misspelt or not is_accepted(key, value) or not result.dialect.is_rl:
+        if tables_of(value) and is_inner(path):  # the keys of its tables have problems of their own
+            continue
+        if key is None or ANY in key.path or problem.is_guess or not is_accepted(key, value):
             result.left_out.append(problem)
         elif values.setdefault(key.path, accept(key, value)) != accept(key, value):
-            cause = f"{spelled_out(problem.path, value)} is not copied"
-            cause += f": {key.path} is {value_text(values[key.path])} already"
-            result.left_out.append(problem._replace(cause=cause))
+            cause = f"{spelled_out(problem.path, value)} is not copied: {key.path} is {value_text(values[key.path])}"
+            result.left_out.append(problem._replace(cause=f"{cause} already"))
         else:
             values |= {table: {} for table in tables_around(key.path.split(".")) if find_key(table) is not None}
             result.names.setdefault(key.path, []).append(path)
@@ -285,16 +282,10 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
     before = read_source(root / RULES_NAME)
     settings, notes = tomlkit.document(), list[str]()
-    names = [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]
+    if names := [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]:
+        settings["environments"] = tomlkit.item(names).comment("of this checkout: its prompts and rewards may differ")
     models = (at(imported.tree, path) for path in CARRIED["model"])
     model = next((model for model in models if isinstance(model, str)), "")
-    for name in names:
-        if not (NAME.fullmatch(name) and (root / "environments" / name / "pyproject.toml").is_file()):
-            cause = f"environment {clean(name, 80)} is not in environments/"
-            notes.append(f"{cause}; docs/environments.md describes how to add an environment")
-    if names and not notes:
-        comment = "of this checkout: its prompts and rewards may differ"
-        settings["environments"] = tomlkit.item(names).comment(comment)
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
         settings.update({"model": model, "revision": revision or ""})
@@ -308,7 +299,7 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine with enough GPUs
     except (UsageError, ValueError) as error:
         settings, data = tomlkit.document(), before
-        notes.append(f"{RULES_NAME} is not changed: {error}")
+        notes.append(f"{RULES_NAME} is not changed: {error} docs/environments.md describes how to add an environment")
     if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:

@@ -67,9 +67,7 @@ def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]
                 accept(keys[path], value)
             except KeyError:
                 cause = f"{spelled_out(place, value)} is not a parameter of the loss {name}"
-                names = [key.leaf for key in keys.values() if key.path != LOSS]
-                fix = f"Delete it; [{PARAMETERS}] may have {', '.join(names) or 'nothing'}"
-                problems.append(Problem(place, value, cause, fix))
+                problems.append(Problem(place, value, cause, "Delete it; uv run run.py --keys lists the parameters"))
             except ConfigError as error:
                 problems.append(Problem(place, value, error.cause, error.fix))
     if problems:

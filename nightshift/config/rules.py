@@ -37,6 +37,7 @@ MEASURING_CODE = (
     "nightshift/engines/mixture.py",
     "nightshift/evaluation/environment.py",
     "nightshift/evaluation/evaluate.py",
+    "nightshift/evaluation/scorer.py",
     "nightshift/executors/gpus.py",
     "nightshift/experiment/worker.py",
 )
@@ -278,9 +279,7 @@ class Rules:
         return self.first_seed + index
 
     def with_budget(self, budget_seconds: float) -> Rules:
-        """Return the rules with another budget. UsageError if it is out of range."""
-        if not 1 <= budget_seconds <= 86_400:
-            raise UsageError(f"--budget-seconds {budget_seconds:g} is out of range", "Give 1 to 86400 seconds.")
+        """Return the rules with another budget."""
         return replace(self, budget_seconds=float(budget_seconds))
 
     @property
@@ -300,9 +299,7 @@ class Rules:
         folders = [folder for environment in self.scored for folder in environment.folders]
         folders += [loss.folder for loss in self.losses]
         model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
-        has_scorer = any(environment.taskset or environment.is_bounded for environment in self.scored)
-        scorer = ["nightshift/evaluation/scorer.py"] if has_scorer else []
-        return (*MEASURING_CODE, engine, *scorer, *folders, *model)
+        return (*MEASURING_CODE, engine, *folders, *model)
 
     def elsewhere(self, root: Path) -> list[Path]:
         """Return the measuring files and folders outside the checkout: installed tasksets, and a model."""

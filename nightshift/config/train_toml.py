@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from nightshift.config.allowlist import ANY, BY_PRESET, Value, default, find_key, quoted, resolve, shorten, value_text
@@ -83,7 +82,7 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
         if (path in values if path in BY_PRESET else value != default(path, resolved))
     }
     digest = hashlib.sha256(json.dumps(canonical, sort_keys=True, allow_nan=False).encode()).hexdigest()
-    return Config(source, MappingProxyType(values), MappingProxyType(resolved), digest)
+    return Config(source, values, resolved, digest)
 
 
 def refusal(name: str, problems: list[Problem], lines: Mapping[KeyPath, int]) -> ConfigError:
@@ -264,11 +263,12 @@ def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
 
     resolved, text = parse(source).resolved, source.decode()
     for path, value in changes.items():
-        is_gone = value is ABSENT or (value is None and default(path, resolved) is None)
+        if value is None and default(path, resolved) is None:
+            value = ABSENT
         document, before = tomlkit.parse(text), text
-        is_set = _set(document, path, ABSENT if is_gone else value)
+        is_set = _set(document, path, value)
         text = tomlkit.dumps(document)
-        if is_gone:
+        if value is ABSENT:
             text = _without_gap(before, text)
         elif not is_set:
             text = _add(text, path, value)
@@ -306,35 +306,29 @@ def _without_gap(before: str, after: str) -> str:
 
 
 def _add(text: str, path: str, value: Any) -> str:
-    """Return a text with a new key."""
+    """Return a text with a new key as the last statement of its table, or with a new table at the end.
+
+    Comments above the next header stay above the header.
+    """
     import tomlkit
 
     table, _, leaf = path.rpartition(".")
-    line = f"{leaf} = {value_text(value, MAX_LINE)}"
-    added = _insert(text, path, "") if value == {} else _insert(text, table, line)
+    text += "" if not text or text.endswith("\n") else "\n"
+    # by table: the end of its last statement, and the gap below that statement
+    ends = {".".join(header): (end, "\n" * (paths[-1] != header)) for _, end, header, paths in statements(text)}
+    place, gap = ends.get(table, (0, ""))
+    added = f"{text[:place]}{gap}{leaf} = {value_text(value, MAX_LINE)}\n{text[place:]}"
+    if value == {}:
+        added = f"{text}\n[{path}]\n"
+    elif table and table not in ends:
+        added = f"{text}\n[{table}]\n{leaf} = {value_text(value, MAX_LINE)}\n"
     try:
         tomllib.loads(added)
         return added
     except tomllib.TOMLDecodeError:  # an inline table, or a table of dotted keys, cannot have a header
-        document = tomlkit.parse(text)
-        node: Any = document
-        for segment in path.split(".")[:-1]:
+        document: Any = tomlkit.parse(text)
+        node = document
+        for segment in table.split("."):
             node = node.setdefault(segment, {})
         node[leaf] = {} if value == {} else tomlkit.value(value_text(value, MAX_LINE))
         return tomlkit.dumps(document)
-
-
-def _insert(text: str, table: str, line: str) -> str:
-    """Return a text with `line` as the last statement of `[table]`; "" is the top of the file.
-
-    A missing table is added at the end. Comments above the next header stay above the header.
-    """
-    if text and not text.endswith("\n"):
-        text += "\n"
-    ends: dict[str, tuple[int, str]] = {}  # by table: the end of its last statement, and the gap below that statement
-    for _, end, header, paths in statements(text):
-        ends[".".join(header)] = end, "\n" if paths[-1] != header else ""
-    if table and table not in ends:
-        return f"{text}\n[{table}]\n{line}\n".rstrip("\n") + "\n"
-    place, gap = ends.get(table, (0, ""))
-    return f"{text[:place]}{gap}{line}\n{text[place:]}" if line else text

@@ -40,7 +40,7 @@ LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '
         (b"#" * 10_000_000, "train.toml has 10,000,000 bytes", "git checkout train.toml"),
         (added("x = " + "1" * 5000), "train.toml:1: 5,004 characters on one line", "below 1,000"),
         (added("a = " + "[" * 900 + "]" * 90), "train.toml: it is nested too deeply", "git checkout"),
-        ('trainer = "fast"\n', 'train.toml:1: trainer = "fast" is not a table', "Write [trainer]"),
+        ('trainer = "fast"\n', 'train.toml:1: trainer = "fast" is not one table', "Write [trainer]"),
         (SMALL + b"type = 'adam'\n", 'train.toml:9: trainer.optim.type = "adam" is not allowed', 'type = "adamw"'),
         (SMALL + b"mu = 0.9\n", "train.toml:9: trainer.optim.mu = 0.9 has no effect", 'write type = "muon"'),
     ],
@@ -70,7 +70,7 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
         ("orchestrator.train.source.curriculum.sampler.seed = 7", "is locked by the rules: seeds are fixed"),
         ("orchestrator.train.source.curriculum.sampler = {type = 'difficulty_pool', pools.a.weight = 1}", "no thre"),
         ("orchestrator.train.source.curriculum.sampler.pools.a = {weight = 1, threshold = 1}", "difficulty_pool"),
-        ("orchestrator.train.source = [{curriculum = {}}]", "is a list of tables. Write [orchestrator.train.sou"),
+        ("orchestrator.train.source = [{curriculum = {}}]", "is not one table. Write [orchestrator.train.sou"),
     ],
 )  # fmt: skip
 def test_rules_between_keys(lines: str, cause: str) -> None:

@@ -343,7 +343,7 @@ def test_import_writes_and_commits_what_it_carries_over(checkout: Path, tmp_path
     assert git(checkout, "log", "-1", "--format=%s", "--stat").split()[:2] == ["Import", "theirs.toml"]
     assert git(checkout, "status", "--porcelain", "--untracked-files=no") == ""
     head = git(checkout, "rev-parse", "HEAD")
-    assert "nothing changed: this config was imported before" in answer(str(tmp_path / "theirs.toml"))
+    assert "wrote nothing, as this config was imported before" in answer(str(tmp_path / "theirs.toml"))
     assert git(checkout, "rev-parse", "HEAD") == head
 
 
@@ -363,8 +363,7 @@ def test_import_leaves_rules_alone_where_the_checkout_has_not_what_they_name(che
     (tmp_path / "theirs.toml").write_text(HOSTED.decode() + entries)
     before = (checkout / "rules.toml").read_bytes()
     output = CliRunner().invoke(commands, ["import", str(tmp_path / "theirs.toml")]).output
-    for name in ("reverse_text", "a b", ".."):  # on one line, whatever the name holds
-        assert f"\nenvironment {name} is not in environments/" in output
+    assert "rules.toml is not changed: rules.toml: Expected `str` matching regex" in output
     assert "\x1b" not in output
     assert 'model = "an-owner/a-model": write the model and its commit on the hub' in output
     assert (checkout / "rules.toml").read_bytes() == before

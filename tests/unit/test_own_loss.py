@@ -111,7 +111,7 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
             ["train.toml has 2 problems:",
              "train.toml:6: trainer.loss.kwargs.clip = 3.0 is not allowed (number 0.01 to 1.0). Write clip = 0.2",
              "train.toml:7: trainer.loss.kwargs.clap = 2.0 is not a parameter of the loss clipped. Delete it; "
-             "[trainer.loss.kwargs] may have clip"],
+             "uv run run.py --keys lists the parameters"],
         ),
         (
             '[trainer.loss]\ntype = "clipped"\nkl_tau = 0.1\n',

@@ -131,8 +131,6 @@ def test_elsewhere_only_the_model_of_here_keeps_its_revision_and_scale(root: Pat
 def test_another_budget_is_another_set_of_rules() -> None:
     assert ARITHMETIC_TRL.with_budget(10).hash(ROOT) != ARITHMETIC_TRL.hash(ROOT)
     assert ARITHMETIC_TRL.with_budget(60).hash(ROOT) == ARITHMETIC_TRL.hash(ROOT)
-    with pytest.raises(UsageError, match="out of range"):
-        ARITHMETIC_TRL.with_budget(float("nan"))
     assert len({rules.hash(ROOT) for rules in ALL_RULES}) == len(ALL_RULES)
 
 
