@@ -201,7 +201,7 @@ def night(
         with reporting() as reporter:
             create_branch(root, request, reporter, branch)
         ledger, since = Ledger(root), time.time()
-        with reporting("waiting until the first run trains, at most 900 s"):
+        with reporting("waiting until the night has begun, at most 900 s"):
             has_begun = partial(views.is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:

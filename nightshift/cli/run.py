@@ -129,9 +129,7 @@ def plan(request: Request, controller: Controller) -> Iterator[str]:
     yield from (f"change:   {line}" for line in record.diff or ("none",))
     yield from (f"scaled:   {line}" for line in record.scaled)
     yield from (f"unused:   {key}" for key in record.unused_keys)
-    parts = f"{lasted(engine.startup_seconds)} to start, {rules.budget_text} of training"
-    parts += f", {lasted(rules.evaluation_seconds)} to evaluate"
-    yield f"time:     at most {lasted(engine.deadline_seconds)}: {parts}"
+    yield f"time:     at most {lasted(engine.deadline_seconds)}, of which {rules.budget_text} of training"
     seed = bench.next_seed(campaign)
     yield from engine.describe(record.effective, seed, run_dir, verbose=request.verbose)
 
