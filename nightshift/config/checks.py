@@ -52,10 +52,8 @@ class Problem(NamedTuple):
 def read_values(tree: Mapping[str, Any], most: int | None = None) -> tuple[dict[str, Value], list[Problem]]:
     """Return the values of the open keys in a config, and the problems of single keys; at most `most` problems."""
     values: dict[str, Value] = {}
-    by_path: dict[KeyPath, Problem] = {}
-    for problem in islice(_walk(tree, (), values), most):
-        by_path.setdefault(problem.path, problem)
-    return values, list(by_path.values())
+    problems = {problem.cause: problem for problem in islice(_walk(tree, (), values), most)}
+    return values, list(problems.values())
 
 
 def _walk(node: Mapping[str, Any], path: KeyPath, values: dict[str, Value]) -> Iterator[Problem]:
@@ -93,22 +91,13 @@ def tables_of(value: Any) -> list[dict[str, Any]]:
 
 
 def _not_open(path: KeyPath, value: Any) -> Iterator[Problem]:
-    """Yield the problems of a key or table that is not open.
-
-    Each key that stands for an open key has its own problem. The other keys of a locked table share one problem.
-    """
+    """Yield the problems of a key, or of each key of a table, that is not open."""
     items = [item for table in tables_of(value) for item in table.items()]
     if not items or len(path) >= MAX_DEPTH:
         yield _problem(path, value)
         return
-    below = (problem for name, item in items for problem in _not_open((*path, name), item))
-    if lock(path) is None and lock_of_word(path) is None:
-        yield from below
-        return
-    problems = list(below)
-    yield from (problem for problem in problems if problem.target)
-    others = [problem for problem in problems if not problem.target]
-    yield from others if len(others) == 1 else [_problem(path, value)] if others else []
+    for name, item in items:
+        yield from _not_open((*path, name), item)
 
 
 def _problem(path: KeyPath, value: Any) -> Problem:

@@ -100,8 +100,7 @@ class Import:
             for problem in problems:
                 use = f"; {problem.lock.use}" if problem.lock and problem.lock.use else ""
                 use += f". Did you mean {problem.target}?" if problem.is_guess else ""
-                keys = [spelled_out(path, value) for path, value in _leaves(problem.value) if path]
-                lines.append(f"  {problem.cause}{use}" + (f"; its keys: {', '.join(keys)}" if keys else ""))
+                lines.append(f"  {problem.cause}{use}")
         return lines
 
     def train_toml(self, name: str) -> bytes:

@@ -120,11 +120,8 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class TasksetRules:
-    """A user's verifiers environment, as [environment.NAME] of rules.toml describes it (docs/environments.md).
-
-    `module`: the import name of its package, which may be a single file. `folder`: the folder of the checkout with the
-    package; "" if it is installed. `conversation_tokens`: None if `room` computes it.
-    """
+    """A user's verifiers environment (docs/environments.md). `module`: the import name of its package or single file.
+    `folder`: the folder of the checkout with the package; "" if it is installed."""
 
     module: str
     folder: str
@@ -177,15 +174,14 @@ def package_in(folder: Path) -> Path:
 class EnvironmentRules:
     """One environment: its code is in `environments/<name>/`, or in the package of a user's `taskset`.
 
-    `needs`: other folders in environments/ whose code is used. `is_bounded`: a separate process with a time limit
-    scores the answers. `args`: the arguments of `data.load`, or the taskset's config. `versions`: `name==version` of
-    direct requirements; for an environment of Nightshift only the pinned ones. `versions_sha256`: of all requirements.
+    `is_bounded`: a separate process with a time limit scores the answers. `versions`: `name==version` of direct
+    requirements; for an environment of Nightshift only the pinned ones. `versions_sha256`: of all requirements.
     """
 
     name: str
     num_validation: int
     num_train: int | None = None  # None: the whole train split
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # other folders in environments/ whose code is used
     weight: float = 1.0
     taskset: TasksetRules | None = None
     is_game: bool = False  # several turns against an opponent

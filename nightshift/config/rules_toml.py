@@ -343,10 +343,7 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
 
 
 def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRules, list[str]]:
-    """Return the rules of a user's package, which is a folder of the checkout or installed, and its requirements.
-
-    `model`: the model that trains. Its family sets vLLM's tool parser, unless the table does.
-    """
+    """Return the rules of a user's package, which is a folder of the checkout or installed, and its requirements."""
     top, folder = root.resolve(), (root / table.package).resolve()
     if folder.is_dir() and folder.is_relative_to(top) and folder != top:
         module, place, path = (
@@ -354,11 +351,8 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
             f"{folder.relative_to(top).as_posix()}/",
             folder / "pyproject.toml",
         )
-        try:
-            project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
-            requires = msgspec.convert(project.get("dependencies", []), list[str])
-        except (OSError, ValueError, AttributeError) as error:
-            raise UsageError(f"{path}: {error}", "Correct it, or write the folder of the package itself.") from None
+        project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
+        requires = project.get("dependencies", [])
     else:
         module, place = table.package.replace("-", "_"), ""
         owners = metadata.packages_distributions().get(module, [])
@@ -367,6 +361,7 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
         cause = f"{RULES_NAME}: [environment.{name}] needs verifiers, which is not installed"
         raise UsageError(cause, "Run: uv sync --extra verifiers")
     settings = {field.name: getattr(table, field.name) for field in fields(TasksetRules)[2:]}
+    # by default vLLM's tool parser for the family of the model that trains
     parser = table.tool_parser or ("hermes" if "qwen" in model.lower() else "")
     rules = TasksetRules(module, place, **settings | {"tool_parser": parser})
     rules.place(root)  # raises if the package is not installed

@@ -109,10 +109,8 @@ _FORMS: dict[ChangeKind, str] = {  # in the order of views
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key that differs between two files: `changed` if both files have the key, else `added` or `removed`.
-
-    For a file without the key, `old` or `new` is prime-rl's default; None if there is no default.
-    """
+    """A key that differs between two files: `changed` if both files have the key, else `added` or `removed`. For a file
+    without the key, `old` or `new` is prime-rl's default; None if there is no default."""
 
     key: str
     kind: ChangeKind
@@ -252,8 +250,7 @@ def line_numbers(text: str) -> dict[KeyPath, int]:
 
 
 def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
-    """Return a train.toml with other values, and with the same comments and order. ConfigError: source or result is
-    refused.
+    """Return a train.toml with other values, the same comments and order. ConfigError: source or result is refused.
 
     An empty line separates an added key from the key above, so that `git revert` can undo one of the two changes.
     ABSENT removes a key with the comment on its line. None writes "None", or removes a key whose default is None
@@ -306,10 +303,7 @@ def _without_gap(before: str, after: str) -> str:
 
 
 def _add(text: str, path: str, value: Any) -> str:
-    """Return a text with a new key as the last statement of its table, or with a new table at the end.
-
-    Comments above the next header stay above the header.
-    """
+    """Return a text with a new key as the last statement of its table, above comments on the next, or at the end."""
     import tomlkit
 
     table, _, leaf = path.rpartition(".")

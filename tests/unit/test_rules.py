@@ -139,7 +139,6 @@ def test_another_budget_is_another_set_of_rules() -> None:
     [
         (None, 0, [], "", "arithmetic-trl models/arithmetic-base"),
         (None, 1, [], "", "gsm8k-trl Qwen/Qwen2.5-0.5B-Instruct"),
-        (None, 2, ["gsm8k"], "models/mixed-base", "gsm8k-trl models/mixed-base"),
         (None, 2, [], "", "gsm8k-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
         ("prime-rl", 0, [], "", "gsm8k-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),  # whose check says what is missing
         ("prime-rl", 2, ["arithmetic"], "", "arithmetic-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
