@@ -20,7 +20,7 @@ import click
 
 from nightshift.campaign.records import Proposal, Request, prediction_in
 from nightshift.cli.run import run
-from nightshift.cli.shell import BRANCH, FOLDER, Command, use_prime_rl
+from nightshift.cli.shell import BRANCH, FOLDER, Command, Finite, use_prime_rl
 from nightshift.engines.base import ENGINES
 
 ROOT = Path(__file__).resolve().parent
@@ -33,7 +33,9 @@ ROOT = Path(__file__).resolve().parent
     "--gpus", help="prime-rl: GPUs to serve, GPUs to train: 2,3 or 0,1:2-7, or 0,0. trl: one. See docs/gpus.md."
 )
 @click.option("--prime-rl", type=FOLDER, callback=use_prime_rl, help="prime-rl: its checkout, as prepare.py has it.")
-@click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
+@click.option(
+    "--budget-seconds", type=Finite(1, 86_400), help="Another training budget: other rules, so a fresh baseline."
+)
 @click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")
 @click.option(
     "--baseline",

@@ -12,7 +12,6 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +71,7 @@ def status(as_json: bool) -> None:
 
 @commands.command()
 @option("--environment", default="", help="Compare on this environment; join several by +.")
-@option("--budget-seconds", type=float, help="Compare with this training budget.")
+@option("--budget-seconds", type=Finite(1, 86_400), help="Compare with this training budget.")
 @option("--baseline", metavar="REV", help="The commit of the baseline's train.toml. Default: the campaign's.")
 @option("--incumbent", metavar="REV", help="The commit of the incumbent's train.toml. Default: the campaign's.")
 @option("--seeds", "num_seeds", type=IntRange(1, 100), help="Fresh runs of each; 5 find smaller gains. [3]")
@@ -141,7 +140,7 @@ def history(as_json: bool) -> None:
 @option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at this many dollars, as agents report them.")
 @option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @shell.GPUS
-@option("--budget-seconds", type=float, help="Another training budget, with a baseline of its own.")
+@option("--budget-seconds", type=Finite(1, 86_400), help="Another training budget, with a baseline of its own.")
 @option(
     "--agent-timeout", "agent_timeout_seconds", type=Finite(min=1), default=900.0, help="Seconds per proposal. [900]"
 )
@@ -186,8 +185,6 @@ def night(
         raise click.UsageError("--pairs cannot be used with --slurm. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Name the proposer: --agent tpe, or --agent claude.")
-    if wandb and find_spec("wandb") is None:
-        raise UsageError("--wandb: the package wandb is not installed", "Install it: uv sync --extra wandb.")
     branch = flags.pop("branch")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
     if controller_job:
@@ -204,7 +201,7 @@ def night(
         with reporting() as reporter:
             create_branch(root, request, reporter, branch)
         ledger, since = Ledger(root), time.time()
-        with reporting("waiting until the first run trains, at most 900 s"):
+        with reporting("waiting until the night has begun, at most 900 s"):
             has_begun = partial(views.is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
@@ -322,22 +319,16 @@ def diff(old: str, new: str, as_json: bool) -> None:
 def show(number: int, is_all: bool, as_json: bool) -> None:
     """Print what experiment NUMBER proposed, measured and decided, on one screen."""
     from nightshift.campaign.campaign import Campaign
-    from nightshift.campaign.results import fates_of
-    from nightshift.campaign.results import row as row_of
 
     ledger = run.open_ledger()
     record, (records, _) = ledger.record(number), ledger.readable()
-    try:
-        campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
-        [row], unread = campaign.rows([record]), campaign.unread
-    except UsageError as error:  # another record is damaged
-        ours = [r for r in records if (r.branch, r.rules_hash) == (record.branch, record.rules_hash)]
-        row, unread = row_of(record, fates_of(ours)), str(error)
+    campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
+    [row] = campaign.rows([record])
     document = views.shown(ledger, record, row)
     lines = views.experiment_lines(record, row, document["files"])
     print_result(document, views.all_lines(plain(document), f"{number:04d}") if is_all else lines, as_json)
-    if unread:
-        print_error(unread)
+    if campaign.unread:
+        print_error(campaign.unread)
 
 
 @commands.command()
@@ -391,14 +382,9 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
         print_text(_text(form, story, root, experiment).decode().removesuffix("\n"))
     else:
         path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
-        if output:
-            path = _write(form, story, root, path, experiment)
-        else:  # the earlier export is removed when the new one is complete
-            new = path.with_name(f".new-{path.name}")
-            remove_tree(new)
-            _write(form, story, root, new, experiment)
-            remove_tree(path)
-            new.rename(path)
+        if not output:
+            remove_tree(path)  # the earlier export
+        path = _write(form, story, root, path, experiment)
         print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
     for note in story.notes:
         print_error(note)
@@ -455,12 +441,8 @@ def import_command(files: tuple[Path, ...]) -> None:
         new = {path: data for path, data in new.items() if path not in blobs or read_file(root / path) != data}
         for path, data in new.items():
             write_atomically(root / path, data)
-        outcome = f"wrote {', '.join(new)}; "
-        if not new:
-            outcome = "nothing changed: this config was imported before"
-        elif head.branch and head.commit:
+        outcome = f"wrote {', '.join(new) or 'nothing, as this config was imported before'}"
+        if new and head.branch and head.commit:
             committed = repo.commit_files(head, new, f"Import {name}")
-            outcome += f"committed as {(committed.commit or '')[:7]} on {head.branch}"
-        else:
-            outcome += "not committed: no branch is checked out"
+            outcome += f"; committed as {(committed.commit or '')[:7]} on {head.branch}"
     print_text(*imported.report(), *notes, outcome, "next: uv run run.py --dry-run")

@@ -28,7 +28,7 @@ from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import Check, PrepareFlags, look, on_cards, open_engine, used_keys
 from nightshift.engines.machine import read_machine
-from nightshift.errors import ExitCode, Interrupted, UsageError
+from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.experiment.checkout import checked_head, next_start
 from nightshift.experiment.checkout import plan as plan_start
@@ -79,13 +79,7 @@ def run(root: Path, request: Request) -> int:
             end_jobs(controller.ledger, reporter.note)
             controller.bench.engine.prepare_at_start(reporter.note)
             controller.begin(request.branch)
-            try:
-                record = None if request.detach else controller.run(request)
-            except Interrupted:
-                if controller.repo.config_at("HEAD") != read_file(root / CONFIG_NAME):
-                    restore = "to restore the incumbent's: git checkout train.toml"
-                    reporter.note(f"train.toml still contains the change that was tried; {restore}")
-                raise
+            record = None if request.detach else controller.run(request)
     ledger = controller.ledger
     if record is not None:
         return print_verdict(record, ledger)
@@ -135,9 +129,7 @@ def plan(request: Request, controller: Controller) -> Iterator[str]:
     yield from (f"change:   {line}" for line in record.diff or ("none",))
     yield from (f"scaled:   {line}" for line in record.scaled)
     yield from (f"unused:   {key}" for key in record.unused_keys)
-    parts = f"{lasted(engine.startup_seconds)} to start, {rules.budget_text} of training"
-    parts += f", {lasted(rules.evaluation_seconds)} to evaluate"
-    yield f"time:     at most {lasted(engine.deadline_seconds)}: {parts}"
+    yield f"time:     at most {lasted(engine.deadline_seconds)}, of which {rules.budget_text} of training"
     seed = bench.next_seed(campaign)
     yield from engine.describe(record.effective, seed, run_dir, verbose=request.verbose)
 

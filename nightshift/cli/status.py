@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -13,10 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from nightshift.campaign.ledger import STARTED, Ledger, campaign_cost, read_progress
-from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import (
     BLOCK_NAME,
-    CERTIFY_NAME,
     DETACHED_NAME,
     LOG_NAME,
     NIGHT_NAME,
@@ -35,7 +32,6 @@ from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, read_file
 from nightshift.report.fields import OF_RUN, fields
 from nightshift.text import clean, counted, local
-from nightshift.waiting import lasted
 
 
 def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
@@ -82,8 +78,7 @@ _POLL_SECONDS = 0.5
 def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
     """Wait for the experiment in flight and print its summary. Return its exit code; 124 if it still runs."""
     ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
-    limit = "" if math.isinf(timeout_seconds) else f", at most {lasted(timeout_seconds)}"
-    with reporting(f"waiting for the verdict of the experiment in flight{limit}", "The run continues.") as reporter:
+    with reporting("waiting for the verdict of the experiment in flight", "The run continues.") as reporter:
         while ledger.is_running():
             if time.monotonic() >= deadline:
                 print_text(*Status.of(ledger, datetime.now(UTC)).lines())
@@ -154,13 +149,9 @@ def follow_night(root: Path, timeout_seconds: float) -> int:
 
 
 def is_under_way(ledger: Ledger, since: float) -> bool:
-    """Return True if a run that began after `since` (seconds since 1970) trains, or a night waits."""
-    from nightshift.night.state import load
-
-    paths = [*ledger.runs_dir.glob(f"*/{METRICS_NAME}"), *ledger.runs_dir.glob(f"{CERTIFY_NAME}/*/*/{METRICS_NAME}")]
-    if (state := load(ledger)) and state.waiting:
-        paths.append(ledger.runs_dir / NIGHT_NAME)
-    return any(path.stat().st_mtime > since for path in paths)
+    """Return True if a night has begun after `since` (seconds since 1970)."""
+    path = ledger.runs_dir / NIGHT_NAME
+    return path.exists() and path.stat().st_mtime > since
 
 
 class Running(msgspec.Struct, frozen=True):

@@ -128,7 +128,6 @@ class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     signs: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    is_rl: bool = True
     defaults: dict[str, Value] = {}
     other_meaning: dict[str, str] = {}
     note: str = ""
@@ -157,8 +156,7 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
         path = path or tuple(key.path.split("."))
         fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
         if key.kind is Kind.TABLE:
-            off = f'; to switch it off, write {path[-1]} = "None"' if key.nullable else ""
-            fix = f"To switch it on, write [{'.'.join(path)}]{off}"
+            fix = f"Write [{'.'.join(path)}]"
         raise ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
     if key.kind is Kind.LIST and value != "None":
         return tuple(sorted(value))  # the order has no meaning
@@ -169,19 +167,20 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
 
 def is_accepted(key: Key, value: Any) -> bool:
     """Return whether the value has the key's type and is in its range or choices."""
-    if isinstance(value, str):
-        is_choice = value in key.choices or (key.named and _OWN_NAME.fullmatch(value) is not None)
-        return (value == "None" and key.nullable) or (is_choice and key.kind is not Kind.LIST)
+    if value == "None" and key.nullable:
+        return True
     match key.kind:
-        case Kind.BOOL | Kind.CHOICE:
-            return isinstance(value, bool) and key.kind is Kind.BOOL
+        case Kind.BOOL:
+            return isinstance(value, bool)
         case Kind.TABLE:
             return isinstance(value, dict) and not value
         case Kind.LIST:
             is_list = isinstance(value, list | tuple) and all(item in key.choices for item in value)
             return is_list and 0 < len(value) == len(set(value))
+    if isinstance(value, str):
+        return value in key.choices or (key.named and _OWN_NAME.fullmatch(value) is not None)
     return (
-        type(value) in ((int, float) if key.kind is Kind.FLOAT else (int,))  # true is no number
+        type(value) in {Kind.FLOAT: (int, float), Kind.INT: (int,)}.get(key.kind, ())  # true is no number
         and -MAX_NUMBER <= value <= MAX_NUMBER  # false for nan
         and (key.minimum is None or value >= key.minimum)
         and (key.maximum is None or value <= key.maximum)
@@ -191,11 +190,10 @@ def is_accepted(key: Key, value: Any) -> bool:
 
 
 def instead(key: Key, value: Any) -> Value:
-    """Return a value for the fix: the number in a text or with another type, else the default."""
-    if key.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, str | float):
+    """Return a value for the fix: the number in a text, else the default."""
+    if isinstance(value, str):
         with suppress(ValueError):
-            number = float(value)
-            number = int(number) if key.kind is Kind.INT and number.is_integer() else number
+            number = int(value) if key.kind is Kind.INT else float(value)
             if is_accepted(key, number):
                 return number
     return int(key.minimum or 1) if key.default is None else key.default
@@ -210,15 +208,13 @@ def spelled_out(path: tuple[str, ...], value: Any) -> str:
 def value_text(value: Any, limit: int = 60) -> str:
     """Return a value as in train.toml: printable ASCII on one line, at most `limit` characters."""
     if isinstance(value, str | None):
-        text = quoted("None" if value is None else value[: limit + 1])
-    elif isinstance(value, dict):
-        text = "a table" if value else "{}"
-    elif isinstance(value, list | tuple):
+        return shorten(quoted("None" if value is None else value[: limit + 1]), limit)
+    if isinstance(value, dict):
+        return "a table" if value else "{}"
+    if isinstance(value, list | tuple):
         items = ("[...]" if isinstance(item, list) else value_text(item, limit) for item in value[:20])
-        text = f"[{', '.join(items)}]"
-    else:  # a number, a boolean or a date
-        text = number_text(value)
-    return shorten(text, limit)
+        return shorten(f"[{', '.join(items)}]", limit)
+    return shorten(number_text(value), limit)  # of a number, a boolean or a date
 
 
 def number_text(number: Any) -> str:
@@ -274,7 +270,6 @@ WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.ite
 
 _OWN_NAME = re.compile(r"(?!custom\Z)[a-z][a-z0-9_]{0,39}")  # name of a loss; prime-rl's "custom" needs an import path
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-NAME_RULE = "begins with a letter and has at most 40 letters, digits, - and _"
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
 _TABLES = frozenset(table for key in KEYS for table in tables_around(key.path.split(".")))
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is Kind.TABLE)
@@ -332,34 +327,19 @@ def find_part(path: tuple[str, ...]) -> Renamed | None:
 
 
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
-    """Return the open key that a former name or a word of another framework stands for.
-
-    A word of a framework may be below tables of the framework. A name of prime-rl may lack its tables, unless its last
-    segment is the name of an open key.
-    """
-    dotted = ".".join(path)
-    if dotted in WORDS:
-        return WORDS[dotted]
+    """Return the open key that a former name, or a word of another framework below any table, stands for."""
     words = (".".join(path[start:]) for start in range(1, len(path)))
     below = find_part(path) or next((_OTHERS[word] for word in words if word in _OTHERS), None)
-    if below is not None or _plain(path[-1]) in _LEAVES:
-        return below
-    return next((renamed for word, renamed in WORDS.items() if word.endswith(f".{dotted}")), None)
+    return WORDS.get(".".join(path), below)
 
 
 def suggest(path: tuple[str, ...]) -> list[str]:
-    """Return the open keys that a misspelt path may mean; [] if there are more than MAX_SUGGESTIONS.
-
-    The name is similar, and the written tables are similar to tables of the key in the same order.
-    """
-    *tables, leaf = (_plain(name) for name in ".".join(path)[-200:].split("."))
+    """Return the open keys with a similar last segment, which a misspelt path may mean; of many keys the nearest."""
+    dotted = ".".join(path)[-200:]
+    leaf = _plain(dotted.rpartition(".")[2])
     leaves = [leaf] if leaf in _LEAVES else get_close_matches(leaf, _LEAVES, cutoff=0.75)
-    paths = []
-    for key in (key for key in KEYS if _plain(key.leaf) in leaves):
-        segments = map(_plain, key.table.split("."))  # an iterator: the order counts
-        if all(any(get_close_matches(segment, [name], cutoff=0.75) for segment in segments) for name in tables):
-            paths.append(key.path)
-    return paths if len(paths) <= MAX_SUGGESTIONS else []
+    paths = [key.path for key in KEYS if _plain(key.leaf) in leaves]
+    return paths if len(paths) <= MAX_SUGGESTIONS else get_close_matches(dotted, paths, 1, cutoff=0.9)
 
 
 # -- the keys that apply, and their defaults ----------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 from nightshift.config.allowlist import (
     ANY,
     CARRIED,
-    CURRICULUM,
     DIALECTS,
     FORMER,
     IMPORT_PATH,
@@ -24,7 +23,6 @@ from nightshift.config.allowlist import (
     PRIME_RL,
     RATIO,
     Dialect,
-    Kind,
     Value,
     accept,
     default_text,
@@ -37,22 +35,20 @@ from nightshift.config.allowlist import (
     resolve,
     shorten,
     spelled_out,
+    tables_around,
     value_text,
 )
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
 from nightshift.config.losses import keys_with
 from nightshift.config.rules import RULES_NAME, LossRules
-from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
+from nightshift.config.rules_toml import REVISIONS, chosen_in, rules_of
 from nightshift.config.train_toml import MAX_LINE, document, parse, read_source
 from nightshift.errors import ConfigError, UsageError, listed
 from nightshift.text import clean
 
 IMPORTED_NAME = "imported.toml"
 GROUP_SIZE, BATCH_SIZE = "orchestrator.group_size", "orchestrator.batch_size"
-GPU_KEYS = ("infer_gpus", "train_gpus", "tensor_parallel")  # of rules.toml
-SCHEDULE = "trainer.scheduler.type"
-MAX_INFLIGHT = "orchestrator.concurrency.max_inflight"
-ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
+_PARTS = {"trainer", "orchestrator", "inference"}  # tables of prime-rl that may have a file of their own
 _KEYS = {key.path: key for key in KEYS}
 _SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
 _NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
@@ -103,9 +99,8 @@ class Import:
             lines += [title] if problems else []
             for problem in problems:
                 use = f"; {problem.lock.use}" if problem.lock and problem.lock.use else ""
-                use = f". {problem.fix.partition('?')[0]}?" if problem.fix.startswith("Did you mean") else use
-                keys = [spelled_out(path, value) for path, value in _leaves(problem.value) if path]
-                lines.append(f"  {problem.cause}{use}" + (f"; its keys: {', '.join(keys)}" if keys else ""))
+                use += f". Did you mean {problem.target}?" if problem.is_guess else ""
+                lines.append(f"  {problem.cause}{use}")
         return lines
 
     def train_toml(self, name: str) -> bytes:
@@ -135,10 +130,12 @@ def merged(files: Sequence[tuple[str, bytes]]) -> bytes:
     tree = dict[str, Any]()
     for name, source in files:
         _, tables = document(source, name, "Name a config file.")
-        table = _table_of(name, tables)
-        if len(files) == 1 and not table:
+        part = Path(name).stem
+        if part in _PARTS and not tables.keys() & _PARTS:
+            tables = {part: tables}
+        elif len(files) == 1:
             return source
-        _merge(tree, {table: tables} if table else tables)
+        _merge(tree, tables)
     return tomlkit.dumps(tree).encode()
 
 
@@ -148,17 +145,6 @@ def _merge(node: dict[str, Any], other: Mapping[str, Any]) -> None:
             _merge(node[name], value)
         else:
             node[name] = value
-
-
-def _table_of(name: str, tree: Mapping[str, Any]) -> str:
-    """Return the table that a file is a part of: "trainer" for a trainer.toml; "" for a whole config."""
-    tables = ("trainer", "orchestrator", "inference")
-    if tree.keys() & set(tables):
-        return ""
-    paths = [".".join(path) for path, _ in _leaves(tree)]
-    stem = Path(name).stem
-    candidates = ["", *(table for table in tables if len(stem) > 3 and table.startswith(stem)), *tables]
-    return max(candidates, key=lambda table: sum(is_known(f"{table}.{path}".strip(".")) for path in paths))
 
 
 def is_known(path: str) -> bool:
@@ -189,27 +175,24 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
         cause = f"{name}: {listed(names)} would be printed, and committed as {IMPORTED_NAME}, which agents can read"
         raise ConfigError(cause, "Delete the secrets from the file.")
     values, problems = read_values(tree)
-    dialect = _dialect(tree)
-    if not dialect.is_rl:  # a renamed key has another meaning there
-        values = {path: value for path, value in values.items() if at(tree, path) is not None}
-    result = Import(tree, dialect, values)
+    result = Import(tree, _dialect(tree), values)
     for problem in problems:
-        path, value, target = ".".join(problem.path), problem.value, problem.target
-        key = find_key(target)
-        if problem.is_guess and key is not None and problem.path[-1] != key.leaf:  # misspelt
-            values.pop(target, None)
-        if isinstance(value, list) and is_inner(path):
-            note = f"{path}: its {len(value)} entries share one setting of each key"
-            result.notes += [note] if len(value) > 1 else []
-        elif key is None or target not in values:
+        path, value, key = ".".join(problem.path), problem.value, find_key(problem.target)
+        if tables_of(value) and is_inner(path):  # the keys of its tables have problems of their own
+            continue
+        if key is None or ANY in key.path or problem.is_guess or not is_accepted(key, value):
             result.left_out.append(problem)
-        elif key.kind is Kind.TABLE or (is_accepted(key, value) and accept(key, value) == values[target]):
-            result.names.setdefault(target, []).append(path)
-            result.notes.append(f"{path} -> {target}" + ("" if values[target] == {} else f" = {value_text(value)}"))
+        elif values.setdefault(key.path, accept(key, value)) != accept(key, value):
+            cause = f"{spelled_out(problem.path, value)} is not copied: {key.path} is {value_text(values[key.path])}"
+            result.left_out.append(problem._replace(cause=f"{cause} already"))
         else:
-            cause = f"{spelled_out(problem.path, value)} is not copied"
-            result.left_out.append(problem._replace(cause=f"{cause}: {target} is {value_text(values[target])} already"))
-    _convert(tree, result)
+            values |= {table: {} for table in tables_around(key.path.split(".")) if find_key(table) is not None}
+            result.names.setdefault(key.path, []).append(path)
+            result.notes.append(f"{path} -> {key.path}" + ("" if value == {} else f" = {value_text(value)}"))
+    for path, name, ratio in _ratios(tree):
+        values[f"{RATIO}.{name}"] = accept(_KEYS[f"{RATIO}.{ANY}"], ratio)
+        result.notes.append(f"{path} -> {RATIO}.{name} = {value_text(ratio)}")
+        result.left_out = [p for p in result.left_out if ".".join(p.path) != path]
     _name_loss(result, losses)
     for path, reason in result.dialect.other_meaning.items():
         value = result.values.get(path, result.dialect.defaults.get(path))
@@ -232,33 +215,23 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
 
 
 def _name_loss(result: Import, losses: Sequence[LossRules]) -> None:
-    """Replace the import path of a loss by the loss's name in rules.toml, and leave out what rules.toml does not offer.
-
-    If several losses have this import path, the one that accepts most of the values is used.
-    """
+    """Replace the import path of a loss by the loss's name in rules.toml, and leave out what rules.toml does not
+    offer."""
     import_path = at(result.tree, LOSS) == "custom" and at(result.tree, IMPORT_PATH)
-    given = {path: value for path, value in result.values.items() if path.startswith(f"{PARAMETERS}.")}
-
-    def refused(loss: LossRules) -> dict[str, str]:
-        """Return the reasons for the values that the loss does not accept, by path."""
-        keys = {key.path: key for key in keys_with([loss], loss.name)}
-        reasons = {path: f"is not {keys[path].allowed()}" if path in keys else "is not a parameter" for path in given}
-        return {p: reason for p, reason in reasons.items() if p not in keys or not is_accepted(keys[p], given[p])}
-
-    named = [loss for loss in losses if loss.import_path == import_path]
-    candidates = named or [loss for loss in losses if loss.name == result.values.get(LOSS)]  # in a train.toml
-    loss = min(candidates, key=lambda loss: len(refused(loss)), default=None)
-    if named and loss:
-        result.values[LOSS] = loss.name
-        result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
-        result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
-    if loss:
-        reasons = {path: f"{reason} of the loss {loss.name} in rules.toml" for path, reason in refused(loss).items()}
-    else:
-        unknown = [LOSS] if result.values.get(LOSS) not in (None, *_KEYS[LOSS].choices) else []
-        reasons = dict.fromkeys([*unknown, *given], "belongs to a loss that rules.toml does not offer")
-    for path, reason in reasons.items():
-        result.leave_out(path, f"{path} = {value_text(result.values[path])} {reason}")
+    for loss in losses:
+        if loss.import_path == import_path:
+            result.values[LOSS] = loss.name
+            result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
+            result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
+            break
+    name = result.values.get(LOSS)
+    keys = {key.path: key for key in keys_with([loss for loss in losses if loss.name == name], name)}
+    for path, value in list(result.values.items()):
+        if path == LOSS or path.startswith(f"{PARAMETERS}."):
+            key = keys.get(path)
+            if key is None or not is_accepted(key, value):
+                reason = f"is not {key.allowed()}" if key else "is not a parameter"
+                result.leave_out(path, f"{path} = {value_text(value)} {reason} of the losses in rules.toml")
 
 
 def _dialect(tree: Mapping[str, Any]) -> Dialect:
@@ -308,20 +281,10 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
     before = read_source(root / RULES_NAME)
     settings, notes = tomlkit.document(), list[str]()
-    names = [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]
+    if names := [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]:
+        settings["environments"] = tomlkit.item(names).comment("of this checkout: its prompts and rewards may differ")
     models = (at(imported.tree, path) for path in CARRIED["model"])
     model = next((model for model in models if isinstance(model, str)), "")
-    for name in names:
-        if not (NAME.fullmatch(name) and (root / "environments" / name / "pyproject.toml").is_file()):
-            cause = f"environment {clean(name, 80)} is not in environments/"
-            notes.append(f"{cause}; docs/environments.md describes how to add an environment")
-    if names and not notes:
-        comment = "of this checkout: its prompts and rewards may differ"
-        settings["environments"] = tomlkit.item(names).comment(comment)
-    numbers = [(key, at(imported.tree, path)) for key in GPU_KEYS for path in CARRIED[key]]
-    gpus = [f"{key} = {number}" for key, number in numbers if type(number) is int and number > 1]
-    if gpus:
-        notes.append(f"GPUs: write {', '.join(gpus)} into {RULES_NAME} if this machine has as many")
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
         settings.update({"model": model, "revision": revision or ""})
@@ -329,18 +292,13 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         notes.append(f"model = {value_text(model)}: write the model and its commit on the hub into {RULES_NAME}")
     data = before
     try:
-        chosen_in(root, before)
         document = tomlkit.parse(before.decode())
         document.update(settings)
         data = tomlkit.dumps(document).encode() if settings else before
         rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine with enough GPUs
-    except UsageError as error:
+    except (UsageError, ValueError) as error:
         settings, data = tomlkit.document(), before
-        notes.append(f"{RULES_NAME} is not changed: {error}")
-    try:
-        rules_of(root, chosen_in(root, data), None, gpu_count)
-    except UsageError as error:
-        notes += [f"not on this machine: {error}"] if settings else []
+        notes.append(f"{RULES_NAME} is not changed: {error} docs/environments.md describes how to add an environment")
     if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:
@@ -348,47 +306,11 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     return data, [*(f"{RULES_NAME}: {line}" for line in tomlkit.dumps(settings).splitlines()), *notes]
 
 
-def _convert(tree: Mapping[str, Any], result: Import) -> None:
-    """Translate the settings whose form changed, and not only their name."""
-    notes: dict[str, str] = {}  # by translated path
-    batch_size = resolve(result.values).get(BATCH_SIZE)
-    for table in ("orchestrator.", ""):
-        path = f"{table}oversampling_factor"
-        factor, filters = at(tree, path), tables_of(at(tree, f"{table}pre_batch_filters"))
-        if type(factor) in (int, float) and isinstance(batch_size, int) and 1 <= factor <= 1000:
-            in_flight = int(factor * batch_size)
-            if MAX_INFLIGHT not in result.values and is_accepted(_KEYS[MAX_INFLIGHT], in_flight):
-                result.values[MAX_INFLIGHT] = in_flight
-                notes[path] = f" = {value_text(factor)} -> {MAX_INFLIGHT} = {in_flight}"
-        filtering = f"{table}buffer.online_difficulty_filtering"
-        enforced = [entry.get("type") for entry in filters if entry.get("enforce", True) is True]
-        switches = {filtering: at(tree, filtering) is True, f"{table}pre_batch_filters": "zero_advantage" in enforced}
-        for path in [path for path, is_on in switches.items() if is_on]:
-            result.values[ZERO_ADVANTAGE] = {}
-            notes[path] = f" -> {ZERO_ADVANTAGE}"
-    for problem in result.left_out:
-        renamed, path = find_renamed(problem.path), ".".join(problem.path)
-        is_schedule = path == "trainer.scheduler" or (renamed and renamed.key.path == SCHEDULE)
-        if is_schedule and problem.value in ("constant", "cosine"):  # the same meaning in all trainers
-            result.values.setdefault(SCHEDULE, problem.value)
-            result.names.setdefault(SCHEDULE, []).append(path)
-            notes[path] = f" -> {SCHEDULE} = {value_text(problem.value)}"
-    for path, name, ratio in _ratios(tree):
-        result.values[f"{RATIO}.{name}"] = accept(_KEYS[f"{RATIO}.{ANY}"], ratio)
-        notes[path] = f"{notes.get(path, ' ->')} {RATIO}.{name} = {value_text(ratio)}"
-    result.notes += [f"{path}{note}" for path, note in notes.items()]
-    converted = tuple(f"{path}." for path in notes)
-    result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(converted)]
-
-
 def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Return path, environment and ratio of each source; [] unless all names and ratios are valid."""
     entries = environments(tree)
     names = [environment_name(entry) for _, entry in entries]
     ratios = [(f"{path}.ratio", name, entry.get("ratio")) for name, (path, entry) in zip(names, entries, strict=True)]
-    env_ratios = at(tree, "orchestrator.buffer.env_ratios")
-    if isinstance(env_ratios, list) and len(env_ratios) == len(names):
-        ratios = [("orchestrator.buffer.env_ratios", *pair) for pair in zip(names, env_ratios, strict=True)]
     ratios = [ratio for ratio in ratios if ratio[2] is not None]
     are_valid = all(is_name(name) and is_accepted(_KEYS[f"{RATIO}.{ANY}"], ratio) for _, name, ratio in ratios)
     return ratios if are_valid and 1 < len({*names}) == len(names) else []
@@ -403,17 +325,14 @@ def _make_valid(result: Import, given: Container[str]) -> None:
         problems = rule_problems(result.values, resolve(result.values))
         if not problems:
             return
-        path, cause = ".".join(problems[0].path), problems[0].cause
-        batch = result.values.get(BATCH_SIZE) or 4
+        path, cause, batch = ".".join(problems[0].path), problems[0].cause, result.values.get(BATCH_SIZE) or 4
         assert isinstance(batch, int)
-        sizes = [size for size in (4, 2, *range(3, batch + 1)) if batch % size == 0]
+        sizes = [size for size in (4, *range(2, batch + 1)) if batch % size == 0]
         is_free = GROUP_SIZE not in given or result.values.get(GROUP_SIZE) == 1
         if path in (GROUP_SIZE, BATCH_SIZE) and is_free and sizes:
             result.values[GROUP_SIZE] = sizes[0]
             result.notes.append(f"{GROUP_SIZE} = {sizes[0]}, added: {cause}")
         else:
-            if not sizes:
-                path, cause = BATCH_SIZE, f"{BATCH_SIZE} = {batch}: a group needs 2 rollouts or more"
             key = find_key(path)
             default = f"; {default_text(key)}, the default, is trained" if key and key.default is not None else ""
             result.leave_out(path, f"{cause}{default}")

@@ -19,7 +19,6 @@ from nightshift.config.allowlist import (
     Value,
     accept,
     spelled_out,
-    value_text,
 )
 from nightshift.config.checks import Problem
 from nightshift.config.rules import LossRules
@@ -60,24 +59,21 @@ def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]
     ConfigError with all problems: rules.toml does not offer the loss, or a parameter is unknown or out of range.
     """
     name, problems = config.get(LOSS), list[Problem]()
-    keys = {key.path: key for key in keys_with(losses, name)}
-    parameters = {path: key for path, key in keys.items() if key.table == PARAMETERS}
+    keys = {key.path: key for key in keys_with(losses, name) if key.path == LOSS or key.table == PARAMETERS}
     for path, value in config.values.items():
-        place, key = tuple(path.split(".")), keys.get(path)
-        if key is None and path.startswith(f"{PARAMETERS}."):
-            lines = [f"{key.leaf} = {value_text(key.default)} ({key.allowed()})" for key in parameters.values()]
-            cause = f"{spelled_out(place, value)} is not a parameter of the loss {name}"
-            fix = f"Delete it; [{PARAMETERS}] may have {', '.join(lines) or 'nothing'}"
-            problems.append(Problem(place, value, cause, fix))
-        elif key is not None and (path == LOSS or path in parameters):
+        place = tuple(path.split("."))
+        if path == LOSS or path.startswith(f"{PARAMETERS}."):
             try:
-                accept(key, value)
+                accept(keys[path], value)
+            except KeyError:
+                cause = f"{spelled_out(place, value)} is not a parameter of the loss {name}"
+                problems.append(Problem(place, value, cause, "Delete it; uv run run.py --keys lists the parameters"))
             except ConfigError as error:
                 problems.append(Problem(place, value, error.cause, error.fix))
     if problems:
         raise refusal("train.toml", problems, line_numbers(config.source.decode()))
     if name in PRIME_RL_LOSSES:
         return {}
-    values = {path: config.values.get(path, key.default) for path, key in parameters.items()}
+    values = {path: config.values.get(path, key.default) for path, key in keys.items() if path != LOSS}
     import_path = next(loss.import_path for loss in losses if loss.name == name)
     return {LOSS: "custom", IMPORT_PATH: import_path, **values}

@@ -1,10 +1,8 @@
 """The rules of a campaign: constants that all its experiments share, and the paths of the measuring files.
 
-Measuring files determine scores or decisions (`Rules.measuring`), so they may not change during a campaign
-(experiment/checkout.py). In a list of paths, a path with a slash at its end is a folder with all files below it.
-
-The rules hash covers constants and measuring files. Two results are comparable only if their rules hashes are equal.
-rules_toml.py builds the rules from rules.toml. train.toml cannot change them, because allowlist.toml locks such keys.
+Measuring files determine scores or decisions, so they may not change during a campaign (experiment/checkout.py). In a
+list of paths, a path with a slash at its end is a folder with all files below it. The rules hash covers constants and
+measuring files: two results are comparable only if their rules hashes are equal.
 """
 
 from __future__ import annotations
@@ -39,6 +37,7 @@ MEASURING_CODE = (
     "nightshift/engines/mixture.py",
     "nightshift/evaluation/environment.py",
     "nightshift/evaluation/evaluate.py",
+    "nightshift/evaluation/scorer.py",
     "nightshift/executors/gpus.py",
     "nightshift/experiment/worker.py",
 )
@@ -54,37 +53,28 @@ NO_CARD = "none"  # the value of Rules.memory without a GPU
 
 Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # never 0, because the decision rule divides by it
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score or a share
-_Bounded = Annotated[float, Meta(ge=-1e6, le=1e6)]
-_Probability = Annotated[float, Meta(gt=0, lt=1)]
-_NotEmpty = Meta(min_length=1)
 GSM8K_PRIOR_SD = 0.008  # the scale of the effects of changes on GSM8K, for which RuleConstants was chosen
 
 
 @dataclass(frozen=True, slots=True)
 class RuleConstants:
-    """The constants of the decision rule (campaign/posterior.py) for GSM8K. Scores and effects are fractions of 1.
-
-    The constants were chosen by simulation; benchmarks/decision_rules.py tests them with other random numbers.
-    """
+    """The constants of the decision rule (campaign/posterior.py) for GSM8K, chosen by simulation
+    (benchmarks/decision_rules.py). Scores and effects are fractions of 1."""
 
     # Kinds of changes, (mean and sd of the effect, share of all changes): ordinary, bad, bold and disastrous.
-    kinds: Annotated[tuple[tuple[_Bounded, Scale, Fraction], ...], _NotEmpty] = (
+    kinds: tuple[tuple[float, float, float], ...] = (
         (0.003, 0.007, 0.50),
         (-0.03, 0.025, 0.35),
         (0.0, 0.05, 0.05),
         (-0.14, 0.10, 0.10),
     )
     # The number of observed changes that the shares above count as. It is small: a campaign learns its own shares.
-    shares_worth: Scale = 5.0
+    shares_worth: float = 5.0
     # Accidents in runs without a new change, (mean, sd, probability): no accident, or a training that collapsed.
-    accidents: Annotated[tuple[tuple[_Bounded, Annotated[float, Meta(ge=0, le=1e6)], Fraction], ...], _NotEmpty] = (
-        (0.0, 0.0, 0.97),
-        (-0.12, 0.10, 0.03),
-    )
-    seed_sd: Scale = 0.0125  # standard deviation of the score between training seeds
-    # `seed_sd` is uncertain: factors that correct it, with prior probabilities. Each run updates the probabilities, so
-    # that no second run of the baseline is needed.
-    noises: Annotated[tuple[tuple[Scale, Scale], ...], _NotEmpty] = (
+    accidents: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.97), (-0.12, 0.10, 0.03))
+    seed_sd: float = 0.0125  # standard deviation of the score between training seeds
+    # `seed_sd` is uncertain: factors that correct it, with prior probabilities, which each run updates.
+    noises: tuple[tuple[float, float], ...] = (
         (0.5, 0.08),
         (0.7, 0.17),
         (1.0, 0.27),
@@ -93,24 +83,24 @@ class RuleConstants:
         (2.8, 0.12),
     )
     # Part of a score's sampling variance p (1 - p) / n that two runs on the same n examples do not have in common.
-    examples_share: Fraction = 0.38
+    examples_share: float = 0.38
     # Standard deviation of the drift of scores over eight hours.
-    drift_sd: Scale = 0.02
+    drift_sd: float = 0.02
     # P(it helps) at which a change is kept. With four slots, 0.65 gains 0.3 pp less than 0.6, with 30 % fewer commits.
-    keep_at: _Probability = 0.6
+    keep_at: float = 0.6
     # P(it helps) below which a kept change is reverted: below `keep_at`, so that small updates of P cause no commits.
-    revert_below: _Probability = 0.5
+    revert_below: float = 0.5
     # P(it helps) above which a kept change is confirmed.
-    confirmed_above: Fraction = 0.95
+    confirmed_above: float = 0.95
     # Least expected improvement for a re-test, because a re-test makes the effect of the new change less certain.
-    least_worth: Scale = 0.0005
+    least_worth: float = 0.0005
     # If a change sets the keys of a discarded change, its prior starts from this share of the discarded effect.
-    related: Fraction = 0.5
+    related: float = 0.5
     # (a, b, n): the reported gain is a + b * max(ln(proposed changes / n), 0) standard deviations below the posterior
     # mean, because the best of many noisy scores is too high (winner's curse).
-    shrink: tuple[_Bounded, _Bounded, Scale] = (0.5, 0.25, 47.0)
+    shrink: tuple[float, float, float] = (0.5, 0.25, 47.0)
     # Factors that widen the reported interval, for one slot and for several, because effects do not add up exactly.
-    widen: tuple[Scale, Scale] = (1.1, 1.3)
+    widen: tuple[float, float] = (1.1, 1.3)
 
     def scaled(self, prior_sd: float, seed_sd: float) -> RuleConstants:
         """Return the constants for another environment. `prior_sd`: scale of effects. `seed_sd`: sd between seeds."""
@@ -130,13 +120,8 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class TasksetRules:
-    """A user's verifiers environment. `module`: the import name of its package, which may be a single file.
-
-    `folder`: the folder of the checkout with the package; "" if it is installed. `reward_range`: the rewards that give
-    the scores 0 and 1. `prompt_tokens`, `conversation_tokens`: the most tokens of a prompt and of a whole conversation
-    (None: `room` computes it). `max_turns`: the most answers of a seat in an episode. `episode_seconds`: time limit of
-    an episode. `seat`: the seat whose reward is the score, "" if there is only one. `tool_parser`: vLLM's, or "".
-    """
+    """A user's verifiers environment (docs/environments.md). `module`: the import name of its package or single file.
+    `folder`: the folder of the checkout with the package; "" if it is installed."""
 
     module: str
     folder: str
@@ -156,39 +141,47 @@ class TasksetRules:
         return self.prompt_tokens + self.max_turns * completion_tokens, text
 
     def place(self, root: Path) -> Path:
-        """Return the path of the package, or `folder` if it contains no package. UsageError if it is not installed."""
+        """Return the path of the package: a folder, or a single file. UsageError if there is no such package."""
         if self.folder:
-            folder = root / self.folder
-            paths = (folder, folder / self.module, folder / "src" / self.module)
-            packages = [path for path in paths if (path / "__init__.py").is_file()]
-            files = [path.with_suffix(".py") for path in paths[1:] if path.with_suffix(".py").is_file()]
-            return (packages + files or [folder])[0]
-        spec = find_spec(self.module)
+            return package_in(root / self.folder)
+        spec = find_spec(self.module) if self.module.isidentifier() else None
         if spec is None or spec.origin is None:
-            raise UsageError(f"{RULES_NAME}: package {self.module} is not installed", "Run: uv pip install NAME.")
+            cause = f"{RULES_NAME}: package {self.module} is neither a folder of this checkout nor installed"
+            raise UsageError(cause, "Write a folder, or run: uv pip install NAME.")
         return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
 
     def beside(self, root: Path) -> list[Path]:
-        """Return the folder that contains the package, from which the package may import others. The list is empty if
-        `folder` is the package itself, or if the package is installed."""
+        """Return the folder around the package, from which the package may import others; [] if there is none."""
         package = self.place(root)
         return [package.parent] if self.folder and package != root / self.folder else []
+
+
+def package_in(folder: Path) -> Path:
+    """Return the package in a folder: the folder itself, a package at its top or in src, or a single file."""
+    packages = [path.parent for path in (*folder.glob("*/__init__.py"), *folder.glob("src/*/__init__.py"))]
+    packages = packages or [*folder.glob("*.py"), *folder.glob("src/*.py")]
+    if (folder / "__init__.py").is_file():
+        packages = [folder]
+    packages = [path for path in packages if path.stem == folder.name] or packages
+    if len(packages) != 1:
+        names = ", ".join(sorted(path.stem for path in packages)) or "none"
+        cause = f"{RULES_NAME}: {len(packages)} packages in {folder} ({names})"
+        raise UsageError(cause, "Write the folder of the package itself, with its __init__.py.")
+    return packages[0]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRules:
     """One environment: its code is in `environments/<name>/`, or in the package of a user's `taskset`.
 
-    `needs`: other folders in environments/ whose code is used. `weight`: the weight of its score in the mean over all
-    environments. `is_bounded`: a separate process with a time limit scores the answers. `args`: the arguments of
-    `data.load`, or the taskset's config. `versions`: `name==version` of the packages that it requires directly; for an
-    environment of Nightshift only the pinned ones. `versions_sha256`: of all direct and indirect requirements.
+    `is_bounded`: a separate process with a time limit scores the answers. `versions`: `name==version` of direct
+    requirements; for an environment of Nightshift only the pinned ones. `versions_sha256`: of all requirements.
     """
 
     name: str
     num_validation: int
     num_train: int | None = None  # None: the whole train split
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # other folders in environments/ whose code is used
     weight: float = 1.0
     taskset: TasksetRules | None = None
     is_game: bool = False  # several turns against an opponent
@@ -205,9 +198,9 @@ class EnvironmentRules:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of the checkout with the environment's code. The environment's own folder is the first."""
+        """The folders of the checkout with the environment's code, its own first."""
         if self.taskset is not None:
-            return (*([self.taskset.folder] if self.taskset.folder else []), *TASKSET_FOLDERS)
+            return tuple(filter(None, (self.taskset.folder, *TASKSET_FOLDERS)))
         return tuple(f"environments/{name}/" for name in (self.name, *self.needs))
 
 
@@ -215,9 +208,13 @@ class EnvironmentRules:
 class Parameter:
     """A parameter of a loss: its default value, and its range, which includes `low` and `high`."""
 
-    default: _Bounded
-    low: _Bounded
-    high: _Bounded
+    default: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not -1e6 <= self.low < self.high <= 1e6 or not self.low <= self.default <= self.high:
+            raise ValueError(f"default {self.default:g} in {self.low:g} to {self.high:g}: low < high, default between")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +229,13 @@ class LossRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of one campaign.
-
-    `budget_clock`: `cpu` counts the CPU time of the trainer's only thread, so that other processes on the machine have
-    little influence on the number of steps (docs/measured.md). With a GPU the clock is always `wall`.
-    """
+    """The rules of one campaign. `budget_clock`: `cpu` counts the CPU time of the trainer's only thread, so that other
+    processes on the machine have little influence on the number of steps. With a GPU the clock is `wall`."""
 
     name: str
     engine: str
     model: str
-    num_gpus: int  # number of GPUs that the machine must have
+    num_gpus: int
     budget_seconds: float
     startup_seconds: float
     evaluation_seconds: float
@@ -281,9 +275,7 @@ class Rules:
         return self.first_seed + index
 
     def with_budget(self, budget_seconds: float) -> Rules:
-        """Return the rules with another budget, which changes the rules hash. UsageError if it is out of range."""
-        if not 1 <= budget_seconds <= 86_400:
-            raise UsageError(f"--budget-seconds {budget_seconds:g} is out of range", "Give 1 to 86400 seconds.")
+        """Return the rules with another budget."""
         return replace(self, budget_seconds=float(budget_seconds))
 
     @property
@@ -303,9 +295,7 @@ class Rules:
         folders = [folder for environment in self.scored for folder in environment.folders]
         folders += [loss.folder for loss in self.losses]
         model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
-        has_scorer = any(environment.taskset or environment.is_bounded for environment in self.scored)
-        scorer = ["nightshift/evaluation/scorer.py"] if has_scorer else []
-        return (*MEASURING_CODE, engine, *scorer, *folders, *model)
+        return (*MEASURING_CODE, engine, *folders, *model)
 
     def elsewhere(self, root: Path) -> list[Path]:
         """Return the measuring files and folders outside the checkout: installed tasksets, and a model."""

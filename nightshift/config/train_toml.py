@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from nightshift.config.allowlist import ANY, BY_PRESET, Value, default, find_key, quoted, resolve, shorten, value_text
-from nightshift.config.checks import MAX_DEPTH, MAX_PROBLEMS, Problem, read_values, rule_problems
+from nightshift.config.checks import MAX_DEPTH, MAX_PROBLEMS, KeyPath, Problem, read_values, rule_problems
 from nightshift.errors import ConfigError
 from nightshift.files import parse_toml, read_file
 
@@ -51,8 +50,6 @@ class Config:
 
     def get(self, path: str) -> Any:
         """Return the value of an open key, by default prime-rl's; None if the key does not apply."""
-        if path not in self.resolved and find_key(path) is None:
-            raise KeyError(path)
         return self.resolved.get(path)
 
     def shown(self, path: str) -> bool | int | float | str:
@@ -71,8 +68,7 @@ def load(path: Path) -> Config:
 def parse(source: bytes, name: str = "train.toml") -> Config:
     """Return the config in the bytes of a train.toml. `name`: the name of the file in messages.
 
-    ConfigError: the file is not TOML, or keys or values are refused. One problem is one line of text; several problems
-    are a heading with a line for each.
+    ConfigError: the file is not TOML, or has problems. Each problem is one line; several have a heading.
     """
     text, tree = document(source, name)
     values, problems = read_values(tree, MAX_PROBLEMS + 1)
@@ -86,10 +82,10 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
         if (path in values if path in BY_PRESET else value != default(path, resolved))
     }
     digest = hashlib.sha256(json.dumps(canonical, sort_keys=True, allow_nan=False).encode()).hexdigest()
-    return Config(source, MappingProxyType(values), MappingProxyType(resolved), digest)
+    return Config(source, values, resolved, digest)
 
 
-def refusal(name: str, problems: list[Problem], lines: Mapping[tuple[str, ...], int]) -> ConfigError:
+def refusal(name: str, problems: list[Problem], lines: Mapping[KeyPath, int]) -> ConfigError:
     """Return all problems of a train.toml as one error. `lines`: the line of each key (line_numbers)."""
     problems = sorted(problems, key=lambda problem: lines.get(problem.path, 0))
     places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in problems]
@@ -113,10 +109,8 @@ _FORMS: dict[ChangeKind, str] = {  # in the order of views
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key that differs between two files: `changed` if both files have the key, else `added` or `removed`.
-
-    For a file without the key, `old` or `new` is prime-rl's default; None if there is no default.
-    """
+    """A key that differs between two files: `changed` if both files have the key, else `added` or `removed`. For a file
+    without the key, `old` or `new` is prime-rl's default; None if there is no default."""
 
     key: str
     kind: ChangeKind
@@ -196,11 +190,11 @@ def read_source(path: Path) -> bytes:
 
 
 def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str, Any]]:
-    """Return text and tables of a TOML file. ConfigError: the file is not valid. `restore`: the fix for a damaged
-    file."""
+    """Return text and tables of a TOML file. ConfigError: it is not valid. `restore`: the fix for a damaged file."""
     fix = restore or f"Restore it: git checkout {name}"
     if len(source) > MAX_BYTES:
         raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", fix)
+    lines = list[str]()
     try:
         lines = source.decode().split("\n")
         for number, line in enumerate(lines, 1):
@@ -208,58 +202,55 @@ def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str
                 cause = f"{name}:{number}: {len(line):,} characters on one line"
                 raise ConfigError(cause, f"Keep lines below {MAX_LINE:,}.")
         return "\n".join(lines), parse_toml(source)
-    except UnicodeDecodeError as error:
-        number = source.count(b"\n", 0, error.start) + 1
-        cause = f"{name}:{number}: byte 0x{source[error.start]:02x} is not UTF-8 text"
     except tomllib.TOMLDecodeError as error:
-        message, _, place = str(error).rpartition(" (at ")
+        reason, _, place = str(error).rpartition(" (at ")
         match = re.match(r"line (\d+)", place)
-        number = int(match[1]) if match else len("\n".join(lines).rstrip().split("\n"))
-        reason = shorten(quoted(message)[1:-1].replace('\\"', '"'), 80)
-        cause = f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {reason}"
+        number = int(match[1]) if match else len(lines)
+        cause = f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: "
+        cause += shorten(quoted(reason)[1:-1].replace('\\"', '"'), 80)
         fix = "Correct the line: text in double quotes, true and false in lower case, every key and table once."
     except ValueError as error:
-        cause, fix = f"{name}: {error}", "Write plain [table] headers and keys."
+        cause = f"{name}: {error}"
     raise ConfigError(cause, fix)
 
 
-def statements(text: str) -> list[tuple[int, int]]:
-    """Return (start, end) of each `key = value` and each table header in a valid TOML text, as whole lines."""
-    ends, depth = [], 0
+def statements(text: str) -> Iterator[tuple[int, int, KeyPath, list[KeyPath]]]:
+    """Yield each table header and each `key = value` of a valid TOML text: its start and end, as whole lines; the path
+    of its table; and the paths of the tables and keys in it, down to MAX_DEPTH segments."""
+    ends, depth, header = [0], 0, KeyPath()
     for token in _TOKEN.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
         if token[0] == "\n" and depth == 0:
             ends.append(token.end())
-    spans = pairwise([0, *ends, len(text)])
-    return [(start, end) for start, end in spans if text[start:end].strip() and text[start:end].lstrip()[0] != "#"]
+    for start, end in pairwise([*ends, len(text)]):
+        line = text[start:end].strip()
+        if line and line[0] != "#":
+            paths = [*_paths_in(tomllib.loads(text[start:end]), () if line[0] == "[" else header)]
+            header = paths[-1] if line[0] == "[" else header  # the last path is the deepest
+            yield start, end, header, paths
 
 
-def line_numbers(text: str) -> dict[tuple[str, ...], int]:
-    """Return the first line of each key and each table of a valid TOML text, down to MAX_DEPTH segments."""
-    lines: dict[tuple[str, ...], int] = {}
-    header: tuple[str, ...] = ()
-    for start, end in statements(text):
-        tree, is_header = tomllib.loads(text[start:end]), text[start:end].lstrip()[0] == "["
-        for path in _paths_in(tree, () if is_header else header):
-            lines.setdefault(path, text.count("\n", 0, start) + 1)
-            header = path if is_header else header  # the last path is the deepest
-    return lines
-
-
-def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the path of every key below `path` in a tree of tables, down to MAX_DEPTH segments."""
+def _paths_in(node: Any, path: KeyPath) -> Iterator[KeyPath]:
     for table in node if isinstance(node, list) else [node]:
         for name, value in table.items() if isinstance(table, dict) and len(path) < MAX_DEPTH else ():
             yield (*path, name)
             yield from _paths_in(value, (*path, name))
 
 
+def line_numbers(text: str) -> dict[KeyPath, int]:
+    """Return the first line of each key and each table of a valid TOML text."""
+    lines: dict[KeyPath, int] = {}
+    for start, _, _, paths in statements(text):
+        for path in paths:
+            lines.setdefault(path, text.count("\n", 0, start) + 1)
+    return lines
+
+
 # -- edits -------------------------------------------------------------------------------------------
 
 
 def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
-    """Return a train.toml with other values, and with the same comments and order. ConfigError: source or result is
-    refused.
+    """Return a train.toml with other values, the same comments and order. ConfigError: source or result is refused.
 
     An empty line separates an added key from the key above, so that `git revert` can undo one of the two changes.
     ABSENT removes a key with the comment on its line. None writes "None", or removes a key whose default is None
@@ -269,11 +260,12 @@ def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
 
     resolved, text = parse(source).resolved, source.decode()
     for path, value in changes.items():
-        is_gone = value is ABSENT or (value is None and default(path, resolved) is None)
+        if value is None and default(path, resolved) is None:
+            value = ABSENT
         document, before = tomlkit.parse(text), text
-        is_set = _set(document, path, ABSENT if is_gone else value)
+        is_set = _set(document, path, value)
         text = tomlkit.dumps(document)
-        if is_gone:
+        if value is ABSENT:
             text = _without_gap(before, text)
         elif not is_set:
             text = _add(text, path, value)
@@ -311,40 +303,26 @@ def _without_gap(before: str, after: str) -> str:
 
 
 def _add(text: str, path: str, value: Any) -> str:
-    """Return a text with a new key."""
+    """Return a text with a new key as the last statement of its table, above comments on the next, or at the end."""
     import tomlkit
 
     table, _, leaf = path.rpartition(".")
-    line = f"{leaf} = {value_text(value, MAX_LINE)}"
-    added = _insert(text, path, "") if value == {} else _insert(text, table, line)
+    text += "" if not text or text.endswith("\n") else "\n"
+    # by table: the end of its last statement, and the gap below that statement
+    ends = {".".join(header): (end, "\n" * (paths[-1] != header)) for _, end, header, paths in statements(text)}
+    place, gap = ends.get(table, (0, ""))
+    added = f"{text[:place]}{gap}{leaf} = {value_text(value, MAX_LINE)}\n{text[place:]}"
+    if value == {}:
+        added = f"{text}\n[{path}]\n"
+    elif table and table not in ends:
+        added = f"{text}\n[{table}]\n{leaf} = {value_text(value, MAX_LINE)}\n"
     try:
         tomllib.loads(added)
         return added
     except tomllib.TOMLDecodeError:  # an inline table, or a table of dotted keys, cannot have a header
-        document = tomlkit.parse(text)
-        node: Any = document
-        for segment in path.split(".")[:-1]:
+        document: Any = tomlkit.parse(text)
+        node = document
+        for segment in table.split("."):
             node = node.setdefault(segment, {})
         node[leaf] = {} if value == {} else tomlkit.value(value_text(value, MAX_LINE))
         return tomlkit.dumps(document)
-
-
-def _insert(text: str, table: str, line: str) -> str:
-    """Return a text with `line` as the last statement of `[table]`; "" is the top of the file.
-
-    A missing table is added at the end. Comments above the next header stay above the header.
-    """
-    if text and not text.endswith("\n"):
-        text += "\n"
-    ends: dict[str, tuple[int, str]] = {}  # by table: the end of its last statement, and the gap below that statement
-    name = ""
-    for start, end in statements(text):
-        is_header = text[start:end].lstrip()[0] == "["
-        if is_header:
-            *_, path = _paths_in(tomllib.loads(text[start:end]), ())
-            name = ".".join(path)
-        ends[name] = end, "" if is_header else "\n"
-    if table and table not in ends:
-        return f"{text}\n[{table}]\n{line}\n".rstrip("\n") + "\n"
-    place, gap = ends.get(table, (0, ""))
-    return f"{text[:place]}{gap}{line}\n{text[place:]}" if line else text

@@ -48,13 +48,6 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
     assert "evaluating" not in (root / "runs" / "0001" / "progress.json").read_text()
 
 
-def test_a_crash_shows_the_last_lines_of_the_trainer_s_log(root: Path) -> None:
-    fault(root, "exit_at_start")
-    code, _, stderr = finish(start(root, "--budget-seconds", "1"))
-    last = " last lines of runs/0001/trainer.log\n  stand-in: no model here\n"
-    assert (code, stderr.partition("---")[2]) == (1, last)
-
-
 def test_a_run_without_a_result_shows_the_last_lines_of_its_worker(root: Path) -> None:
     """No line of a log looks like one of the summary, which agents find in one file with both streams."""
     fault(root, "hold", once=False)
@@ -126,12 +119,7 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     no_process_left(root)
 
 
-def test_what_the_system_refuses_is_one_line_also_of_a_detached_run(root: Path) -> None:
-    (root / "results.tsv").mkdir()
-    for flag in ("--detach", "--budget-seconds=1"):
-        code, stdout, stderr = finish(start(root, flag))
-        assert (code, stdout) == (2, "")
-        assert "results.tsv: Is a directory" in stderr.splitlines()[-1]
+def test_a_missing_model_is_one_line_and_no_experiment(root: Path) -> None:
     (root / "models").unlink()
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
     assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)

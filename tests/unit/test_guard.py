@@ -71,9 +71,9 @@ def test_a_guard_is_scored_and_never_trained() -> None:
 @pytest.mark.parametrize(
     ("names", "tables", "words"),
     [
-        (["countdown"], {"countdown": {"guard": 2.0}}, "this environment trains, and a guard is never trained"),
-        (["arithmetic"], {"tictactoe": {"guard": 2.0}}, "a game cannot be a guard"),
-        (["arithmetic"], {"gsm8k": {"guard": 2.0}}, "cannot answer gsm8k"),
+        (["countdown"], {"countdown": {"guard": 2.0}}, "a guard is no game, and does not train"),
+        (["arithmetic"], {"tictactoe": {"guard": 2.0}}, "a guard is no game, and does not train"),
+        (["arithmetic"], {"gsm8k": {"guard": 2.0}}, "cannot answer arithmetic and gsm8k"),
     ],
 )
 def test_what_cannot_be_a_guard_is_refused(names: list[str], tables: dict[str, Any], words: str) -> None:

@@ -197,8 +197,8 @@ def test_its_limits_and_levels_reach_both_engines_rules_and_no_other_environment
 
 
 def test_args_that_an_environment_does_not_take_are_refused() -> None:
-    with pytest.raises(UsageError, match=r'args has "level"\. Write some of: levels'):
+    with pytest.raises(UsageError, match=r'args has "level"\. Its arguments: levels'):
         math(args={"level": 1})
     chosen = Chosen(environments=["gsm8k"], environment={"gsm8k": Table(args={"levels": [1]})})
-    with pytest.raises(UsageError, match=r'args has "levels"\. Delete args: there are no arguments'):
+    with pytest.raises(UsageError, match=r'args has "levels"\. Its arguments: none'):
         rules_of(ROOT, chosen, "prime-rl", 2)

@@ -131,8 +131,6 @@ def test_elsewhere_only_the_model_of_here_keeps_its_revision_and_scale(root: Pat
 def test_another_budget_is_another_set_of_rules() -> None:
     assert ARITHMETIC_TRL.with_budget(10).hash(ROOT) != ARITHMETIC_TRL.hash(ROOT)
     assert ARITHMETIC_TRL.with_budget(60).hash(ROOT) == ARITHMETIC_TRL.hash(ROOT)
-    with pytest.raises(UsageError, match="out of range"):
-        ARITHMETIC_TRL.with_budget(float("nan"))
     assert len({rules.hash(ROOT) for rules in ALL_RULES}) == len(ALL_RULES)
 
 
@@ -141,7 +139,6 @@ def test_another_budget_is_another_set_of_rules() -> None:
     [
         (None, 0, [], "", "arithmetic-trl models/arithmetic-base"),
         (None, 1, [], "", "gsm8k-trl Qwen/Qwen2.5-0.5B-Instruct"),
-        (None, 2, ["gsm8k"], "models/mixed-base", "gsm8k-trl models/mixed-base"),
         (None, 2, [], "", "gsm8k-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
         ("prime-rl", 0, [], "", "gsm8k-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),  # whose check says what is missing
         ("prime-rl", 2, ["arithmetic"], "", "arithmetic-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
@@ -181,18 +178,16 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
     ("text", "expected"),
     [
         ("environments = [", "rules.toml: "),
-        ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Did you mean "gsm8k"?'),
-        (
-            'environments = ["../x"]',
-            '"../x" is not a valid name. Write up to 40 of a-z, 0-9 and _, and none of: agg, eval,',
-        ),
-        ('environments = ["eval"]', '"eval" is not a valid name'),  # the decided score's column is called so
+        ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Write one of: arith'),
+        ('environments = ["../x"]', "Expected `str` matching regex"),
+        ('environments = ["eval"]', "Expected `str` matching regex"),  # the decided score's column is called so
         ("[environment.gsm8k]\nweight = 0", "Expected `float` >= 1e-09"),
-        ("infer_gpus = 3\ntensor_parallel = 2", "tensor_parallel = 2 does not divide infer_gpus = 3. Write a divisor"),
-        ('model = "a\\u0000b"', "rules.toml: Expected `str` matching regex"),
+        ("infer_gpus = 3\ntensor_parallel = 2", "tensor_parallel = 2 does not divide infer_gpus = 3"),
         ('revision = "main"', "Expected `str` matching regex"),
-        (f'revision = "{"0" * 40}"', "rules.toml: revision needs model. Write the model"),
-        ('environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"', "cannot answer gsm8k"),
+        (
+            'environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"',
+            "models/arithmetic-base cannot answer gsm8k",
+        ),
         (None, "rules.toml cannot be read: No such file or directory. Restore it: git checkout rules.toml"),
     ],
 )
@@ -204,13 +199,6 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
     with pytest.raises(UsageError) as raised:
         rules_here(tmp_path, "prime-rl", 2)
     assert expected in str(raised.value)
-
-
-def test_an_engine_of_a_record_and_a_model_that_contains_the_checkout_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"there is no engine 'vllm'\. Write prime-rl or trl"):
-        rules_here(ROOT, "vllm", 0)
-    with pytest.raises(UsageError, match="which contains this checkout"):
-        rules_of(ROOT, Chosen(environments=["arithmetic"], model=".."), "trl", 0)
 
 
 def test_a_pipe_is_not_waited_for_and_a_byte_cannot_be_moved_into_the_next_file(root: Path) -> None:

@@ -102,12 +102,13 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (LINES.replace("num_validation = 5", ""), "has no num_validation. Write the size of the split"),
-        (LINES.replace("their_env", "not_there_at_all"), "package not_there_at_all is not installed. Run"),
+        (LINES.replace("num_validation = 5", ""), "a package needs num_validation, the size of the split"),
+        (LINES.replace("their_env", "no such"), "package no such is neither a folder of this checkout nor installed"),
         (LINES.replace("mine", "arithmetic"), "environments/arithmetic exists. Use another name"),
-        (LINES + "args = { x = [1979-05-27] }", "args: Object of type date is not JSON serializable"),
-        (LINES + "reward_range = [1, 1]", "reward_range = [1, 1]. Write [lowest, highest]"),
-        ("[environment.gsm8k]\nnum_validation = 5", "[environment.gsm8k]: num_validation needs package"),
+        (LINES + "args = { x = 1979-05-27 }", "got `date` - at `$.environment[...].args[...]`"),
+        (LINES + "reward_range = [1, 1]", "reward_range = [1, 1] is not [lowest, highest]"),
+        (LINES + "judge = true", "unknown field `judge`"),
+        ("[environment.gsm8k]\nnum_validation = 5", "num_validation needs package"),
     ],
 )
 def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) -> None:

@@ -71,7 +71,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         head.append(f"learning rates: the values in train.toml times {rules.learning_rate_scale:g}")
     source = Repo(root).config_at(story.records[0].commit or "", IMPORTED_NAME)
     dialect = import_config(source, IMPORTED_NAME).dialect if source else None
-    if source and dialect and dialect.is_rl and dialect.name.startswith(PRIME_RL):
+    if source and dialect and dialect.name.startswith(PRIME_RL):
         try:
             return edited(source, config, rules, head)
         except ConfigError as error:
