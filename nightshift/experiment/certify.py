@@ -521,7 +521,6 @@ def _block(c: Comparison) -> list[str]:
         *(f"{side + ':':18}{c.plan.names[side]}" for side in SIDES),
         f"where:            {place}, {c.model}",
         f"runs:             {c.runs_text}; scores in %",
-        f"collapsed:        {c.collapses}",
         f"num_examples:     {c.num_examples}",
         "estimator:        95 % interval from the variance between seeds (pooled over both configs) and of the paired "
         f"difference between examples; t with {c.estimate.df:.1f} degrees of freedom",

@@ -48,7 +48,7 @@ from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
 from nightshift.night.state import STOP_NAME, Desk, Event, Kind, NightState, by_end, decided, night_cost, num_since_keep
-from nightshift.report.steps import has_certificate, next_steps
+from nightshift.report.sections import has_certificate, next_steps
 from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
@@ -130,7 +130,7 @@ def summary(
         rows.append(("page", f"runs/{PAGE_NAME}"))
         steps = next_steps(campaign, state.request.agent, is_certified=is_certified)
         rows += [("next", f"{sentence} {command}") for sentence, command in steps]
-    return "\n".join(f"{name + ':':13} {text}" for name, text in rows if text)
+    return "\n".join(f"{name + ':':17} {text}" for name, text in rows if text)
 
 
 def experiment_line(record: Record) -> str:
@@ -147,7 +147,7 @@ def experiment_line(record: Record) -> str:
         why = "no new change" if record.run.stage is Stage.SEARCH else "a final check run, no new change"
     keep_at = record.decision_rules.keep_at
     if row.p_helps is not None and (row.p_helps >= keep_at) == (row.verdict == "keep"):
-        why = f"P(it helps) {percent(row.p_helps)}, a keep needs {percent(keep_at)}"
+        why = f"P(it helps) {percent(row.p_helps)}"
     verdict = f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status
     others = f"; {decisions_text(record.moved)}" if record.moved else ""
     return (

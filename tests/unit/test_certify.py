@@ -95,7 +95,6 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> Non
     first_run = made.runs[0]
     assert f"baseline, seed {first_run.seed}: {first_run.score:.4f}, 3 steps" in kept.reporter.notes
     assert f"baseline {100 * first_run.score:.1f} (3 steps), " in str(Certified(plan=(), comparisons=(made,)))
-    assert made.collapses.startswith("0 of 3 runs of the incumbent collapsed")
     assert living_children() == []
 
 

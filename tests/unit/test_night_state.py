@@ -15,7 +15,7 @@ from nightshift.errors import Failure, UsageError
 from nightshift.night import state as states
 from nightshift.night.observers import event_of, experiment_line, summary
 from nightshift.night.state import Desk, NightRequest, NightState
-from nightshift.report.steps import next_steps
+from nightshift.report.sections import next_steps
 from tests.campaigns import BRANCH, campaign, replace
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
@@ -152,17 +152,17 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     assert experiment_line(cut).endswith(" lr 3e-6 -> 1e-6: measured 55.0 %, interrupted: bad cause")
     own = [*records, cut]
     text = summary(state_of(hours=8.0, experiments=20), own, campaign_now, NOW + timedelta(hours=2))
-    assert f"incumbent:    {standing_text(campaign_now.standing, campaign_now.kept)}\n" in text
+    assert f"incumbent:        {standing_text(campaign_now.standing, campaign_now.kept)}\n" in text
     assert "(in 6.0 h), or after 15 more experiments (the last 4 of them measure baseline and incumbent), or " in text
     assert len(text.splitlines()) <= 20
     over = summary(replace(state_of(), cause="5 experiments are done"), own, campaign_now, NOW)
-    assert "stopped:      5 experiments are done" in over
+    assert "stopped:          5 experiments are done" in over
     steps = [*next_steps(campaign_now, "tpe", is_certified=False)]
     assert [command for _, command in steps] == [
         *("uv run nightshift diff baseline incumbent", "uv run nightshift certify"),
         *("uv run nightshift night --agent tpe --hours 8", "uv run nightshift export --to model"),
     ]
-    assert over.splitlines()[-4:] == [f"next:         {sentence} {command}" for sentence, command in steps]
+    assert over.splitlines()[-4:] == [f"next:             {sentence} {command}" for sentence, command in steps]
     certified = summary(replace(state_of(), cause="over"), own, campaign_now, NOW, is_certified=True)
     assert "certify" not in certified
 

@@ -208,7 +208,10 @@ def test_export_edits_the_file_that_the_campaign_began_with(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("source", "comment"),
     [
-        (b"model = 'a/b'\nlearning_rate = 2e-6\nnum_generations = 8\n", ""),  # of TRL
+        (
+            b"model = 'a/b'\nlearning_rate = 2e-6\nnum_generations = 8\n",
+            "# the imported file is not used: it is a config of ",
+        ),
         (FACTOR, "# the imported file is not used: a config of prime-rl before March 2026 cannot express: "),
     ],
 )
@@ -217,7 +220,6 @@ def test_export_composes_where_the_imported_file_cannot_be_edited(tmp_path: Path
     assert "rl @ THIS_FILE" in text
     assert tomllib.loads(text)["model"] == {"name": SCALED.model}
     assert comment in text
-    assert bool(comment) == ("the imported file is not used" in text)
 
 
 @pytest.mark.parametrize(
