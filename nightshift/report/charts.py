@@ -36,7 +36,7 @@ STYLES = {
     "crash": ("crashed", "cross", BAD, BAD),
 }
 MANY = 150  # with more experiments the dots are small, without intervals and numbers
-SVG_WIDTH, PNG_WIDTH, HEIGHT = 1110, 1000, 340
+SVG_WIDTH, PNG_WIDTH = 1110, 1000
 _MAX_BELOW = 0.15  # a score further below all estimates is drawn at the edge, where it squeezes no others
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
@@ -92,14 +92,15 @@ def progress(experiments: Sequence[Experiment], now: Standing | None) -> Spec | 
 
     line, bold = {"color": BLUE, "interpolate": "step-after"}, {"type": "text", "fontWeight": "bold"}
     point, high_end = {"type": "point", "strokeWidth": 1.5}, {"field": "high"}
-    ends = [(now.incumbent, f"incumbent {incumbent_text(now)}", -7)] if now.gain else []
-    ends.append((now.baseline, f"baseline {percents(now.baseline)}", 7))
     datasets = {
         "dots": dots,
         "numbers": [dot for dot in dots if dot["kind"] == "keep" and not is_long],
         "steps": [{"n": n, "y": y, "low": y - half, "high": y + half} for n, y, half in steps],
         "baseline": [{"n": first, "to": last, "y": now.baseline}],
-        "ends": [{"n": last, "y": y, "text": text, "dy": dy} for y, text, dy in ends],
+        "ends": [
+            {"n": last, "y": now.incumbent, "text": f"incumbent {incumbent_text(now)}", "dy": -7},
+            {"n": last, "y": now.baseline, "text": f"baseline {percents(now.baseline)}", "dy": 7},
+        ],
     }
     label = bold | {"align": "left", "dx": 6, "dy": {"expr": "datum.dy"}, "color": QUIET}
     ring = layer("dots", point | {"size": 260, "strokeWidth": 3}, "y", stroke={"field": "hue", "scale": None})
@@ -117,7 +118,7 @@ def progress(experiments: Sequence[Experiment], now: Standing | None) -> Spec | 
         layer("numbers", bold | {"dy": -12, "color": GOOD}, "y", text={"field": "n", "format": "04d"}),
     ]
     params: list[Spec] = [{"name": name, "value": []} for name in ("chosen", "hues")]  # set by the page's script
-    return _spec(HEIGHT, params=params, datasets=datasets, encoding={"x": x}, layer=layers)
+    return _spec(340, params=params, datasets=datasets, encoding={"x": x}, layer=layers)
 
 
 def _dot(e: Experiment, low: float, is_long: bool) -> Spec:

@@ -26,7 +26,6 @@ from nightshift.campaign.records import (
     Record,
     Settings,
     Standing,
-    percent,
 )
 from nightshift.campaign.results import UNDECIDED, Counts, Row, verdict_of
 from nightshift.campaign.waits import NightStatus
@@ -192,12 +191,12 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
 
 
 def _reverts(campaign: Campaign) -> dict[Settings, str]:
-    """Return by change who reverted it: `reverted after 0021 at P(it helps) 43 %`."""
+    """Return by change who reverted it: `reverted after 0021 (-0.4 ± 5.0 pp, P(it helps) 43 %)`."""
     by_user = [d for record in campaign.decided for d in record.user_decisions]
     reverts = {d.change.identity: "reverted by you" for d in (*by_user, *campaign.user_decisions)}
     for record in campaign.decided:
         for decision in record.moved:
-            at = f" at P(it helps) {percent(decision.estimate.p_helps)}" if decision.estimate else ""
+            at = f" ({decision.estimate.with_p})" if decision.estimate else ""
             reverts[decision.change.identity] = f"{decision.action.past} after {record.number:04d}{at}"
     return reverts
 
@@ -222,7 +221,7 @@ def obsolete(certificate: Comparison, campaign: Campaign) -> str | None:
 
 
 def detailed(experiments: Sequence[Experiment]) -> dict[int, Experiment]:
-    """Return the experiments with details by number: the last _MAX_DETAILS, and as many of the last keeps."""
+    """Return the experiments with details by number: the last ones, and the last keeps."""
     keeps = [e for e in experiments if e.verdict in ("baseline", "keep")][-_MAX_DETAILS:]
     return {e.number: e for e in sorted((*keeps, *experiments[-_MAX_DETAILS:]), key=lambda e: e.number)}
 

@@ -65,7 +65,7 @@ def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Sectio
     """Return the sections by their names, in the order of report.md. `seconds`: of all runs, by use."""
     if not morning.experiments:
         return {}
-    story, whole = morning.story, sum(seconds.values()) or 1.0
+    story, whole = morning.story, sum(seconds.values())
     cost, missing = campaign_cost(story.ledger.runs_dir, story.records), uncommitted(story.records, story.branch)
     steps = next_steps(story.campaign, morning.agent, is_certified=morning.certified is not None)
     times = [(use, duration(value), f"{100 * value / whole:.0f} %") for use, value in seconds.items()]
@@ -183,8 +183,7 @@ def doubtful(campaign: Campaign) -> list[tuple[Change, float]]:
 def has_certificate(ledger: Ledger, campaign: Campaign) -> bool:
     """Return True if the campaign's incumbent has a certificate that can be read."""
     with suppress(UsageError):
-        certificates = (each for each in ledger.comparisons() if each.plan.split == "test")
-        return any(obsolete(certificate, campaign) is None for certificate in certificates)
+        return any(c.plan.split == "test" and obsolete(c, campaign) is None for c in ledger.comparisons())
     return False
 
 

@@ -28,26 +28,26 @@ _MAX_TEXT = 4000  # characters of any one text
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The result in short (`title`) and with its numbers (`sentence`). `tone`: good, open, none or bad."""
+    """The result in short (`title`) and with its numbers (`sentence`). `tone`: good, open or bad."""
 
     title: str
     sentence: str
-    tone: str
+    tone: str = "open"
 
 
 def headline(morning: Morning) -> Headline:
     """Say whether the incumbent is better and by how much. The best raw score is never the answer: it is too high."""
     standing = morning.standing
     if standing is None:
-        return Headline("Nothing has been measured yet", f"{morning.counts}.", "none")
+        return Headline("Nothing has been measured yet", f"{morning.counts}.")
     first = morning.story.campaign.baseline  # crashes may have come before it
     later = [e for e in morning.experiments if first and e.number > first.number and e.record.decided]
     if not later:
         words = "Only the baseline has been measured; there is nothing to compare it with."
-        return Headline(f"Baseline: {percents(standing.baseline)}", words, "none")
+        return Headline(f"Baseline: {percents(standing.baseline)}", words)
     gain, remarks = gain_text(standing), "".join(_remarks(morning))
     if not morning.effects:
-        return Headline("No gain so far", f"{counted(len(later))} after the baseline, none kept now.{remarks}", "open")
+        return Headline("No gain so far", f"{counted(len(later))} after the baseline, none kept now.{remarks}")
     if certificate := morning.certified:  # the certified gain comes first: the title never claims more
         difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
         low, high = certificate.estimate.interval
@@ -57,14 +57,14 @@ def headline(morning: Morning) -> Headline:
             agreement = f"is {word}: the certificate counts, because its seeds and its examples are fresh"
         words = f"Certified gain of {_INCUMBENT}: {difference} (95 % interval {interval}). "
         words += f"The campaign's own estimate is {gain} ({estimates(standing)}), which {agreement}.{remarks}"
-        title = f"{certificate.verdict.capitalize()}, certified: {difference}"
+        crashes = f" ({certificate.crashes})" if certificate.crashes else ""
+        title = f"{certificate.verdict.capitalize()}, certified: {difference}{crashes}"
         return Headline(title, words, _TONES.get(certificate.verdict, "open"))
     words = f"Estimated gain of {_INCUMBENT}, not certified: {gain} ({estimates(standing)}).{remarks}"
     if standing.gain > standing.gain_halfwidth:
         return Headline(f"Better: {gain}", words, "good")
-    if standing.gain > 0:
-        return Headline(f"Perhaps better: {gain}", f"{words} The interval includes no gain at all.", "open")
-    return Headline("No gain so far", words, "open")
+    title = f"Perhaps better: {gain}" if standing.gain > 0 else "No gain so far"
+    return Headline(title, f"{words} The interval includes no gain at all.")
 
 
 def _remarks(morning: Morning) -> Iterator[str]:
@@ -88,11 +88,10 @@ def certificate_line(morning: Morning) -> str:
     if (c := morning.certificate) is None:
         not_yet = "Not certified yet: nothing was measured on the test split (uv run nightshift certify)."
         return morning.obsolete or not_yet
-    crashes = f" {c.crashes}." if c.crashes else ""
     line = (
         f"Certified on {counted(c.num_examples, 'test example')} with {counted(c.plan.num_seeds, 'fresh seed')} for "
         f"each config: {_measured(c)}: {c.verdict}, at level {c.level:.3g}. Use {c.access} of the test split by this "
-        f"campaign. Scores in %: {c.runs_text}.{crashes}"
+        f"campaign. Scores in %: {c.runs_text}."
     )
     return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line
 

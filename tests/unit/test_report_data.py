@@ -95,7 +95,7 @@ def test_who_kept_and_who_reverted_a_change_is_told(tmp_path: Path) -> None:
     by_rule = Decision(change=third, action=Action.REVERT, effect=-0.001, effect_stderr=0.02)
     judgement = replace(judgement, decisions=(by_rule,))
     found = morning(tmp_path / "rule", [*records[:5], replace(last, user_decisions=(), judgement=judgement)])
-    assert found.experiments[2].fate == "reverted after 0006 at P(it helps) 48 %"
+    assert found.experiments[2].fate == "reverted after 0006 (-0.1 ± 3.9 pp, P(it helps) 48 %)"
 
 
 def test_the_headline_says_whether_the_final_check_runs_agree(tmp_path: Path) -> None:

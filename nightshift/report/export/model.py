@@ -92,7 +92,7 @@ def card(story: Story, record: Record) -> str:
     """Return the model card, without free text and without a path of this machine."""
     rules, evaluation, config = story.rules(record), record.evaluation, story.configs.get(record.number)
     assert evaluation is not None  # _check compared its weights
-    revision = f" {rules.model_revision}" if rules and rules.model_revision else ""
+    revision = rules.model_revision if rules else None
     configs, changes = story.campaign.configs, "    not recorded"
     if configs and config:
         changes = "\n".join(f"    {change.line}" for change in diff(configs[0], config))
@@ -107,7 +107,7 @@ pipeline_tag: text-generation
 
 # Experiment {record.number:04d} of {markdown(story.tag)}
 
-- Base model: {markdown(_base(rules) + revision)}. Its licence applies; this card does not record it.
+- Base model: {markdown(_base(rules))}. Its licence applies; this card does not record it. Revision: {revision}.
 - Trained by reinforcement learning with Nightshift on {markdown(", ".join(record.environments))}.
 - Engine {record.engine}, {markdown(record.hardware)}, steps: {evaluation.weights.step}.
 - Score on the validation split, which chose among experiments: {evaluation.eval_score:.4f} (standard error over its

@@ -13,17 +13,7 @@ from typing import Any
 import tomlkit
 
 from nightshift.campaign.git import Repo
-from nightshift.config.allowlist import (
-    ALIASES,
-    FORMER,
-    IMPORT_PATH,
-    PARAMETERS,
-    PRIME_RL,
-    RATIO,
-    SOURCE,
-    find_key,
-    value_text,
-)
+from nightshift.config.allowlist import FORMER, IMPORT_PATH, PARAMETERS, PRIME_RL, RATIO, SOURCE, find_key, value_text
 from nightshift.config.checks import tables_of
 from nightshift.config.import_config import IMPORTED_NAME, Import, at, import_config, is_known
 from nightshift.config.losses import in_prime_rl
@@ -132,7 +122,7 @@ def _places(imported: Import, key: str) -> list[str]:
         return []
     if paths or known is None:
         return paths or [key]
-    is_old = not (FORMER.keys() - ALIASES.keys()).isdisjoint(chain(*imported.names.values()))
+    is_old = any(path in FORMER and not path.startswith(SOURCE) for path in chain(*imported.names.values()))
     is_renamed = is_old and (known.former or key.startswith("orchestrator."))
     return [] if is_renamed or any(at(imported.tree, word) is not None for word in known.near) else [key]
 

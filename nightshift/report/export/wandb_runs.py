@@ -1,9 +1,8 @@
 """Runs of Weights & Biases, one per experiment. `export --to wandb` writes offline runs. `night --wandb PROJECT`, or
 `[wandb] project` in machine.toml, logs experiments while they run, from a separate process that nothing waits for.
 
-Both write only these fields: number, verdict, now, parent, rules hash, the changed keys as notes, the config, the
-numbers of the row, and the steps. None can contain a path of this machine or an environment variable. Free text
-(description, why, health) is left out.
+Both write only these fields, none of which can contain a path of this machine, an environment variable or free text:
+number, verdict, now, parent, rules hash, the changed keys as notes, the config, the numbers of the row, and the steps.
 """
 
 import os
@@ -40,7 +39,6 @@ _FILES = "runs/wandb/*run-*"
 
 
 def _package() -> Any:
-    """Return the package wandb. EngineError if it is not installed."""
     try:
         import wandb
     except ImportError:
@@ -52,8 +50,7 @@ def _open(story: Story, record: Record, folder: Path, project: str, mode: Any) -
     """Begin the run of an experiment below `folder`/wandb, and send it in the mode `online`."""
     wandb, first = _package(), story.records[0]
     # Two clones can begin at the same commit, but hardly in the same second.
-    began = datetime.fromisoformat(first.started)
-    group = f"{story.tag}-{(first.commit or '')[:8]}-{began:%y%m%d%H%M%S}"
+    group = f"{story.tag}-{(first.commit or '')[:8]}-{datetime.fromisoformat(first.started):%y%m%d%H%M%S}"
     run = wandb.init(
         project=project,
         id=f"{group}-{record.number:04d}",
@@ -126,7 +123,7 @@ def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator
     first = next((r.number for r in ledger.readable()[0] if r.judgement is None), ledger.next_number())
     group = ProcessGroup("wandb", _GRACE_SECONDS)
     command = python_command("-m", __name__, os.fspath(root), project, str(first))
-    env, log = {**os.environ, "PYTHONPATH": python_path()}, ledger.runs_dir / "wandb.log"
+    env, log = {**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}, ledger.runs_dir / "wandb.log"
     child = group.start("W&B", command, log_path=log, env=env, cwd=root, stdin=pipe, stdout=pipe)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -171,20 +168,16 @@ def follow(root: Path, project: str, first: int) -> None:
                         ended.add(number)
         except TimeoutError:
             ended.add(number)
-            _print(f"experiment {number:04d} may not be uploaded completely. To upload it: wandb sync {_FILES}")
+            line = f"experiment {number:04d} may not be uploaded completely. To upload it: wandb sync {_FILES}"
+            sys.stdout.write(f"{line}\n")
             is_over = False
         except wandb.Error as error:
             if mode != "online":
                 raise
-            _print(f"{error}; writing offline runs to runs/wandb. To upload them: wandb sync {_FILES}")
+            sys.stdout.write(f"{error}; writing offline runs to runs/wandb. To upload them: wandb sync {_FILES}\n")
             wandb.teardown()
             mode, is_over = "offline", False
             runs, num_logged = {}, {}  # write them again from the first step
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f"{clean(text)}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
@@ -192,5 +185,5 @@ if __name__ == "__main__":
     try:
         follow(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     except Exception as error:
-        _print(f"nothing more is logged: {type(error).__name__}: {error}")
+        sys.stdout.write(f"nothing more is logged: {type(error).__name__}: {error}\n")
         raise
