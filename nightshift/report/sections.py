@@ -74,13 +74,13 @@ def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Sectio
     scores = "\n".join([KEYS_TITLE, *(line for key in keys for line in key.lines)]) if keys else ""
     notes = notebook(story.campaign).partition("\n")[2].strip()
     return {
-        "facts": Section("", _facts(story)),
+        "facts": Section("", ["; ".join(_facts(story))]),
         "git": Section("Not in git", [missing] if missing else ()),
         "copy": _copy(morning),
         "next": Section("What next", steps=[*steps]),
         "kept": _kept(morning),
         "certificate": _certificate(morning),
-        "keys": Section("Scores by key and value", name=counted(len(keys), "key"), source=scores),
+        "keys": Section("Scores by key and value", name="each value of each key", source=scores),
         "time": Section("Compute used", [f"Without certificates: {cost}."], heads=("use", "time", "share"), rows=times),
         "night": Section("The agent during the last night", morning.night),
         "notebook": Section("Notebook", name="hypotheses, outcomes and lessons, the latest first", source=notes),

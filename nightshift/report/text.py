@@ -112,8 +112,8 @@ def gain_parts(morning: Morning) -> str:
     if morning.standing and morning.standing.contradicted:
         return f"The effects add up to {effects}; the total is the plain difference of the final check runs."
     return (
-        f"The effects add up to {effects}. The total is another number: it is lowered, because the best of many noisy "
-        "scores is too high, and a key that several changes set counts once."
+        f"The effects add up to {effects}, which is not the total: an effect is what a change adds to the others, some "
+        "of which may set the same keys, and the total is corrected because the best of many noisy scores is too high."
     )
 
 
