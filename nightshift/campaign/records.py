@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,9 +30,6 @@ CERTIFY_NAME = "certify"  # in runs/. certify/NNNN contains a plan, one folder p
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"
 SIDES = ("baseline", "incumbent")
 NO_DIFFERENCE = "no significant difference"  # the verdict of a comparison that is neither better nor worse
-# A run collapsed if its score is more than this below the median of its side's other runs. It is half of a typical
-# accident in the decision rule.
-COLLAPSE = -min(mean for mean, _, _ in RuleConstants().accidents) / 2
 JOB_OF = ", job of "  # part of the hardware text of a run on a cluster
 LATE_SECONDS = 20.0  # a worker that still runs this long after its deadline is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
@@ -677,11 +674,3 @@ class Comparison(Struct, frozen=True, kw_only=True):
         """`1 of 4 runs of the incumbent crashed`; empty without a crash."""
         counts = [(side, len(self.runs_of(side)), len(self.scores(side))) for side in SIDES]
         return "; ".join(f"{of - n} of {of} runs of the {side} crashed" for side, of, n in counts if n < of)
-
-    @property
-    def collapses(self) -> str:
-        """`1 of 5 runs of the incumbent collapsed (by more than 6 pp below ...)`. Empty without two scores."""
-        scores = self.scores("incumbent")
-        num = sum(score < median(scores[:i] + scores[i + 1 :] or [score]) - COLLAPSE for i, score in enumerate(scores))
-        meaning = f"by more than {100 * COLLAPSE:g} pp below the median of the other runs"
-        return f"{num} of {len(scores)} runs of the incumbent collapsed ({meaning})" if len(scores) > 1 else ""

@@ -148,7 +148,7 @@ def history(as_json: bool) -> None:
 @shell.SANDBOX
 @shell.AGENT_ENV
 @shell.AGENT_SEES
-@option("--pairs", default="1", callback=shell.num_slots, help="Runs side by side; auto: as many as fit (see doctor).")
+@option("--pairs", default="1", callback=shell.num_slots, help="Runs at a time; auto: as many as fit (see doctor).")
 @shell.SLURM
 @option("--notify", metavar="COMMAND", help="Run this at keeps, trouble and the end, with JSON on stdin.")
 @option("--wandb", metavar="PROJECT", help="Log each experiment in this W&B project while it runs.")

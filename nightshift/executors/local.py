@@ -173,7 +173,7 @@ class Capacity:
 
     def __str__(self) -> str:
         cores = f"{self.num_cores:g} core{'s' if self.num_cores != 1 else ''}"
-        return f"{self.num_runs} side by side: {cores}; {self.memory}, {RUN_GB:g} GB a run"
+        return f"{counted(self.num_runs, 'run')} at a time: {cores}; {self.memory}, {RUN_GB:g} GB a run"
 
 
 def capacity(proc: Path = Path("/proc"), sys: Path = SYS) -> Capacity:

@@ -37,7 +37,7 @@ from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
 from nightshift.night.state import STOP_NAME, Desk, Kind, NightState, decided, night_cost
-from nightshift.report.steps import has_certificate, next_steps
+from nightshift.report.sections import has_certificate, next_steps
 from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
@@ -105,7 +105,7 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
     ]
     steps = next_steps(campaign, state.request.agent, is_certified=has_certificate(ledger, campaign))
     rows += [("next", f"{sentence} {command}") for sentence, command in steps]
-    return "\n".join(f"{name + ':':13} {text}" for name, text in rows if text)
+    return "\n".join(f"{name + ':':17} {text}" for name, text in rows if text)
 
 
 def experiment_line(record: Record) -> str:
@@ -118,7 +118,7 @@ def experiment_line(record: Record) -> str:
     figures.append(f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status)
     why, keep_at = clean(row.why, 400), record.decision_rules.keep_at
     if row.p_helps is not None and (row.p_helps >= keep_at) == (row.verdict == "keep"):
-        why = f"P(it helps) {percent(row.p_helps)}, a keep needs {percent(keep_at)}"
+        why = f"P(it helps) {percent(row.p_helps)}"
     lines = [f"{row.number:04d} {change}{record.run.with_rider}: {', '.join(figures)}: {why}"]
     for decision in record.moved:
         name, effect = decision.change.name, decision.estimate

@@ -5,29 +5,21 @@ interface. Therefore only the path `/TOKEN/` is answered, and no argument, envir
 """
 
 import secrets
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from nightshift.errors import Interrupted, NightshiftError, UsageError
+from nightshift.errors import Interrupted, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.report.page import draw_page
-
-
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a connection that the browser closed is no error
-            super().handle_error(request, client_address)
 
 
 def serve(root: Path, branch: str | None, port: int, show: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C; each request draws it again. `show` gets the URL. UsageError if the port cannot be
     used, or `branch` has no experiments."""
-    token, drawing = secrets.token_urlsafe(32), threading.Lock()
+    token = secrets.token_urlsafe(32)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 60.0  # seconds to receive a request, and to send a page of up to 5 MB
@@ -35,11 +27,7 @@ def serve(root: Path, branch: str | None, port: int, show: Callable[[str], None]
         def do_GET(self) -> None:
             if not secrets.compare_digest(self.path.encode(), f"/{token}/".encode()):
                 return self.send_error(404)
-            try:
-                with drawing:
-                    page = draw_page(root, branch).encode()
-            except NightshiftError as error:
-                return self.send_error(503, explain=str(error))
+            page = draw_page(root, branch).encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Cache-Control", "no-store")
@@ -50,7 +38,7 @@ def serve(root: Path, branch: str | None, port: int, show: Callable[[str], None]
 
     draw_page(root, branch)
     try:
-        server = _Server(("127.0.0.1", port), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:
         cause = f"cannot listen on port {port}: {error.strerror or error}"
         raise UsageError(cause, "Give another --port (0: any free port).") from None

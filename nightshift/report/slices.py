@@ -18,26 +18,9 @@ from nightshift.config.rules_toml import environments_named
 from nightshift.errors import NightshiftError
 from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import examples_digest
+from nightshift.text import counted
 
-MOST_VALUES = 12  # a quantity of the examples, such as their length, with more values gets no slices
 LEAST_EXAMPLES = 20  # smaller slices are never the weakest: their mean score is noise
-_AGAINST = "against_"  # the prefix of a figure: the mean score against the opponent that the rest of the name names
-Tasks = Sequence[tuple[Environment, Example]]
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A group of examples, and how many score higher (`fixed`) or lower (`broken`) in one run than in another."""
-
-    name: str
-    num_examples: int
-    fixed: int
-    broken: int
-
-    @property
-    def spread(self) -> float:
-        """95 % half-width of fixed - broken if fixes and breaks are equally likely (McNemar, Psychometrika 12, 153)."""
-        return float(Z95 * (self.fixed + self.broken) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,81 +31,50 @@ class SelectionSet:
     members: Mapping[str, Sequence[int]]  # the positions in the split of each slice's examples
     digest: str  # the hash of the split, as in Evaluation.examples_sha256
 
-    def flips(self, candidate: Record, incumbent: Record) -> tuple[Slice, ...]:
-        """Count the fixed and broken examples of the candidate by slice; empty if a run has no `scores`."""
+    def flips(self, candidate: Record, incumbent: Record) -> list[str]:
+        """Return a line for each slice: how many examples score higher (fixed) or lower (broken) in the candidate's
+        run. [] if a run has no `scores`."""
         before, after = self.scores(incumbent), self.scores(candidate)
-        if before is None or after is None:
-            return ()
-        change = np.sign(np.subtract(after, before))
-        rows = ((name, change[positions]) for name, positions in self.members.items())
-        return tuple(Slice(name, len(signs), int((signs > 0).sum()), int((signs < 0).sum())) for name, signs in rows)
+        if not before or not after:
+            return []
+        lines, gains = [], np.subtract(after, before)
+        for name, positions in self.members.items():
+            fixed, broken = int((gains[positions] > 0).sum()), int((gains[positions] < 0).sum())
+            # 95 % half-width of fixed - broken if both are equally likely (McNemar, Psychometrika 12, 153).
+            net = f"net {fixed - broken:+d} ± {Z95 * (fixed + broken) ** 0.5:.0f}"
+            lines.append(f"{name}: {counted(len(positions), 'example')}, {fixed} fixed, {broken} broken, {net}")
+        return lines
 
-    def scores(self, record: Record) -> tuple[float, ...] | None:
-        """Return the score of each example in a run; None if the run was not evaluated on these examples."""
-        if record.evaluation is None or record.evaluation.examples_sha256 != self.digest:
-            return None
-        return record.evaluation.example_scores
+    def scores(self, record: Record) -> tuple[float, ...]:
+        """Return the score of each example in a run; () if the run was not evaluated on these examples."""
+        evaluation = record.evaluation
+        return evaluation.example_scores if evaluation and evaluation.examples_sha256 == self.digest else ()
 
 
 def weakest(record: Record, root: Path) -> str:
-    """Return a sentence on where the policy of a run is weakest: in a game the opponent that wins most, else the slice
-    with the lowest mean score. "" without scores, or if all slices are small."""
-    if record.evaluation is None:
-        return ""
-    against = [
-        (score, name.removeprefix(_AGAINST), environment)
-        for environment, figures in record.evaluation.figures.items()
-        for name, score in figures.items()
-        if name.startswith(_AGAINST)
-    ]
-    if against:
-        score, opponent, environment = min(against)
-        return f"In {environment} the opponent {opponent} wins most: the mean score against it is {100 * score:.1f} %."
+    """Return a sentence on the slice with the lowest mean score; "" without scores, or if all slices are small."""
     examples = shown_examples(record.environments, root)
-    scores = np.array(examples.scores(record) or ())
-    slices = {name: positions for name, positions in examples.members.items() if len(positions) >= LEAST_EXAMPLES}
-    if not scores.size or not slices:
+    scores = np.array(examples.scores(record))
+    members = {name: at for name, at in examples.members.items() if scores.size and len(at) >= LEAST_EXAMPLES}
+    if not members:
         return ""
-    means = {name: float(scores[positions].mean()) for name, positions in slices.items()}
-    name = min(means, key=means.__getitem__)
-    return f'The slice "{name}" has the lowest mean score: {100 * means[name]:.1f} % of {len(slices[name])} examples.'
+    mean, name = min((float(scores[positions].mean()), name) for name, positions in members.items())
+    return f'The slice "{name}" has the lowest mean score: {100 * mean:.1f} % of {len(members[name])} examples.'
 
 
 @lru_cache(maxsize=1)  # a night writes the page after every experiment
 def shown_examples(names: tuple[str, ...], root: Path) -> SelectionSet:
-    """Return the validation split of these environments; without examples if the data cannot be loaded."""
-    tasks: Tasks = ()
+    """Return the validation split of these environments; without examples if the data cannot be loaded. An environment
+    is a slice, and so are the groups of `Environment.slices`."""
+    tasks = list[tuple[Environment, Example]]()
     with suppress(NightshiftError, ImportError, OSError):  # then the page shows scores without texts
         loaded = load(root, environments_named(root, names))
         tasks = [(environment, example) for environment in loaded for example in environment.examples("validation")]
-    chats = [environment.episode(example).ask() for environment, example in tasks]
-    texts = [chat[-1]["content"] if chat else "" for chat in chats]
-    keys = [(environment.package, example.key) for environment, example in tasks]
-    return SelectionSet(dict(zip(keys, texts, strict=True)), _members(tasks, texts), examples_digest(tasks))
-
-
-def _members(tasks: Tasks, texts: Sequence[str]) -> dict[str, Sequence[int]]:
-    """Return the positions of each slice's examples. An environment is a slice, and so are the thirds of its problems
-    by length and the groups of `Environment.slices`."""
-    members: dict[str, list[int]] = {}
-    for name in dict.fromkeys(environment.name for environment, _ in tasks):
-        members[name] = positions = [i for i, (environment, _) in enumerate(tasks) if environment.name == name]
-        lengths = sorted(len(texts[i]) for i in positions)
-        first, second = lengths[len(lengths) // 3], lengths[2 * len(lengths) // 3]
-        groups = defaultdict[str, dict[str, list[int]]](lambda: defaultdict(list))
-        for i in positions:
-            environment, example = tasks[i]
-            length = len(texts[i])
-            band = f"up to {first}" if length <= first else f"up to {second}" if length <= second else "longer"
-            for quantity, value in {"characters": band, **environment.slices(example)}.items():
-                groups[quantity][value].append(i)
-        for quantity, by_value in groups.items():
-            for value in sorted(by_value, key=_rank) if len(by_value) <= MOST_VALUES else ():
-                members[f"{name}, {quantity}: {value}"] = by_value[value]
-    return {name: np.array(positions) for name, positions in members.items()}  # type: ignore[misc]
-
-
-def _rank(value: str) -> tuple[bool, float, str]:
-    """Return the sort key of a value: `up to 80` before `up to 120` before `longer`, and `9` before `10`."""
-    number = next((float(word) for word in value.split() if word.isdecimal()), None)
-    return number is None, number or 0.0, value
+    texts, members = dict[tuple[str, str], str](), defaultdict[str, list[int]](list)
+    for place, (environment, example) in enumerate(tasks):
+        chat = environment.episode(example).ask()
+        texts[environment.package, example.key] = chat[-1]["content"] if chat else ""
+        groups = [f"{environment.name}, {name}: {value}" for name, value in environment.slices(example).items()]
+        for name in (environment.name, *groups):
+            members[name].append(place)
+    return SelectionSet(texts, dict(sorted(members.items())), examples_digest(tasks))

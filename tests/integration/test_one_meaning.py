@@ -148,10 +148,8 @@ def test_every_view_prints_the_row(seen: Seen) -> None:
     assert tables in str(memory)
     for record, row, *views in zip(seen.records, seen.rows, tsv, table, data, strict=True):
         check(row, seen.ledger, record, *views)
-        score, strict = (text.score(score, text.UNKNOWN) for score in (row.eval_score, row.strict_score))
-        cells = views[2]["cells"]
-        assert [*cells.values()][:3] == [score, text.plus_minus(row.effect), text.share(row.p_helps)]
-        assert cells["strict_score"] == strict
+        cells, p_helps = views[2]["cells"], text.UNKNOWN if row.p_helps is None else percent(row.p_helps)
+        assert [*cells.values()][:3] == [text.score(row.eval_score), text.plus_minus(row.effect), p_helps]
         start = " | ".join([f"| {row.number:04d}", row.verdict or "", row.now, *cells.values()])
         assert any(line.startswith(f"{start} | ") for line in report)
         if row.verdict != "interrupted":
@@ -178,7 +176,7 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
         value = (cells | same)[name]
         assert tsv[name] == (f"{value:.6g}" if isinstance(value, float) else str("" if value is None else value)), name
     assert {name: table[name] for name in cells} == {name: cell(value) for name, value in cells.items()}
-    names = ("verdict", "now", "eval_score", "strict_score", "total_seconds", "effect_at_decision", "p_helps")
+    names = ("verdict", "now", "eval_score", "total_seconds", "effect_at_decision", "p_helps")
     assert {name: body[name] for name in names} == {name: getattr(row, name) for name in names}
     assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
     p_helps = "" if row.p_helps is None else f"{whole_percent(row.p_helps) / 100:.2f}"
@@ -230,7 +228,7 @@ class Told:
         self.names = [
             [change.name for change in self.status.incumbent.kept],
             sorted(line.partition("  ")[0] for line in self.history.kept),
-            sorted(kept.change.name for kept in self.page.kept),
+            sorted(change.name for change, _ in self.page.effects),
         ]
         self.rates = [incumbent.get(LR), story.campaign.configs[1].get(LR)]
         self.nows = [self.history.runs[1].now, table[1]["now"], self.page.experiments[1].row.now]

@@ -15,7 +15,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -129,7 +128,7 @@ def test_few_experiments(tmp_path: Path, count: int) -> None:
     build(tmp_path, count, num_examples=60)
     page = rendered(tmp_path)
     assert [row["number"] for row in page.data["rows"]] == [*range(1, count + 1)]
-    assert ("Nothing has been run yet" in page.text) == (count == 0)
+    assert ("Nothing has been measured yet" in page.text) == (count == 0)
     # Without its script the page has a picture, whose last dot is one of the campaign.
     assert ("<svg" in page.html.partition("<script")[0]) == (count > 0)
     dots = (page.data["specs"]["progress"]["datasets"]["dots"]) if count else []
@@ -165,11 +164,6 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
                 judgement=replace(record.judgement, why=everything) if record.judgement else None,
             )
         )
-    for path in (tmp_path / "runs").glob("*/evaluation.jsonl"):
-        texts = iter(HOSTILE * 20)
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [{**row, "completion": next(texts), "answer": next(texts), "key": next(texts)} for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = rendered(tmp_path)
     shown = " ".join((page.text, *page.details(2).values()))
     for text in ("{{7*7}}", "[U+0000]", "[U+202E]", "more characters"):
@@ -193,30 +187,24 @@ def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) ->
         commits.append(git(tmp_path, "rev-parse", "HEAD").strip())
         if source == baseline:
             git(tmp_path, "switch", "--quiet", "--create", BRANCH)
-    records = [replace(record, commit=commits[0]) for record in ledger.records()]
-    last = max(records, key=lambda record: record.place if record.commits else 0)
-    for record in records:
-        names = dict.fromkeys(record.commits, commits[1]) if record is last else record.commits
-        ledger.write(replace(record, commits=names))
+    for record in ledger.records():
+        ledger.write(replace(record, commit=commits[0]))
     view = view_of(ledger, NOW)
-    weak = [kept.change.name for kept in view.morning.kept if kept.effect.p_helps < 0.6]
+    weak = [change.name for change, effect in view.morning.effects if effect.p_helps < 0.6]
     assert weak
-    shown, reverts = [command for _, command in view.copied], [f"uv run nightshift revert {name}" for name in weak]
-    assert shown == [
-        f"git diff {commits[0][:10]} {commits[1][:10]} -- train.toml",
-        *reverts,
-        f"git switch main && git merge --ff-only {BRANCH}",
-    ]
+    steps, reverts = view.sections["copy"].steps, [f"uv run nightshift revert {name}" for name in weak]
+    shown = [command for _, command in steps]
+    merge = f"git switch main && git merge --no-edit {BRANCH}"
+    assert shown == [f"git diff {commits[0][:10]} {BRANCH} -- train.toml", merge]
+    assert all(name in view.sections["copy"].lines[0] for name in weak)
     assert git(tmp_path, *shown[0].split()[1:])
-    bring_to_main(tmp_path, shown[-1], incumbent)
-    git(tmp_path, "reset", "--quiet", "--hard", commits[0])
+    git(tmp_path, "switch", "--quiet", "main")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "main moves on")
+    for words in merge.split(" && "):
+        git(tmp_path, *words.split()[1:])
+    assert git(tmp_path, "show", "main:train.toml").encode() == incumbent
     git(tmp_path, "switch", "--quiet", BRANCH)
-    moved = [command for _, command in view_of(ledger, NOW).copied][-1]
-    assert moved == f"git switch main && git cherry-pick main..{BRANCH}"
-    bring_to_main(tmp_path, moved, incumbent)
-    git(tmp_path, "switch", "--quiet", BRANCH)
-    commands = [command for _, command in view.next_steps]
+    commands = [command for _, command in view.sections["next"].steps]
     first, *others = commands
     assert first == "uv run nightshift diff baseline incumbent"
     assert others[: 1 + len(weak)] == [*reverts, "uv run nightshift certify"]
@@ -235,13 +223,6 @@ def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) ->
         assert line in unescape(page.html)
 
 
-def bring_to_main(root: Path, command: str, expected: bytes) -> None:
-    """Type the command that brings the kept commits to main."""
-    for words in command.split(" && "):
-        git(root, *words.split()[1:])
-    assert git(root, "show", "main:train.toml").encode() == expected
-
-
 def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:
     ledger = build(tmp_path, 4, num_examples=500)
     source, folder = Path(__file__).parents[2] / "environments/arithmetic", tmp_path / "environments/arithmetic"
@@ -258,33 +239,36 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     for record in measured:
         parent = ledger.record(record.parent)
         old, new = (each.evaluation.example_scores for each in (parent, record))
-        slices = examples.flips(record, parent)
-        whole, found = slices[0], {each.name: each for each in slices}
-        line = (
-            f"arithmetic: 500 examples, {whole.fixed} fixed, {whole.broken} broken, net {whole.fixed - whole.broken:+d}"
-        )
-        assert page.details(record.number)[f"examples against {record.parent:04d}"].startswith(line)
-        assert (whole.name, whole.num_examples) == ("arithmetic", 500)
-        assert whole.fixed == sum(b > a for a, b in zip(old, new, strict=True)) > 0
-        assert whole.fixed - whole.broken == round(sum(new) - sum(old))
-        for what, count in (("characters", 3), ("events", 3), ("hard containers", 3)):
+        shown = page.details(record.number)
+        lines = shown[f"examples against {record.parent:04d}"].splitlines()
+        assert lines == examples.flips(record, parent)
+        pattern = r"(.*): (\d+) examples?, (\d+) fixed, (\d+) broken, net ([+-]\d+) ± \d+"
+        found = {match[1]: tuple(map(int, match.groups()[1:])) for match in (re.fullmatch(pattern, x) for x in lines)}
+        num, fixed, broken, net = found.pop("arithmetic")
+        assert (num, fixed, net) == (500, sum(b > a for a, b in zip(old, new, strict=True)), round(sum(new) - sum(old)))
+        assert fixed > 0
+        for what, count in (("events", 3), ("hard containers", 3)):
             parts = [each for name, each in found.items() if f", {what}: " in name]
-            sums = [sum(getattr(each, n) for each in parts) for n in ("num_examples", "fixed", "broken")]
-            assert (len(parts), sums) == (count, [500, whole.fixed, whole.broken])
+            sums = [sum(part[place] for part in parts) for place in range(3)]
+            assert (len(parts), sums) == (count, [500, fixed, broken])
+        assert re.search(rf"\n{record.parent:04d}: .*\n{record.number:04d}: ", shown["fixed"], re.DOTALL)
     record = measured[0]
-    scores, members = np.array(record.evaluation.example_scores), examples.members
-    worst = min((name for name in members if len(members[name]) >= 20), key=lambda name: scores[members[name]].mean())
-    mean = f"{100 * scores[members[worst]].mean():.1f} % of {len(members[worst])} examples."
+    means = {
+        name: sum(record.evaluation.example_scores[place] for place in places) / len(places)
+        for name, places in examples.members.items()
+        if len(places) >= 20
+    }
+    worst = min(means, key=means.__getitem__)
+    mean = f"{100 * means[worst]:.1f} % of {len(examples.members[worst])} examples."
     assert weakest(record, tmp_path) == f'The slice "{worst}" has the lowest mean score: {mean}'
     assert weakest(replace(record, result=None), tmp_path) == ""
     # Who may write to runs/ changes no number of it.
     for path in tmp_path.glob("runs/0*/**/evaluation.jsonl"):
         path.write_text('{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 500)
     again = rendered(tmp_path)
-    names = [f"examples against {record.parent:04d}" for record in measured]
-    numbers = [record.number for record in measured]
-    for number, name in zip(numbers, names, strict=True):
-        assert again.details(number)[name] == page.details(number)[name]
+    for record in measured:
+        name = f"examples against {record.parent:04d}"
+        assert again.details(record.number)[name] == page.details(record.number)[name]
 
 
 @pytest.fixture
@@ -313,27 +297,16 @@ def test_what_cannot_be_written_is_one_line(checkout_with_campaign: Path, argume
     assert len(stderr.splitlines()) == 1
 
 
-def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: Path) -> None:
+def test_the_figures_of_a_game_are_on_the_page_and_in_the_summary(tmp_path: Path) -> None:
     run = a_result(0.5)
     assert run.evaluation
     figures = {"tictactoe": {"elo": 1013.4, "against_perfect": 0.185}}
     result = replace(run, evaluation=replace(run.evaluation, figures=figures))
-    judgement = Judgement(why="baseline")
-    record = a_record(number=1, decided=1, status="keep", judgement=judgement, result=result)
-    record = replace(record, rules_name="tictactoe-trl")
-    ledger = stored(tmp_path, [record])
-    (tmp_path / "rules.toml").write_text("")
-    folder = ledger.run_dir(record.number)
-    ends = (("random", "lost", "a"), ("perfect", "forfeit", "c <script>"), ("perfect", "lost", "d"))
-    games = [dict(zip(("opponent", "ended", "cells"), end, strict=True)) for end in ends]
-    row = {"environment": "nightshift_tictactoe", "key": "k", "score": 0.25, "answer": "draw", "completion": "c"}
-    (folder / "evaluation.jsonl").write_text(json.dumps({**row, "games": games}) + '\n{"games": 3}\n')
+    record = a_record(number=1, decided=1, status="keep", judgement=Judgement(why="baseline"), result=result)
+    stored(tmp_path, [record])
     details = rendered(tmp_path).details(1)
     assert (details["tictactoe_elo"], details["tictactoe_against_perfect"]) == ("1013", "0.185")
     assert "\ntictactoe_against_perfect: 0.185\n" in output.summary(record)
-    assert details["a game that it lost"] == "opponent: perfect\nended: forfeit\ncells: c <script>"
-    (folder / "evaluation.jsonl").unlink()
-    assert "a game that it lost" not in rendered(tmp_path).details(1)
 
 
 # report --serve as a real process: who gets the page, how it stays current, how the command ends

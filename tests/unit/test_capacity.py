@@ -11,6 +11,7 @@ from nightshift.executors import local as module
 from nightshift.executors import process
 from nightshift.executors.local import Capacity, capacity, divide
 from nightshift.executors.process import num_oom_kills
+from nightshift.text import counted
 from tests.rules import ARITHMETIC_TRL, ROOT
 
 
@@ -95,7 +96,7 @@ def test_a_process_that_the_kernel_killed_for_lack_of_memory_is_named_so(tmp_pat
     ("num_cores", "free_gb", "num_runs"), [(8, 100, 8), (8, 7.9, 3), (2.5, 100, 2), (0.5, 100, 1), (8, 0.3, 1)]
 )
 def test_a_run_needs_a_core_and_its_memory_and_one_run_is_always_tried(num_cores, free_gb, num_runs):
-    assert str(Capacity(num_cores, free_gb)).startswith(f"{num_runs} side by side: {num_cores:g} core")
+    assert str(Capacity(num_cores, free_gb)).startswith(f"{counted(num_runs, 'run')} at a time: {num_cores:g} core")
 
 
 def test_the_memory_of_a_run_is_known_for_the_models_that_come_with_the_project() -> None:

@@ -64,7 +64,7 @@ def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_comp
         ("=1+1", "'=1+1"), ("-1", "'-1"), ("@x", "'@x"), ("\t=1", "'=1"), ("\x1b[1m=1", "'=1"),
         ("+a.b 1 (default 2); +c", "+a.b 1 (default 2); +c"), ("+A(1)", "'+A(1)"), ("+a|b", "'+a|b"), ("+a!b", "'+a!b"),
         ("\uff1d1+1", "'\uff1d1+1"), ("a; =1+1;b", "a;' =1+1;b"), ("a; b - c", "a; b - c"),
-        ('a;"=1+1;x', "a;'\"=1+1;x"), (-0.5, "-0.5"), (3e-6, "3e-6"), (True, "true"), (None, ""),
+        ('a;"=1+1;x', "a;'\"=1+1;x"), (-0.5, "-0.5"), (3e-6, "3e-06"), (True, "true"), (None, ""),
     ],
 )  # fmt: skip
 def test_cells(value: str | float | bool | None, text: str) -> None:

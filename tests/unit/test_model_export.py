@@ -66,7 +66,7 @@ def test_the_card_says_how_it_was_made_and_what_was_certified(ledger: Ledger, tm
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (
         "# Experiment 0002 of test", "Base model: models/arithmetic-base. Its licence applies", "on arithmetic.",
-        "steps: 40", "    trainer.optim.lr 6e-7 -> 3e-6", "0.6000, 95 % interval over its examples 0.5",
+        "steps: 40", "    trainer.optim.lr 6e-7 -> 3e-6", "0.6000 (standard error over its",
         "Not certified yet: nothing was measured on the test split", "library_name: transformers",
     ):  # fmt: skip
         assert said in card.replace("\\", ""), said
@@ -108,8 +108,8 @@ AUTO_MAP = {"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}
     [
         (_swap, "0002"),
         (shutil.rmtree, "the weights of experiment 0002 are gone"),
-        (partial(_name_code, escaped='"\\u0061', **AUTO_MAP), "config.json has auto_map"),
-        (partial(_name_code, deep=[{"custom_generate": "x"}]), "has custom_generate"),
+        (partial(_name_code, escaped='"\\u0061', **AUTO_MAP), 'config.json has "auto_map"'),
+        (partial(_name_code, deep=[{"custom_generate": "x"}]), 'has "custom_generate"'),
     ],
 )
 def test_a_planted_model_is_refused_whole(ledger, tmp_path, plant, said):

@@ -15,7 +15,7 @@ from nightshift.errors import Failure, UsageError
 from nightshift.night import state as states
 from nightshift.night.observers import event_of, experiment_line, next_stop, summary
 from nightshift.night.state import Desk, NightRequest, NightState
-from nightshift.report.steps import next_steps
+from nightshift.report.sections import next_steps
 from tests.campaigns import BRANCH, campaign, replace
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
@@ -141,15 +141,15 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     text = next_stop(state, records, NOW + timedelta(hours=2))
     assert text.endswith("(in 6.0 h), or after 15 more experiments, or when you create the file STOP or press Ctrl-C")
     over = summary(state, Ledger(tmp_path), campaign_now, NOW)
-    assert f"incumbent:    {standing_text(campaign_now.standing, campaign_now.kept)}\n" in over
-    assert "\nconfirmed:    0002\n" in over
-    assert "\nstopped:      5 experiments are done\n" in over
+    assert f"incumbent:        {standing_text(campaign_now.standing, campaign_now.kept)}\n" in over
+    assert "\nconfirmed:        0002\n" in over
+    assert "\nstopped:          5 experiments are done\n" in over
     steps = [*next_steps(campaign_now, "tpe", is_certified=False)]
     assert [command for _, command in steps] == [
         *("uv run nightshift diff baseline incumbent", "uv run nightshift certify"),
         *("uv run nightshift night --agent tpe --hours 8", "uv run nightshift export --to model"),
     ]
-    assert over.splitlines()[-4:] == [f"next:         {sentence} {command}" for sentence, command in steps]
+    assert over.splitlines()[-4:] == [f"next:             {sentence} {command}" for sentence, command in steps]
     assert len(over.splitlines()) <= 20
 
 

@@ -5,9 +5,7 @@ import`, the config is the imported file, in which only the keys that the experi
 """
 
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,22 +13,13 @@ from typing import Any
 import tomlkit
 
 from nightshift.campaign.git import Repo
-from nightshift.config.allowlist import (
-    ALIASES,
-    FORMER,
-    IMPORT_PATH,
-    PARAMETERS,
-    PRIME_RL,
-    RATIO,
-    SOURCE,
-    find_key,
-    value_text,
-)
+from nightshift.config.allowlist import FORMER, IMPORT_PATH, PARAMETERS, PRIME_RL, RATIO, SOURCE, find_key, value_text
 from nightshift.config.checks import tables_of
-from nightshift.config.import_config import IMPORTED_NAME, Import, at, environment_name, import_config, is_known
+from nightshift.config.import_config import IMPORTED_NAME, Import, at, import_config, is_known
 from nightshift.config.losses import in_prime_rl
 from nightshift.config.rules import Rules
-from nightshift.config.train_toml import ABSENT, Change, Config, changed_keys, diff, parse
+from nightshift.config.train_toml import ABSENT, Config, changed_keys, diff, parse
+from nightshift.config.train_toml import document as parse_document
 from nightshift.engines.base import LEARNING_RATES
 from nightshift.engines.downloads import model_folder
 from nightshift.engines.prime_rl.config import with_seed
@@ -69,9 +58,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     ]
     if rules.learning_rate_scale != 1:
         head.append(f"learning rates: the values in train.toml times {rules.learning_rate_scale:g}")
-    source = Repo(root).config_at(story.records[0].commit or "", IMPORTED_NAME)
-    dialect = import_config(source, IMPORTED_NAME).dialect if source else None
-    if source and dialect and dialect.name.startswith(PRIME_RL):
+    if source := Repo(root).config_at(story.records[0].commit or "", IMPORTED_NAME):
         try:
             return edited(source, config, rules, head)
         except ConfigError as error:
@@ -82,8 +69,6 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         "run it in the prime-rl checkout that prepare.py installed:",
         f"  HF_HUB_OFFLINE=1 PYTHONPATH=$PWD/{environments} uv run --no-sync rl @ THIS_FILE --model.name {model}",
     ]
-    if rules.memory.startswith("1 x"):
-        head.append("trained with server and trainer on one GPU; prime-rl's launcher needs two GPUs")
     return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
 
 
@@ -93,6 +78,9 @@ def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> byte
     cannot express a key."""
     scale = rules.learning_rate_scale
     imported = import_config(source, IMPORTED_NAME, rules.losses)
+    format_name = imported.dialect.name
+    if not format_name.startswith(PRIME_RL):
+        raise ConfigError(f"it is a config of {format_name}")
     before = parse(imported.train_toml(IMPORTED_NAME))
     values: dict[str, Any] = {key: config.values.get(key, ABSENT) for key in changed_keys(before, config)}
     values |= in_prime_rl(config, rules.losses)
@@ -100,27 +88,21 @@ def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> byte
         values.setdefault(IMPORT_PATH, ABSENT)  # a loss of prime-rl needs no import path
     if scale != 1:
         values |= {key: config.get(key) * scale for key in LEARNING_RATES if config.get(key)}
-    document, tree = tomlkit.parse(source.decode()), tomllib.loads(source.decode())
-    for node in (document, tree):
-        for key, value in values.items():
-            _change(node, _places(imported, key), key, value)
+    places = {key: _places(imported, key) for key in values}
+    document = tomlkit.parse(source.decode())
+    for key, place in ((key, place) for key, key_places in places.items() for place in key_places):
+        _set(document, place.split("."), values[key])
     text = tomlkit.dumps(document)
-    is_intact = False
-    with suppress(tomllib.TOMLDecodeError):
-        is_intact = tomllib.loads(text) == tree
-    if not is_intact:  # tomlkit lost a table that became empty: write the file without comments
-        text = tomlkit.dumps(tree)
-    lost: tuple[Change, ...] = ()
-    with suppress(ConfigError):  # import_config refuses a file without a key of train.toml
-        again = import_config(text.encode(), IMPORTED_NAME, rules.losses).train_toml(IMPORTED_NAME)
-        lost = tuple(change for change in diff(parse(again), config) if not change.key.startswith(f"{PARAMETERS}."))
-    scaled = LEARNING_RATES if scale != 1 else ()
-    inexpressible = [key for key in values if not _places(imported, key)]
-    inexpressible = inexpressible or [change.key for change in lost if change.key not in scaled]
-    if inexpressible:
-        raise ConfigError(f"a config of {imported.dialect.name} cannot express: {listed(inexpressible)}")
+    _, written = parse_document(text.encode(), IMPORTED_NAME)
+    if written != document.unwrap():  # tomlkit lost a table that became empty
+        raise ConfigError("its comments would be lost")
+    again = parse(import_config(text.encode(), IMPORTED_NAME, rules.losses).train_toml(IMPORTED_NAME))
+    kept = (f"{PARAMETERS}.", *(LEARNING_RATES if scale != 1 else ()))  # written with other values than train.toml's
+    lost = [change.key for change in diff(again, config) if not change.key.startswith(kept)]
+    if inexpressible := [key for key in values if not places[key]] or lost:
+        raise ConfigError(f"a config of {format_name} cannot express: {listed(inexpressible)}")
     lines = [
-        f"the imported config of {imported.dialect.name}, except for:",
+        f"the imported config of {format_name}, except for:",
         *(f"  {change.line}" for change in diff(before, config)),
         *(
             f"also trained with (not in this file): {key} = {value_text(value)}"
@@ -132,49 +114,35 @@ def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> byte
 
 
 def _places(imported: Import, key: str) -> list[str]:
-    """Return the paths of an open key in the file, or else the path at which to add the key. [] if the file sets a
-    similar key, or if the name of the key in the file's version of prime-rl is not certain."""
+    """Return the paths of an open key in the file, or else the path at which to add the key. [] if the key has no sure
+    place: the ratio of an environment, a key of sources that the file does not have, a key with a similar one in the
+    file, or a new key whose name in an older version of prime-rl may be another one."""
     paths, known = imported.places(key), find_key(key)
-    if paths or known is None or key.startswith(f"{RATIO}."):
-        return paths or [key]
-    if any(at(imported.tree, word) is not None for word in known.near):
+    if key.startswith(f"{RATIO}.") or (key.startswith(f"{SOURCE}.") and not tables_of(at(imported.tree, SOURCE))):
         return []
-    is_old = imported.dialect.name != PRIME_RL or (FORMER.keys() - ALIASES.keys()) & {*chain(*imported.names.values())}
-    if not is_old or not (known.former or key.startswith("orchestrator.")):
-        return [key]
-    paths = [path for path in (key, *known.former) if isinstance(at(imported.tree, path.rpartition(".")[0]), dict)]
-    return paths if len(paths) == 1 else []
+    if paths or known is None:
+        return paths or [key]
+    is_old = any(path in FORMER and not path.startswith(SOURCE) for path in chain(*imported.names.values()))
+    is_renamed = is_old and (known.former or key.startswith("orchestrator."))
+    return [] if is_renamed or any(at(imported.tree, word) is not None for word in known.near) else [key]
 
 
-def _change(tree: Any, places: Sequence[str], key: str, value: Any) -> None:
-    """Set an open key of the file, or remove it if `value` is ABSENT. The ratio of an environment is a key of its entry
-    in the list of sources. The keys of all sources are skipped if the file has no sources."""
-    sources = tables_of(at(tree, SOURCE))
-    if key.startswith(f"{RATIO}."):
-        for source in (source for source in sources if environment_name(source) == key.removeprefix(f"{RATIO}.")):
-            _set(source, ("ratio",), value)
-    elif sources or not key.startswith(f"{SOURCE}."):
-        for place in places:
-            _set(tree, place.split("."), value)
-
-
-def _set(node: Any, path: Sequence[str], value: Any, depth: int = 0) -> None:
+def _set(node: Any, path: Sequence[str], value: Any, above: str = "") -> None:
     """Set or remove a key of a table, or of each table of a list. Remove an empty table that switches nothing on."""
-    name, is_last = path[depth], depth + 1 == len(path)
+    name, *rest = path
     for table in node if isinstance(node, list) else [node]:
         is_table = isinstance(table.get(name), dict | list)
-        if not is_last and (is_table or value is not ABSENT):
+        if value is ABSENT and not (rest and is_table):
+            table.pop(name, None)
+        elif not rest and value != {}:
+            table[name] = "None" if value is None else list(value) if isinstance(value, tuple) else value
+        else:
             if not is_table:
                 table[name] = tomlkit.inline_table()  # also valid next to dotted keys
-            _set(table[name], path, value, depth + 1)
-            if table[name] == {} and not is_known(".".join(path[: depth + 1])):
+            if rest:
+                _set(table[name], rest, value, f"{above}{name}.")
+            if table[name] == {} and not is_known(f"{above}{name}"):
                 del table[name]
-        elif value is ABSENT:
-            table.pop(name, None)
-        elif value != {}:
-            table[name] = "None" if value is None else list(value) if isinstance(value, tuple) else value
-        elif not is_table:
-            table[name] = tomlkit.inline_table()
 
 
 def rl_toml(settings: Mapping[str, Any], seed: int, head: list[str]) -> bytes:

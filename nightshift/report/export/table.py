@@ -3,7 +3,7 @@
 import csv
 import io
 
-from nightshift.config.allowlist import Value, number_text
+from nightshift.config.allowlist import Value
 from nightshift.config.train_toml import Config
 from nightshift.report.data import Story
 from nightshift.text import clean, escape_formula
@@ -25,15 +25,9 @@ def as_csv(story: Story) -> bytes:
 
 
 def cell(value: Value | None) -> str:
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return number_text(value)
-        case _:
-            return escape_formula(clean(str(value)))
+    if isinstance(value, str):
+        return escape_formula(clean(value))
+    return "" if value is None else str(value).lower()
 
 
 def values(config: Config | None) -> dict[str, Value]:

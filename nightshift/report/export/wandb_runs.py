@@ -1,9 +1,8 @@
 """Runs of Weights & Biases, one per experiment. `export --to wandb` writes offline runs. `night --wandb PROJECT`, or
 `[wandb] project` in machine.toml, logs experiments while they run, from a separate process that nothing waits for.
 
-Both write only these fields: number, verdict, now, parent, rules hash, the changed keys as notes, the config, the
-numbers of the row, and the steps. None can contain a path of this machine or an environment variable. Free text
-(description, why, health) is left out.
+Both write only these fields, none of which can contain a path of this machine, an environment variable or free text:
+number, verdict, now, parent, rules hash, the changed keys as notes, the config, the numbers of the row, and the steps.
 """
 
 import os
@@ -23,8 +22,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Record
 from nightshift.campaign.results import UNDECIDED, Row, verdict_of
-from nightshift.campaign.results import row as row_of
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.executors.process import ProcessGroup, python_command, python_path
 from nightshift.files import remove_tree, whole_folder
 from nightshift.report.data import Story
@@ -37,45 +35,43 @@ _POLL_SECONDS = 5.0
 _INIT_SECONDS = 30.0  # then the runs are offline
 _END_SECONDS = 60.0  # to send the last steps, which are on disk, too
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+_FILES = "runs/wandb/*run-*"
 
 
-class Writer:
-    """Writes the runs of experiments below `folder`/wandb, and sends them in the mode `online`."""
-
-    def __init__(self, folder: Path, project: str, mode: Any = "offline") -> None:
-        """Raise EngineError if the package is not installed."""
-        try:
-            import wandb
-        except ImportError:
-            raise EngineError("the package wandb is not installed", FIX) from None
-        self.wandb, self._folder, self._project, self.mode = wandb, folder, project, mode
-
-    def open(self, story: Story, first: Record, record: Record) -> Any:
-        """Begin the run of an experiment. `first`: the campaign's first experiment."""
-        # Two clones can begin at the same commit, but hardly in the same second.
-        began = datetime.fromisoformat(first.started)
-        group = f"{story.tag}-{(first.commit or '')[:8]}-{began:%y%m%d%H%M%S}"
-        run = self.wandb.init(
-            project=self._project,
-            id=f"{group}-{record.number:04d}",
-            group=group,
-            dir=self._folder,
-            config=values(load_configs(story.ledger, [record]).get(record.number))
-            | {"rules": record.rules_hash, "parent": record.parent},
-            settings=self.wandb.Settings(
-                mode=self.mode, silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
-                disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
-                x_save_requirements=False, host="nightshift", username="", email="", program="nightshift",
-                init_timeout=_INIT_SECONDS, finish_timeout=_INIT_SECONDS, finish_timeout_raises=True,
-                reinit="create_new",
-            ),
-        )  # fmt: skip
-        run.define_metric("training_step")
-        run.define_metric("*", step_metric="training_step")
-        return run
+def _package() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise EngineError("the package wandb is not installed", FIX) from None
+    return wandb
 
 
-def log_steps(run: Any, run_dir: Path, num_logged: int = 0) -> int:
+def _open(story: Story, record: Record, folder: Path, project: str, mode: Any) -> Any:
+    """Begin the run of an experiment below `folder`/wandb, and send it in the mode `online`."""
+    wandb, first = _package(), story.records[0]
+    # Two clones can begin at the same commit, but hardly in the same second.
+    group = f"{story.tag}-{(first.commit or '')[:8]}-{datetime.fromisoformat(first.started):%y%m%d%H%M%S}"
+    run = wandb.init(
+        project=project,
+        id=f"{group}-{record.number:04d}",
+        group=group,
+        dir=folder,
+        config=values(load_configs(story.ledger, [record]).get(record.number))
+        | {"rules": record.rules_hash, "parent": record.parent},
+        settings=wandb.Settings(
+            mode=mode, silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
+            disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
+            x_save_requirements=False, host="nightshift", username="", email="", program="nightshift",
+            init_timeout=_INIT_SECONDS, finish_timeout=_INIT_SECONDS, finish_timeout_raises=True,
+            reinit="create_new",
+        ),
+    )  # fmt: skip
+    run.define_metric("training_step")
+    run.define_metric("*", step_metric="training_step")
+    return run
+
+
+def _log_steps(run: Any, run_dir: Path, num_logged: int = 0) -> int:
     """Log the steps after the first `num_logged`. Return the number of all steps."""
     steps = read_steps(run_dir / METRICS_NAME)
     for step in steps[num_logged:]:
@@ -86,32 +82,30 @@ def log_steps(run: Any, run_dir: Path, num_logged: int = 0) -> int:
     return len(steps)
 
 
-def close(run: Any, row: Row) -> None:
+def _close(run: Any, row: Row) -> None:
     """Write the result of an experiment and end its run. TimeoutError if the run is on disk only, not sent."""
-    verdict = row.verdict or UNDECIDED
     run.name = f"{row.number:04d} {row.status}"
-    run.tags = tuple(filter(None, (verdict, row.now)))
+    run.tags = tuple(filter(None, (row.verdict or UNDECIDED, row.now)))
     run.notes = clean(", ".join(row.changes))
     numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
-    run.summary.update({"verdict": verdict, "now": row.now, **numbers})
+    run.summary.update({"verdict": row.verdict or UNDECIDED, "now": row.now, **numbers})
     run.finish()
 
 
 def write_runs(story: Story, folder: Path, project: str) -> Path:
     """Write a new folder with an offline run of each experiment, without the package's own logs, which contain paths.
     Return `folder`/wandb. EngineError if the package is not installed."""
+    wandb = _package()
     with whole_folder(folder) as partial:
-        writer = Writer(partial, project)
         try:
             for record, row in zip(story.records, story.rows, strict=True):
-                run = writer.open(story, story.records[0], record)
-                if record.result:
-                    log_steps(run, story.ledger.run_dir(record.number))
-                close(run, row)
-        except (writer.wandb.Error, TimeoutError) as error:
+                run = _open(story, record, partial, project, "offline")
+                _log_steps(run, story.ledger.run_dir(record.number))
+                _close(run, row)
+        except (wandb.Error, TimeoutError) as error:
             raise EngineError(f"wandb wrote no runs: {error}") from None
         finally:
-            writer.wandb.teardown()
+            wandb.teardown()
         for path in (partial / "wandb").iterdir():
             for unwanted in (path,) if path.is_symlink() else (path / "logs", path / "tmp"):
                 remove_tree(unwanted)
@@ -125,11 +119,11 @@ def write_runs(story: Story, folder: Path, project: str) -> Path:
 def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """Log the experiments of a checkout to a W&B project, from a separate process. Yields a function that prints the
     messages of this process, among them its failures."""
-    ledger, pipe, seconds = Ledger(root), subprocess.PIPE, _END_SECONDS
+    ledger, pipe = Ledger(root), subprocess.PIPE
     first = next((r.number for r in ledger.readable()[0] if r.judgement is None), ledger.next_number())
     group = ProcessGroup("wandb", _GRACE_SECONDS)
     command = python_command("-m", __name__, os.fspath(root), project, str(first))
-    env, log = {**os.environ, "PYTHONPATH": python_path()}, ledger.runs_dir / "wandb.log"
+    env, log = {**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}, ledger.runs_dir / "wandb.log"
     child = group.start("W&B", command, log_path=log, env=env, cwd=root, stdin=pipe, stdout=pipe)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -142,15 +136,11 @@ def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator
 
     try:
         yield report
-    except Interrupted:
-        seconds = 3.0
-        raise
     finally:
         try:
-            seconds *= any(number >= first for number in ledger.numbers())  # 0 if there is nothing to send
             child.stdin.close()
-            with waiting("sending the last steps to W&B", seconds), suppress(subprocess.TimeoutExpired):
-                child.wait(seconds)
+            with waiting("sending the last steps to W&B", _END_SECONDS), suppress(subprocess.TimeoutExpired):
+                child.wait(_END_SECONDS)
             report()
         finally:
             group.stop()
@@ -158,47 +148,36 @@ def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator
 
 def follow(root: Path, project: str, first: int) -> None:
     """Log the experiments from number `first` on while they run, until stdin is closed."""
-    ledger, runs, ended = Ledger(root), dict[int, tuple[Any, int]](), set[int]()
-    writer = Writer(ledger.runs_dir, project, os.environ.get("WANDB_MODE", "online"))
+    ledger, wandb, mode = Ledger(root), _package(), os.environ.get("WANDB_MODE", "online")
+    runs, num_logged, ended = dict[int, Any](), dict[int, int](), set[int]()
     is_over = False
     while not is_over:
         is_over = bool(select.select([sys.stdin], [], [], _POLL_SECONDS)[0])
         try:
             for number in (number for number in ledger.numbers() if number >= first and number not in ended):
                 with suppress(UsageError):  # the controller reports damaged records
-                    if (record := ledger.read(number)) is not None:
-                        runs[number] = _follow(writer, ledger, record, runs.get(number))
-                        if verdict_of(record) is not None:
-                            ended.add(number)
-        except writer.wandb.Error as error:
-            if writer.mode != "online":
-                raise
-            _print(f"{error}; writing offline runs to runs/wandb. To upload them: wandb sync runs/wandb/*run-*")
-            writer.wandb.teardown()
-            writer.mode, is_over = "offline", False
-            runs.clear()  # write them again from the first step
-
-
-def _follow(writer: Writer, ledger: Ledger, record: Record, open_run: tuple[Any, int] | None) -> tuple[Any, int]:
-    """Log the new steps of an experiment, and its end. Return its run and the number of steps."""
-    if open_run is None:
-        ours = (r for r in ledger.readable()[0] if (r.branch, r.rules_hash) == (record.branch, record.rules_hash))
-        open_run = writer.open(Story.of(ledger, record.branch), next(ours), record), 0
-    run, num_steps = open_run
-    num_steps = log_steps(run, ledger.run_dir(record.number), num_steps)
-    if verdict_of(record) is not None:
-        rows = {row.number: row for row in Story.of(ledger, record.branch).rows}  # of the last rules only
-        try:
-            close(run, rows.get(record.number) or row_of(record, {}))
+                    if (record := ledger.read(number)) is None:
+                        continue
+                    if number not in runs:
+                        story = Story.of(ledger, record.branch, record.rules_hash)
+                        runs[number] = _open(story, record, ledger.runs_dir, project, mode)
+                    num_logged[number] = _log_steps(runs[number], ledger.run_dir(number), num_logged.get(number, 0))
+                    if verdict_of(record) is not None:
+                        rows = Story.of(ledger, record.branch, record.rules_hash).rows
+                        _close(runs[number], next(row for row in rows if row.number == number))
+                        ended.add(number)
         except TimeoutError:
-            name = f"experiment {record.number:04d}"
-            _print(f"{name} may not be uploaded completely. To upload it: wandb sync runs/wandb/*run-*")
-    return run, num_steps
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f"{clean(text)}\n")
-    sys.stdout.flush()
+            ended.add(number)
+            line = f"experiment {number:04d} may not be uploaded completely. To upload it: wandb sync {_FILES}"
+            sys.stdout.write(f"{line}\n")
+            is_over = False
+        except wandb.Error as error:
+            if mode != "online":
+                raise
+            sys.stdout.write(f"{error}; writing offline runs to runs/wandb. To upload them: wandb sync {_FILES}\n")
+            wandb.teardown()
+            mode, is_over = "offline", False
+            runs, num_logged = {}, {}  # write them again from the first step
 
 
 if __name__ == "__main__":
@@ -206,5 +185,5 @@ if __name__ == "__main__":
     try:
         follow(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     except Exception as error:
-        _print(f"nothing more is logged: {type(error).__name__}: {error}")
+        sys.stdout.write(f"nothing more is logged: {type(error).__name__}: {error}\n")
         raise

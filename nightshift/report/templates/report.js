@@ -29,8 +29,8 @@ const choose = (number) => {
 };
 const isCurve = (id) => id.startsWith("curve-");
 const points = (name) => chosen.flatMap((number) => {
-  const { steps, values } = byNumber.get(number).curves ?? { steps: [], values: {} };
-  const run = steps.map((step, i) => ({ run: named(number), hue: hue(number), step, [name]: values[name]?.[i] ?? null }));
+  const { step: steps = [], [name]: values = [] } = byNumber.get(number).curves ?? {};
+  const run = steps.map((step, i) => ({ experiment: named(number), hue: hue(number), step, [name]: values[i] ?? null }));
   return run.filter((point) => point[name] !== null);
 });
 const showChosen = () => {
@@ -40,9 +40,7 @@ const showChosen = () => {
     const words = `${named(number)} ${byNumber.get(number).status} ×`;
     return el("button", { type: "button", title: "remove", onclick: () => choose(number) }, dot, words);
   }));
-  for (const [id, view] of Object.entries(views)) {
-    if (!isCurve(id)) view.signal("hues", HUES).signal("chosen", [...chosen]).runAsync();
-  }
+  views.progress?.signal("hues", HUES).signal("chosen", [...chosen]).runAsync();
   for (const [number, line] of lines) mark(number, line);
   return Promise.all(Object.keys(specs).filter(isCurve).map((id) => draw(id, specs[id]))); // anew: other data, other axes
 };
@@ -50,7 +48,6 @@ const showChosen = () => {
 // What hovering over a dot shows.
 const tips = (dot) => {
   const row = byNumber.get(dot.n);
-  if (!row) return dot;
   return {
     ...dot,
     experiment: `${named(row.number)} ${row.status}`,
@@ -61,9 +58,7 @@ const tips = (dot) => {
   };
 };
 const draw = async (id, spec) => {
-  for (const values of [...Object.values(spec.datasets ?? {}), ...(spec.layer ?? []).map((layer) => layer.data?.values)]) {
-    if (Array.isArray(values)) values.forEach((dot, i) => { values[i] = tips(dot); });
-  }
+  if (spec.datasets?.dots) spec.datasets.dots = spec.datasets.dots.map(tips);
   if (innerWidth < 600 && spec.datasets?.ends) spec.datasets.ends = []; // no room beside the lines
   if (isCurve(id)) spec.datasets = { runs: points(id.replace("curve-", "")) };
   const { view } = await vegaEmbed(at(id), spec, { ast: true, actions: false, renderer: "svg", logLevel: 1 });
@@ -125,7 +120,6 @@ const filter = () => {
   for (const button of document.querySelectorAll("[data-verdict]")) {
     button.ariaPressed = String(button.dataset.verdict === state.verdict);
   }
-  views.progress?.signal("only", fit.length < rows.length ? fit.map((row) => row.number) : []).runAsync();
 };
 for (const button of document.querySelectorAll("[data-verdict]")) {
   button.onclick = () => { state.verdict = button.dataset.verdict; filter(); };
@@ -159,37 +153,18 @@ document.addEventListener("click", (event) => {
   if (event.target.closest("a")?.getAttribute("href") === location.hash) follow(); // the same link once more
 });
 
-// Two runs side by side: figures, settings, and the examples that the second one fixes and breaks.
+// Two runs compared: figures and settings.
 const picks = ["a", "b"].map((name) => at(`compare-${name}`));
-const pairs = rows.filter((row) => row.settings || row.scores);
-const flips = (a, b) => {
-  if (!a.scores || a.set !== b.set || a.scores.length !== b.scores?.length) return [el("p", { className: "quiet" }, "Examples fixed and broken: not measured on the same examples.")];
-  const found = { fixed: [], broken: [] };
-  for (let i = 0; i < a.scores.length; i++) {
-    if (a.scores[i] !== b.scores[i]) found[b.scores[i] > a.scores[i] ? "fixed" : "broken"].push(i);
-  }
-  const answer = (row, i) => data.texts[row.answers[i]];
-  const cards = Object.entries(found).flatMap(([kind, places]) => places
-    .filter((i) => data.problems[i] && answer(a, i) !== undefined && answer(b, i) !== undefined).slice(0, 3)
-    .map((i) => el("figure", {}, el("b", {}, kind), ...[["Problem", data.problems[i]], ["Answer of A", answer(a, i)], ["Answer of B", answer(b, i)]]
-      .flatMap(([label, text]) => [el("p", { className: "quiet" }, label), el("pre", {}, text || "(empty)")]))));
-  const [fixed, broken] = [found.fixed.length, found.broken.length];
-  const half = (1.96 * Math.sqrt(fixed + broken)).toFixed(0);
-  const words = `B against A, of ${a.scores.length.toLocaleString("en-US")} examples: ${fixed} fixed, ${broken} broken, net ${fixed - broken} ± ${half}.`;
-  const shown = !fixed && !broken ? "" : cards.length ? " The first three of each:" : " Their texts are not in this page.";
-  return [el("p", {}, words + shown), el("div", { className: "samples" }, ...cards)];
-};
+const pairs = rows.filter((row) => row.settings);
 const compare = () => {
   const [a, b] = picks.map((pick) => byNumber.get(Number(pick.value)));
   const line = (name, x, y) => el("tr", {}, el("td", {}, name), el("td", {}, x), el("td", {}, y));
-  const value = (row, key) => row.settings[key] ?? data.settings[key];
-  const keys = Object.keys(data.settings).filter((key) => a.settings && b.settings && value(a, key) !== value(b, key));
-  const none = a.settings && b.settings ? "no key differs" : "settings: a train.toml cannot be read";
-  at("compared").replaceChildren(
-    el("table", {}, el("tbody", {}, line("", `A ${named(a.number)}`, `B ${named(b.number)}`), line("verdict", a.status, b.status),
-      ...columns.map(([name, head]) => line(head, a.cells[name], b.cells[name])),
-      ...(keys.length ? keys.map((key) => line(key, value(a, key), value(b, key))) : [line(none, "", "")]))),
-    ...flips(a, b));
+  const value = (row, key) => row.settings[key] ?? "unset";
+  const keys = [...new Set([...Object.keys(a.settings), ...Object.keys(b.settings)])].filter((key) => value(a, key) !== value(b, key));
+  at("compared").replaceChildren(el("table", {}, el("tbody", {},
+    line("", `A ${named(a.number)}`, `B ${named(b.number)}`), line("verdict", a.status, b.status),
+    ...columns.map(([name, head]) => line(head, a.cells[name], b.cells[name])),
+    ...(keys.length ? keys.map((key) => line(key, value(a, key), value(b, key))) : [line("no key differs", "", "")]))));
 };
 if (pairs.length > 1) {
   for (const pick of picks) {

@@ -1,0 +1,210 @@
+"""The sections that page and report.md share, among them what to do next, which a night prints, too."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from nightshift.agents.history import KEYS_TITLE, history
+from nightshift.agents.notebook import notebook
+from nightshift.campaign.campaign import Campaign, uncommitted
+from nightshift.campaign.git import Repo
+from nightshift.campaign.ledger import Ledger, campaign_cost
+from nightshift.campaign.records import NOT_ISOLATED, Change, percent
+from nightshift.campaign.results import gain_text
+from nightshift.config.train_toml import UNSET, diff
+from nightshift.errors import EngineError, UsageError
+from nightshift.report.data import Morning, Story, obsolete
+from nightshift.report.text import UNKNOWN, Headline, certificate_line, duration, gain_parts, plus_minus, points
+from nightshift.text import counted
+
+# Definitions below the headings of two tables.
+KEPT_TERMS = (
+    "P(it helps) is the probability that the effect is above 0. A change is kept at 60 %, reverted below 50 %, and "
+    "confirmed above 95 %, which is rare in one night; until then it is unconfirmed. 'Kept later' means that later "
+    "runs raised P to 60 %. Effects are estimated now, from all runs, ± half of their 95 % intervals. So an effect is "
+    "not the difference of two measured scores. A row shows a change as it was tried, against the incumbent of its "
+    "day; the net change is in the table above."
+)
+RUN_TERMS = (
+    "Effect and P(it helps) are those of the experiment's own change, as estimated at its decision. A re-run has no "
+    "new change; the re-runs that end a night are its final check runs."
+)
+Step = tuple[str, str]  # a sentence and its command
+Cell = str | Sequence[str]  # a text, or lines of code
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with sentences, commands, a table, `notes` below the table, and `source`, a text with its `name`."""
+
+    title: str
+    lines: Sequence[str] = ()
+    steps: Sequence[Step] = ()
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell]] = ()
+    notes: Sequence[str] = ()
+    name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The content of page, report.md and picture."""
+
+    morning: Morning
+    headline: Headline
+    sections: Mapping[str, Section]
+    data: dict[str, Any]  # for the page's script
+    written: datetime
+
+
+def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Section]:
+    """Return the sections by their names, in the order of report.md. `seconds`: of all runs, by use."""
+    if not morning.experiments:
+        return {}
+    story, whole = morning.story, sum(seconds.values())
+    cost, missing = campaign_cost(story.ledger.runs_dir, story.records), uncommitted(story.records, story.branch)
+    steps = next_steps(story.campaign, morning.agent, is_certified=morning.certified is not None)
+    times = [(use, duration(value), f"{100 * value / whole:.0f} %") for use, value in seconds.items()]
+    configs = story.campaign.configs
+    keys = history(story.campaign, story.configs, configs[1]).keys if configs else ()
+    scores = "\n".join([KEYS_TITLE, *(line for key in keys for line in key.lines)]) if keys else ""
+    notes = notebook(story.campaign).partition("\n")[2].strip()
+    return {
+        "facts": Section("", ["; ".join(_facts(story))]),
+        "git": Section("Not in git", [missing] if missing else ()),
+        "copy": _copy(morning),
+        "next": Section("What next", steps=[*steps]),
+        "kept": _kept(morning),
+        "certificate": _certificate(morning),
+        "keys": Section("Scores by key and value", name="each value of each key", source=scores),
+        "time": Section("Compute used", [f"Without certificates: {cost}."], heads=("use", "time", "share"), rows=times),
+        "night": Section("The agent during the last night", morning.night),
+        "notebook": Section("Notebook", name="hypotheses, outcomes and lessons, the latest first", source=notes),
+        "notes": Section("What this page does not show", story.notes),
+    }
+
+
+def _facts(story: Story) -> list[str]:
+    """Return task, model, budget, hardware and engine, and the agent's missing isolation."""
+    last, rules = story.records[-1], next(filter(None, map(story.rules, reversed(story.records))), None)
+    num_open = sum(not record.proposal.is_isolated for record in story.records)
+    return [
+        f"task: {' + '.join(last.environments)}",
+        f"model: {rules.model if rules else 'not recorded'}",
+        f"budget: {rules.budget_text if rules else 'not recorded'} of training a run",
+        f"hardware: {last.hardware.replace(' side by side', ' runs at a time')}",
+        f"engine: {last.engine}",
+        *([f"agent: {NOT_ISOLATED} in {counted(num_open)} (--sandbox none)"] if num_open else ()),
+    ]
+
+
+def _copy(morning: Morning) -> Section:
+    title, configs = "What to copy", morning.story.campaign.configs
+    why = nothing_to_copy(morning) if configs else "The train.toml of the baseline cannot be read."
+    if why or configs is None:
+        return Section(title, [why])
+    names = ", ".join(change.name for change, _ in doubtful(morning.story.campaign))
+    lines = [f"Doubtful among the kept changes: {names}. 'What next' has the commands that take them out."]
+    changes = [([change.key], change.old or UNSET, change.new or UNSET) for change in diff(*configs)]
+    heads, source = ("net change", "baseline", "incumbent"), configs[1].source.decode(errors="replace")
+    steps, name = [*copied(morning)], f"the incumbent's train.toml ({counted(len(source.splitlines()), 'line')})"
+    return Section(title, lines if names else (), steps, heads, changes, name=name, source=source)
+
+
+def _kept(morning: Morning) -> Section:
+    title, campaign, by_number = "What was kept", morning.story.campaign, {e.number: e for e in morning.experiments}
+    left = [f"{e.number:04d} {e.fate}" for e in morning.experiments if e.fate]
+    notes = [f"Kept once, not any more: {'; '.join(left[-40:])}."] if left else []
+    if not morning.effects or morning.standing is None:
+        return Section(title, ["Nothing."], notes=notes)
+    rows = list[Sequence[Cell]]()
+    for change, effect in morning.effects:
+        experiment = by_number.get(change.experiment)
+        support = [percent(effect.p_helps), "confirmed" if campaign.is_confirmed(change) else "unconfirmed"]
+        support += ["kept later"] if experiment and experiment.row.now == "kept later" else []
+        tried = [each.line for each in experiment.changes] if experiment else [change.settings]
+        commit = (experiment.row.commit if experiment else change.commit) or UNKNOWN
+        rows.append((change.name, tried, plus_minus(effect), ", ".join(support), [commit[:7]]))
+    how = "by the final check runs" if morning.standing.contradicted else "corrected for selection"
+    total = gain_text(morning.standing).removesuffix(" pp")
+    rows.append(("total", f"of the incumbent over the baseline, {how}", total, "", ""))
+    heads = ("run", "change, as it was tried", "effect now, pp", "P(it helps)", "commit")
+    return Section(title, [KEPT_TERMS], (), heads, rows, [gain_parts(morning), *notes])
+
+
+def _certificate(morning: Morning) -> Section:
+    lines = [certificate_line(morning)]
+    if c := morning.certificate:
+        lines.append(
+            f"Made {c.created}. The interval includes the variance between seeds and the variance of the paired "
+            f"difference between examples, with {c.estimate.df:.1f} degrees of freedom."
+        )
+        lines += [f"{note[:1].upper()}{note[1:].rstrip('.')}." for note in c.notes]
+    return Section("Certificate", lines)
+
+
+# -- what to copy, and what next ----------------------------------------------------------------------
+
+
+def next_steps(campaign: Campaign, agent: str, *, is_certified: bool) -> Iterator[Step]:
+    """Yield what you may do next, in this order. `agent`: the proposer of the campaign. `is_certified`: the incumbent
+    has a certificate."""
+    if campaign.posterior is None:
+        yield "Nothing is measured yet. Check this machine:", "uv run nightshift doctor"
+        yield "Measure the baseline:", "uv run run.py"
+        return
+    if campaign.kept:
+        yield "See what is kept, key by key:", "uv run nightshift diff baseline incumbent"
+    limit = percent(campaign.posterior.rules.keep_at)
+    for number, (change, p_helps) in enumerate(doubtful(campaign)):
+        why = "" if number else f"A kept change is doubtful while P(it helps) is below {limit}. "
+        command = f"git revert {change.commit[:7]}" if change.commit else f"uv run nightshift revert {change.name}"
+        yield f"{why}To take out {change.name} ({percent(p_helps)}):", command
+    if campaign.kept and not is_certified:
+        sentence = "Certify the gain of this incumbent with fresh seeds, on test problems that no run has used:"
+        yield sentence, "uv run nightshift certify"
+    yield "Continue the search:", f"uv run nightshift night --agent {shlex.quote(agent)} --hours 8"
+    if campaign.kept and campaign.incumbent_run:
+        yield "Take the weights home:", "uv run nightshift export --to model"
+
+
+def doubtful(campaign: Campaign) -> list[tuple[Change, float]]:
+    """Return the kept changes whose P(it helps) is now below that of a keep, the most certain first."""
+    assert campaign.posterior is not None
+    changes = [(change, campaign.posterior.effect(change).p_helps) for change in campaign.kept]
+    keep_at = campaign.posterior.rules.keep_at
+    return sorted(((change, p) for change, p in changes if p < keep_at), key=lambda item: -item[1])
+
+
+def has_certificate(ledger: Ledger, campaign: Campaign) -> bool:
+    """Return True if the campaign's incumbent has a certificate that can be read."""
+    with suppress(UsageError):
+        return any(c.plan.split == "test" and obsolete(c, campaign) is None for c in ledger.comparisons())
+    return False
+
+
+def nothing_to_copy(morning: Morning) -> str:
+    """Return why there is nothing to copy: without a gain the baseline's train.toml is as good. Empty if there is."""
+    if morning.standing is None or not morning.effects:
+        return "Nothing to copy: no change is kept."
+    gain, text = morning.standing.gain, f"estimated gain is {gain_text(morning.standing)}"
+    if certificate := morning.certified:
+        gain, text = certificate.estimate.difference, f"certified gain is {points(certificate.estimate.difference)}"
+    return "" if gain > 0 else f"Nothing to copy: the {text}."
+
+
+def copied(morning: Morning) -> Iterator[Step]:
+    """Yield the commands that show the incumbent's changes to train.toml and bring them to the main branch."""
+    baseline, branch, repo = morning.story.campaign.baseline, morning.story.branch, Repo(morning.story.ledger.root)
+    if baseline is not None and baseline.commit and branch:
+        tip = shlex.quote(branch)
+        yield "The incumbent against the baseline:", f"git diff {baseline.commit[:10]} {tip} -- train.toml"
+        with suppress(EngineError):  # there is no repository
+            main = next((name for name in repo.branches() if name != branch and repo.is_default(name)), None)
+            if main is not None:
+                command = f"git switch {shlex.quote(main)} && git merge --no-edit {tip}"
+                yield "To bring the kept commits to your main branch:", command
