@@ -28,7 +28,6 @@ class Card:
     busy: int | None = 50
     pids: Sequence[int] = ()
     lost: bool = False
-    has_v2: bool = True
 
 
 class StandInNvml:
@@ -65,9 +64,9 @@ class StandInNvml:
             raise NVMLError("GPU is lost")
         return index
 
-    def nvmlDeviceGetMemoryInfo(self, index: int, version: int | None) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, index: int, version: int | None = None) -> Any:
         card = self.cards[index]
-        if card.total_gb is None or not (card.has_v2 or version is None):
+        if card.total_gb is None:
             raise NVMLError("Not Supported")
         total, used = int(card.total_gb * 1e9), int(card.used_gb * 1e9)
         return SimpleNamespace(total=total, used=used, free=total - used)

@@ -2,8 +2,6 @@
 
 GPU ids are the numbers that nvidia-smi shows, in PCI bus order, whatever CUDA_VISIBLE_DEVICES contains. To start a
 process on one GPU, set CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES=<id>.
-
-`nvml` is the pynvml module or a stand-in; None imports pynvml.
 """
 
 import re
@@ -45,23 +43,22 @@ class Gpu:
         return f"GPU {self.index} ({self.name})"
 
 
-def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
+def num_gpus(environ: Mapping[str, str]) -> int:
     """Return how many NVIDIA GPUs a run could use: 0 without a driver, or if `choose_gpus` would refuse them."""
     try:
-        return len(visible_gpus(list_gpus(nvml), environ))
+        return len(visible_gpus(list_gpus(), environ))
     except EngineError:
         return 0
 
 
-def list_gpus(nvml: Any = None) -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """Return all NVIDIA GPUs of this machine; [] without a driver. EngineError if the driver fails."""
-    with nvml_session(nvml) as session:
-        if session is None:
+    with nvml_session() as nvml:
+        if nvml is None:
             return []
         try:
-            driver = str(session.nvmlSystemGetDriverVersion())
-            return [_gpu(session, index, driver) for index in range(session.nvmlDeviceGetCount())]
-        except session.NVMLError as error:
+            return [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        except nvml.NVMLError as error:
             raise EngineError(f"NVML cannot read the GPUs: {error}", "Run nvidia-smi and follow its advice.") from None
 
 
@@ -78,29 +75,23 @@ def parse_gpus(text: str, split: Sequence[int]) -> GpuIds:
     is_valid = all(chain(*sides)) and [len(side) for side in ids] in ([num], [*split])
     if is_valid and (num == 2 or len({*flat}) == num):
         return flat
-    needs = f"{' + '.join(map(str, split))} {'GPU' if num == 1 else 'GPUs'}{', each once' if num > 2 else ''}"
     fix = "Write the numbers of nvidia-smi, inference first: --gpus 0 for --engine trl, --gpus 0,1 (or 0,0) for "
     fix += f"--engine prime-rl, --gpus 0,1:2-7 for 2 + 6. Their number is infer_gpus + train_gpus in {RULES_NAME}."
-    raise UsageError(f"--gpus {text!r} does not name {needs}", fix)
+    raise UsageError(f"--gpus {text!r} does not name {' + '.join(map(str, split))} GPU(s)", fix)
 
 
 def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs `ids`, or the first `num` visible GPUs. EngineError if a GPU is missing or hidden."""
-    visible = visible_gpus(gpus, environ)
-    if ids is None:
-        if len(visible) < num:
-            hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            cause = f"a run needs {counted(num, 'NVIDIA GPU')}, this machine has {len(visible)}{hidden}"
-            fix = "Run with --engine trl, with --gpus 0,0 (inference and trainer on one GPU), or lower infer_gpus and "
-            raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
-        return tuple(visible[:num])
-    by_index = {gpu.index: gpu for gpu in visible}
-    for index in ids:
-        if index not in by_index:
-            where = "is hidden by CUDA_VISIBLE_DEVICES" if index < len(gpus) else "does not exist"
-            available = ", ".join(str(gpu.index) for gpu in visible) or "none"
-            raise EngineError(f"--gpus: GPU {index} {where}", f"Choose from: {available}.")
-    return tuple(by_index[index] for index in ids)
+    visible = {gpu.index: gpu for gpu in visible_gpus(gpus, environ)}
+    if ids is None and len(visible) < num:
+        cause = f"a run needs {counted(num, 'NVIDIA GPU')}, this machine has {len(gpus)}, {len(visible)} visible"
+        fix = "Run with --engine trl, with --gpus 0,0 (inference and trainer on one GPU), or lower infer_gpus and "
+        raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
+    chosen = [*visible][:num] if ids is None else ids
+    if missing := [str(index) for index in chosen if index not in visible]:
+        cause = f"--gpus: GPU {missing[0]} does not exist, or CUDA_VISIBLE_DEVICES hides it"
+        raise EngineError(cause, f"Choose from: {', '.join(map(str, visible)) or 'none'}.")
+    return tuple(visible[index] for index in chosen)
 
 
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
@@ -153,32 +144,29 @@ class PeakMemory:
 
 
 @contextmanager
-def nvml_session(nvml: Any = None) -> Iterator[Any]:
-    """Yield the initialized NVML; None without a driver."""
-    if nvml is None:
-        import pynvml
+def nvml_session() -> Iterator[Any]:
+    """Yield the module pynvml, initialized; None without a driver."""
+    import pynvml
 
-        nvml = pynvml
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
         yield None
         return
     try:
-        yield nvml
+        yield pynvml
     finally:
-        nvml.nvmlShutdown()
+        pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
+def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory_gb, free_gb, pids = None, None, list[int]()  # NVML reports no memory of GPUs that share the host's memory
-    for version in (None, nvml.nvmlMemory_v2):  # v2 excludes the driver's reserved memory; old drivers lack it
-        with suppress(nvml.NVMLError):
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version)
-            memory_gb, free_gb = memory.total / GB, memory.free / GB
     with suppress(nvml.NVMLError):
-        pids = sorted({int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    name, uuid = str(nvml.nvmlDeviceGetName(handle)), str(nvml.nvmlDeviceGetUUID(handle))
-    return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)), tuple(pids))
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory_gb, free_gb = memory.total / GB, memory.free / GB
+    with suppress(nvml.NVMLError):
+        pids = sorted({process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
+    capability, driver = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)), nvml.nvmlSystemGetDriverVersion()
+    name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+    return Gpu(index, name, uuid, memory_gb, free_gb, driver, capability, tuple(pids))
