@@ -6,11 +6,10 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.records import Progress
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.train_toml import Config, load, parse, set_values
+from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import Engine, Note, isolate
 from nightshift.errors import EngineError
 from nightshift.executors.process import tail
@@ -40,8 +39,8 @@ def warm_up_rules(rules: Rules) -> Rules:
 
 def smoke(engine: Engine, seconds: float, runs_dir: Path, note: Note) -> None:
     """Run the whole chain with the tiny model and `seconds` of training, in a folder of `runs_dir`. Uses no network."""
-    rules, config = smoke_rules(engine.root, engine.rules, seconds), load(engine.root / CONFIG_NAME)
-    rehearse(engine.under(rules), smoke_config(config), runs_dir / rules.name, note)
+    rules = smoke_rules(engine.root, engine.rules, seconds)
+    rehearse(engine.under(rules), parse(_SMOKE_CONFIG), runs_dir / rules.name, note)
 
 
 def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
@@ -61,14 +60,6 @@ def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
         budget_clock="wall",
         startup_seconds=_COLD_START_SECONDS,
     )
-
-
-def smoke_config(config: Config) -> Config:
-    """Return a config with sizes for the tiny model, and the trainer settings of `config`, so that the same code runs
-    as in experiments."""
-    trainer = ("trainer.model.", "trainer.optim.", "trainer.loss.", "trainer.matmul_precision")
-    values = {path: value for path, value in config.values.items() if path.startswith(trainer)}
-    return parse(set_values(_SMOKE_CONFIG, values))
 
 
 def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from nightshift.config.rules import RULES_NAME
@@ -67,13 +67,13 @@ def parse_gpus(text: str, split: Sequence[int]) -> GpuIds:
     (0, 1, 2, 3); `0,0` (one GPU for both sides) -> (0, 0); `none` -> (). UsageError for anything else."""
     if text.strip().lower() == "none":
         return ()
-    sides = [[_RANGE.fullmatch(word) for word in side.split(",")] for side in text.split(":")]
-    ids = [
-        [i for match in side if match for i in range(int(match[1]), int(match[2] or match[1]) + 1)] for side in sides
-    ]
-    flat, num = tuple(chain(*ids)), sum(split)
-    is_valid = all(chain(*sides)) and [len(side) for side in ids] in ([num], [*split])
-    if is_valid and (num == 2 or len({*flat}) == num):
+    sides, num = list[list[int]](), sum(split)
+    for side in text.split(":"):
+        matches = [_RANGE.fullmatch(word) for word in side.split(",")]
+        ids = [[*range(int(match[1]), int(match[2] or match[1]) + 1)] if match else [-1] for match in matches]
+        sides.append([*chain(*ids)])
+    flat = tuple(chain(*sides))
+    if min(flat, default=-1) >= 0 and [*map(len, sides)] in ([num], [*split]) and (num == 2 or len({*flat}) == num):
         return flat
     fix = "Write the numbers of nvidia-smi, inference first: --gpus 0 for --engine trl, --gpus 0,1 (or 0,0) for "
     fix += f"--engine prime-rl, --gpus 0,1:2-7 for 2 + 6. Their number is infer_gpus + train_gpus in {RULES_NAME}."
@@ -95,18 +95,15 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
 
 
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order; all GPUs if it is not set.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order up to the first -1; all GPUs if it is not set.
 
-    Like CUDA, stop at the first -1. Entries are NVML indices or unique prefixes of UUIDs (`GPU-...`). EngineError for
-    other entries.
+    Entries are NVML indices or unique prefixes of UUIDs (`GPU-...`). EngineError for other entries.
     """
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return list(gpus)
     visible: list[Gpu] = []
-    for entry in map(str.strip, value.split(",") if value.strip() else ()):
-        if entry == "-1":
-            break
+    for entry in takewhile(lambda entry: entry != "-1", map(str.strip, value.split(",") if value.strip() else ())):
         matching = [gpu for gpu in gpus if entry == str(gpu.index) or ("GPU-" in entry and gpu.uuid.startswith(entry))]
         if len(matching) != 1 or matching[0] in visible:
             cause = f"CUDA_VISIBLE_DEVICES contains {entry!r}, which is not one whole GPU, or is there twice"
@@ -129,9 +126,10 @@ def gpu_problems(gpus: Sequence[Gpu]) -> list[EngineError]:
 class PeakMemory:
     """The largest amount of memory in use on one of these GPUs by all processes. Call `sample` about once a second."""
 
+    peak_gb: float | None = None
+
     def __init__(self, indices: Sequence[int], session: Any) -> None:
         """`session`: from `nvml_session`; None measures nothing."""
-        self.peak_gb: float | None = None
         self._indices, self._nvml = indices, session
 
     def sample(self) -> None:

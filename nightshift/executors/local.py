@@ -101,8 +101,8 @@ class LocalExecutor(Executor[_Worker]):
 def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int]) -> list[Slot]:
     """Divide a machine into `num_slots` slots; 0 makes as many slots as the GPUs allow, 1 is the whole machine.
 
-    With GPUs, a slot gets neighbouring `cores`. Without GPUs, no two slots share a physical core, unless there are more
-    slots than physical cores. UsageError if there are too few GPUs or cores.
+    Without GPUs, two slots share a physical core only if there are more slots than physical cores. UsageError if there
+    are too few GPUs or cores.
     """
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:

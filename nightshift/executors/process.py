@@ -27,7 +27,6 @@ from nightshift.errors import EngineError, Interrupted
 from nightshift.files import open_regular
 from nightshift.startup import is_own
 from nightshift.text import clean
-from nightshift.waiting import waiting
 
 CHECKOUT = str(Path(__file__).absolute().parents[2])
 MARKER_NAME = "NIGHTSHIFT_RUN"
@@ -70,10 +69,7 @@ def num_oom_kills() -> int:
 
 
 def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-    """Return the last non-empty lines in the last `num_bytes` of a log, cleaned; a progress bar shows its last state.
-
-    Returns [] if the log cannot be read.
-    """
+    """Return the last non-empty lines in the last `num_bytes` of a log, cleaned; [] if the log cannot be read."""
     try:
         with open_regular(log_path) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
@@ -127,13 +123,11 @@ _deferred: list[Interrupted] | None = None  # the errors of signals that arrive 
 
 @contextmanager
 def interruptible(advice: str = "", is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
-    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore later signals.
+    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore later signals. A signal that
+    is ignored already (nohup) stays ignored.
 
-    A signal that is ignored already (nohup) stays ignored.
-
-    Args:
-        advice: the last sentence of the error.
-        is_noted: called with the signal's number; returns True if the caller has handled the signal.
+    `advice`: the last sentence of the error. `is_noted`: called with the signal's number; returns True if the caller
+    has handled the signal.
     """
     caught: list[int] = []
 
@@ -176,14 +170,14 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class ProcessTree:
-    """The processes below one harness process.
+    """The processes below one harness process, None if the harness is dead.
 
     Members are the descendants of the harness, the processes seen earlier, and the processes with a marker. Each way
     alone misses some: orphans are no descendants, some programs clear their environment, torchrun and verifiers make
     new sessions. psutil compares the create time before each signal, so a recycled pid never gets one.
     """
 
-    harness: psutil.Process | None = None  # None: the harness is dead
+    harness: psutil.Process | None = None
 
     def __init__(self, *markers: str) -> None:
         """`markers`: prefixes of the markers of its processes."""
@@ -198,10 +192,8 @@ class ProcessTree:
         self._reap(self._scan())
 
     def end(self, grace_seconds: float) -> list[str]:
-        """Send SIGTERM to the whole tree and SIGKILL after `grace_seconds`, until two scans find no process.
-
-        Returns a description of each process that survived KILL_SECONDS of SIGKILL, normally none.
-        """
+        """Send SIGTERM to the whole tree and SIGKILL after `grace_seconds`, until two scans find no process. Return the
+        processes that survived KILL_SECONDS of SIGKILL, normally none."""
         spared = {psutil.Process(), *psutil.Process().parents()}
         terminated, known = set[psutil.Process](), set[psutil.Process]()
         kill_at, num_quiet = time.monotonic() + grace_seconds, 0
@@ -284,10 +276,8 @@ def describe(process: psutil.Process) -> str:
 
 
 class ProcessGroup(ProcessTree):
-    """The processes of one part of a run that are stopped together. Use it in the main thread only.
-
-    Start nothing else with `start_new_session`: every child in another session belongs to a run.
-    """
+    """The processes of one part of a run that are stopped together. Use it in the main thread only, and start nothing
+    else with `start_new_session`: every child in another session belongs to a run."""
 
     def __init__(self, name: str, grace_seconds: float) -> None:
         """`name`: a word without spaces, which becomes part of the marker."""
@@ -344,10 +334,8 @@ class ProcessGroup(ProcessTree):
                 process.kill()
 
     def stop(self) -> list[str]:
-        """End every process of the group and return the survivors, as `end`.
-
-        You may call it twice. A signal that arrives meanwhile is delivered afterwards.
-        """
+        """End every process of the group and return the survivors. A signal that arrives meanwhile is delivered
+        afterwards. You may call it twice."""
         with _signals_deferred():
             left = self.end(self.grace_seconds)
             for child in self.children:
@@ -375,10 +363,8 @@ _watchdog: subprocess.Popen[bytes] | None = None
 
 
 class Pipes:
-    """Lines to the stdin of a child and from its stdout, with a deadline on the clock of time.monotonic.
-
-    Raises TimeoutError after the deadline and BrokenPipeError once the child has closed a pipe.
-    """
+    """Lines to the stdin of a child and from its stdout. TimeoutError after a deadline on the clock of time.monotonic,
+    BrokenPipeError once the child has closed a pipe."""
 
     def __init__(self, group: ProcessGroup, child: Child) -> None:
         assert child.stdin is not None
@@ -476,8 +462,7 @@ def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
     if not tree.seen:
         return
     names = ", ".join(sorted(map(describe, tree.seen)))
-    with waiting(f"ending processes that an earlier start left running: {names}", LEFTOVERS_GRACE_SECONDS):
-        left = tree.end(LEFTOVERS_GRACE_SECONDS)
+    left = tree.end(LEFTOVERS_GRACE_SECONDS)
     survivors = f"; could not end: {', '.join(left)}" if left else ""
     note(f"ended processes that an earlier start in this checkout left running: {names}{survivors}")
 
@@ -499,10 +484,8 @@ class _Watched(ProcessTree):
 
 
 def watch(harness_pid: int) -> None:
-    """Run as the watchdog of the parent process, and end its tree when the pipe to stdin closes.
-
-    The parent writes a line `MARKER GRACE_SECONDS` to the pipe for each group that it opens.
-    """
+    """Run as the watchdog of the parent process, which writes `MARKER GRACE_SECONDS` to stdin for each group. End the
+    parent's tree when this pipe closes."""
     for number in STOP_SIGNALS:  # a signal that stops the harness may reach the watchdog, too
         signal.signal(number, signal.SIG_IGN)
     tree, grace_seconds, pipe = _Watched(harness_pid), 0.0, os.fdopen(0, "rb", 0)

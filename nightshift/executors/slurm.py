@@ -121,7 +121,7 @@ _SET_BY_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR", "TMP
 
 
 class _Seen(NamedTuple):
-    """The last report of slurmctld on a job; empty before the first."""
+    """The last report of slurmctld on a job."""
 
     state: str = ""
     node: str = ""
@@ -178,9 +178,9 @@ class SlurmExecutor(Executor[_Work]):
         return True
 
     def _send(self, folder: Path) -> EngineError | None:
-        """Submit the job of job.json, without the avoided nodes unless sbatch refuses that.
+        """Submit the job of job.json, without the avoided nodes unless sbatch refuses that. Return sbatch's refusal.
 
-        Returns the error of sbatch if sbatch refuses the job. After an error of `_LATER`, `_poll` submits the job.
+        After an error of `_LATER`, `_poll` submits the job.
         """
         work = self._flights[folder]
         work.gone_at = None
@@ -257,10 +257,7 @@ class SlurmExecutor(Executor[_Work]):
         return not self._is_waiting(folder)
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """Cancel jobs, and wait up to CANCEL_SECONDS until those without a result are gone.
-
-        If slurmctld does not answer, `_poll` cancels the jobs later.
-        """
+        """Cancel jobs, and wait until those without a result are gone. `_poll` repeats it if SLURM does not answer."""
         works = {folder: self._flights.pop(folder) for folder in folders if folder in self._flights}
         self._unwanted |= {work.job.name for work in works.values()}
         unfinished = [work.job.name for folder, work in works.items() if not (folder / RESULT_NAME).exists()]
@@ -282,15 +279,13 @@ class SlurmExecutor(Executor[_Work]):
 
 
 def jobs_seen(names: Collection[str]) -> dict[str, _Seen]:
-    """Return the reports of slurmctld on these jobs, by name. EngineError if slurmctld does not answer.
-
-    If two jobs have one name, a job that is left counts. A job that failed without a node was refused.
-    """
+    """Return the reports of slurmctld on these jobs, by name. EngineError if slurmctld does not answer."""
     jobs = dict[str, _Seen]()
     command = ["squeue", "--noheader", "--states=all", f"--name={','.join(names)}", "--format=%j|%T|%N|%r"]
     for line in _ask(command).splitlines() if names else ():
         name, *fields = line.strip().split("|", 3)
         job = _Seen(*fields)
+        # A job that failed without a node was refused. If two jobs have one name, a job that is left counts.
         if (job.node or job.state != "FAILED") and (job.is_left or name not in jobs):
             jobs[name] = job
     return jobs
@@ -312,10 +307,8 @@ def job_left(folder: Path) -> Job | None:
 
 
 def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) -> dict[Path, Job]:
-    """Return the jobs that an earlier controller submitted and did not collect, by the folders of their runs.
-
-    Includes experiments from number `first` on, and certificates if `of_certificates`.
-    """
+    """Return the jobs that an earlier controller did not collect, of experiments from number `first` on and, if
+    `of_certificates`, of certificates, by the folders of their runs."""
     numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
     folders = [*map(ledger.run_dir, numbers)]
     if of_certificates:
@@ -326,18 +319,19 @@ def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) 
 
 def end_jobs(ledger: Ledger, note: Callable[[str], None], *, of_certificates: bool = False) -> None:
     """Cancel the jobs of `jobs_left`. EngineError if slurmctld does not answer."""
-    if jobs := jobs_left(ledger, of_certificates=of_certificates):
-        cancel_jobs({job.name for job in jobs.values()})
-        for folder in jobs:
-            if folder.parent != ledger.runs_dir:
-                (folder / JOB_NAME).unlink()  # otherwise `certify --resume` would wait for the job
+    jobs = jobs_left(ledger, of_certificates=of_certificates)
+    cancel_jobs({job.name for job in jobs.values()})
+    for folder in jobs:
+        if folder.parent != ledger.runs_dir:
+            (folder / JOB_NAME).unlink()  # otherwise `certify --resume` would wait for the job
+    if jobs:
         note(f"cancelled jobs in SLURM that an earlier controller left: {listed([path.name for path in jobs])}")
 
 
 def _ask(
     command: list[str], stdin: bytes = b"", seconds: float = ANSWER_SECONDS, variables: Mapping[str, str] | None = None
 ) -> str:
-    """Return the output of a command of SLURM. EngineError with its last error if the command fails or times out."""
+    """Return the output of a command of SLURM. EngineError if the command fails or times out."""
     options = ("SLURM_", "SBATCH_", "SQUEUE_")  # variables that set options of the commands
     environment = {n: v for n, v in os.environ.items() if n == "SLURM_CONF" or not n.startswith(options)}
     try:
@@ -366,10 +360,7 @@ _PROGRAM = ("-c", "from nightshift.cli.command import main; main()")
 
 
 def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, bytes]:
-    """Run a command of `nightshift` as a job. Return a line about its node, and the output of the command.
-
-    EngineError if the command printed nothing.
-    """
+    """Run a command of `nightshift` as a job. Return a line about its node, and the command's output."""
     began, job, name = time.monotonic(), _NEVER, f"nightshift-{uuid.uuid4().hex}"
     folder = executor.root / "runs" / f".{name}"
     folder.mkdir(parents=True)
@@ -382,7 +373,8 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
                 time.sleep(POLL_SECONDS)
                 with suppress(EngineError):
                     job = jobs_seen([name]).get(name, job)
-        if not (answer.is_file() and (text := read_file(answer))):
+        text = read_file(answer) if answer.is_file() else b""
+        if not text:
             why = "".join(f": {line}" for line in process.tail(log, 1))
             raise EngineError(f"the job printed nothing: {job.state}, node {job.node}{why}", "Check that node.")
         return f"node:     {job.node}, answered after {time.monotonic() - began:.1f} s", text
@@ -396,10 +388,7 @@ def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str]) -> 
     """Run a command of `nightshift` as a job without GPUs, whose output `wait --night` follows. Return the job's name.
 
     The command and the user's variables may contain secrets, so they are in the job's environment, not in its script.
-
-    Raises:
-        UsageError: a controller of this checkout runs as a job already.
-        EngineError: SLURM refuses the job, or does not answer.
+    UsageError if a controller of this checkout runs as a job already; EngineError if SLURM refuses the job.
     """
     name = f"nightshift-controller-{process.digest_of(root)}"
     if (job := jobs_seen([name]).get(name)) and job.is_left:
