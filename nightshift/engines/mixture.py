@@ -32,7 +32,7 @@ def opponent(config: Config, rules: Rules) -> dict[str, Any]:
     if any(environment.is_game for environment in rules.environments):
         return {leaf: config.get(f"{OPPONENT}.{leaf}") for leaf in ("type", "temperature", "interval")}
     for path, _ in _written(config, OPPONENT):
-        raise _unfit(config, path, rules, ", no game")
+        raise _unfit(config, path, rules)
     return {}
 
 
@@ -46,6 +46,6 @@ def _written(config: Config, table: str) -> list[tuple[str, str]]:
     return [(path, path.removeprefix(f"{table}.")) for path in config.values if path.startswith(f"{table}.")]
 
 
-def _unfit(config: Config, path: str, rules: Rules, more: str = "") -> ConfigError:
+def _unfit(config: Config, path: str, rules: Rules) -> ConfigError:
     names = " and ".join(rules.environment_names)
-    return ConfigError(f"{where(config, path)}: these rules train on {names}{more}", "Delete it.")
+    return ConfigError(f"{where(config, path)}: these rules train on {names}", "Delete it.")

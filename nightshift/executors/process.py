@@ -184,8 +184,9 @@ class ProcessTree:
         self.markers, self.seen, self.children = {*markers}, set[psutil.Process](), list[Child]()
 
     def claims(self, process: psutil.Process) -> bool:
-        """Return whether a direct child of the harness, with all its descendants, belongs to this tree."""
-        return False
+        """Return whether a direct child of the harness, with all its descendants, belongs to this tree: every child in
+        another session."""
+        return session_of(process) not in (None, os.getsid(0), self.harness and session_of(self.harness))
 
     def sample(self) -> None:
         """Remember the living processes of the tree."""
@@ -354,8 +355,8 @@ class ProcessGroup(ProcessTree):
         if marker := marker_of(process):
             return marker.startswith(self.marker)
         others = [child.pid for group in _open_groups - {self} for child in group.children]
-        spared = (None, os.getsid(0), _watchdog and _watchdog.pid, *others)
-        return session_of(process) not in spared and process not in self._foreign
+        is_spared = session_of(process) in (_watchdog and _watchdog.pid, *others) or process in self._foreign
+        return super().claims(process) and not is_spared
 
 
 _open_groups: set[ProcessGroup] = set()  # with a started child, and not stopped
@@ -470,25 +471,14 @@ def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
 # -- the watchdog ------------------------------------------------------------------------------------------
 
 
-class _Watched(ProcessTree):
-    """The tree of a harness that may be dead."""
-
-    def __init__(self, harness_pid: int) -> None:
-        super().__init__()
-        parent = psutil.Process().parent()
-        self.harness = parent if parent is not None and parent.pid == harness_pid else None
-        self._sessions_spared = {None, os.getsid(0), session_of(self.harness) if self.harness else None}
-
-    def claims(self, process: psutil.Process) -> bool:
-        return session_of(process) not in self._sessions_spared
-
-
 def watch(harness_pid: int) -> None:
     """Run as the watchdog of the parent process, which writes `MARKER GRACE_SECONDS` to stdin for each group. End the
     parent's tree when this pipe closes."""
     for number in STOP_SIGNALS:  # a signal that stops the harness may reach the watchdog, too
         signal.signal(number, signal.SIG_IGN)
-    tree, grace_seconds, pipe = _Watched(harness_pid), 0.0, os.fdopen(0, "rb", 0)
+    tree, grace_seconds, pipe = ProcessTree(), 0.0, os.fdopen(0, "rb", 0)
+    parent = psutil.Process().parent()
+    tree.harness = parent if parent is not None and parent.pid == harness_pid else None
     while True:
         if select.select([pipe], [], [], WATCH_SECONDS)[0]:
             if not (line := pipe.readline()):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -105,7 +105,6 @@ def read(path: Path) -> SlurmConfig:
 _LOOK_SECONDS = 0.2
 POLL_SECONDS = 2.0  # between two queries of slurmctld, for all jobs at once
 ANSWER_SECONDS = 30.0  # SLURM's commands give up after nine if slurmctld does not answer
-_FIRST_ANSWER_SECONDS = 10.0  # while a person waits
 # How long the result that another node wrote may take to appear here: NFS caches a folder for up to 60 s (acdirmax,
 # nfs(5)).
 RESULT_SECONDS = 75.0
@@ -153,7 +152,7 @@ class SlurmExecutor(Executor[_Work]):
     def require_ready(self) -> None:
         """Raise EngineError with the error of sbatch if SLURM would never accept a run."""
         try:
-            self.sbatch("answer", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
+            self.sbatch("answer", Path(os.devnull), ["true"], "--test-only")
         except EngineError as error:
             # Temporary: drained nodes, and other jobs of the user.
             if not any(text in error.cause for text in ("node configuration is not available", _TOO_MANY)):
@@ -197,18 +196,24 @@ class SlurmExecutor(Executor[_Work]):
         return None
 
     def sbatch(
-        self, name: str, output: Path, lines: Sequence[str], *more: str, export: str = "NONE", **how: Any
+        self,
+        name: str,
+        output: Path,
+        lines: Sequence[str],
+        *more: str,
+        export: str = "NONE",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Submit a job whose script is `lines`, with the lines of `setup` before the last line.
 
-        `more`: options; sbatch uses those of slurm.toml instead if both set one. `how`: arguments of `_ask`.
+        `more`: options; sbatch uses those of slurm.toml instead if both set one. `variables`: of sbatch.
         """
         words = [*more, *self.config.sbatch, *_FIXED, *self.config.options, f"--export={export}"]
         words += [f"--job-name={name}", f"--output={output}", f"--chdir={self.root}"]
         # After the lines of setup: `module load` sets PYTHONPATH.
         last = f"export PYTHONPATH={shlex.quote(process.python_path())}", lines[-1]
         script = "\n".join(["#!/bin/bash", *lines[:-1], *self.config.setup, *last, ""])
-        _ask(["sbatch", *words], script.encode(), **how)
+        _ask(["sbatch", *words], script.encode(), variables)
 
     def exports(self) -> list[str]:
         """Return the lines of a script that export the variables an engine may inherit."""
@@ -328,9 +333,7 @@ def end_jobs(ledger: Ledger, note: Callable[[str], None], *, of_certificates: bo
         note(f"cancelled jobs in SLURM that an earlier controller left: {listed([path.name for path in jobs])}")
 
 
-def _ask(
-    command: list[str], stdin: bytes = b"", seconds: float = ANSWER_SECONDS, variables: Mapping[str, str] | None = None
-) -> str:
+def _ask(command: list[str], stdin: bytes = b"", variables: Mapping[str, str] | None = None) -> str:
     """Return the output of a command of SLURM. EngineError if the command fails or times out."""
     options = ("SLURM_", "SBATCH_", "SQUEUE_")  # variables that set options of the commands
     environment = {n: v for n, v in os.environ.items() if n == "SLURM_CONF" or not n.startswith(options)}
@@ -340,14 +343,14 @@ def _ask(
             input=stdin,
             capture_output=True,
             check=False,
-            timeout=seconds,
+            timeout=ANSWER_SECONDS,
             env=environment | {process.MARKER_NAME: process.new_marker("slurm"), **(variables or {})},
             process_group=0,  # Ctrl-C must reach the controller only
         )
     except FileNotFoundError:
         raise EngineError(f"{command[0]} is not installed here", "Run this on a login node of the cluster.") from None
     except subprocess.TimeoutExpired:
-        raise EngineError(f"{command[0]} did not answer in {seconds:g} s") from None
+        raise EngineError(f"{command[0]} did not answer in {ANSWER_SECONDS:g} s") from None
     if done.returncode:
         cause = " ".join(done.stderr.decode(errors="replace").split())
         raise EngineError(cause or f"{command[0]}: exit code {done.returncode}")

@@ -30,7 +30,7 @@ class Controller:
         self.jobs, self.scripts = dict[str, str](), dict[str, bytes]()
         self.is_away, self.loses_replies = False, False
 
-    def ask(self, command: list[str], stdin: bytes = b"") -> str:
+    def ask(self, command: list[str], stdin: bytes = b"", *_: object) -> str:
         if self.is_away:
             raise EngineError(f"{command[0]}: Unable to contact slurm controller")
         names = [word.partition("=")[2] for word in command if re.match("--(job-)?name=", word)]
@@ -151,7 +151,7 @@ def test_a_job_that_slurm_may_take_later_is_looked_for_and_sent_again(
 ) -> None:
     """slurmctld is up, works off its backlog, and shows the job to squeue only afterwards."""
 
-    def ask(command: list[str], stdin: bytes = b"") -> str:
+    def ask(command: list[str], stdin: bytes = b"", *_: object) -> str:
         if command[0] == "sbatch":
             raise error
         return controller.ask(command, stdin)
@@ -171,7 +171,7 @@ def test_a_job_that_slurm_may_take_later_is_looked_for_and_sent_again(
 def test_an_avoided_node_is_excluded_unless_slurm_toml_excludes_others(tmp_path, monkeypatch) -> None:
     made = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5, sbatch=("--exclude=n2",)))
     sent: list[str] = []
-    monkeypatch.setattr(slurm, "_ask", lambda command, stdin: sent.extend(command))
+    monkeypatch.setattr(slurm, "_ask", lambda command, *_: sent.extend(command))
     made.avoided = ("n9",)
     made.submit(folder_of(tmp_path), JOB, enter)
     assert [word for word in sent if "exclude" in word] == ["--exclude=n9", "--exclude=n2"]  # sbatch uses the last

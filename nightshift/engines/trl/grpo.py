@@ -61,9 +61,9 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
     betas = (settings["betas1"], settings["betas2"])
     if settings["type"] == "adamw":
         return torch.optim.AdamW(parameters, lr, betas, weight_decay=weight_decay, fused=True)
-    is_head = ["lm_head" in name or "embed_tokens" in name for name, _ in named_parameters]
-    matrices = [p for p, is_other in zip(parameters, is_head, strict=True) if p.ndim >= 2 and not is_other]
-    rest = [p for p, is_other in zip(parameters, is_head, strict=True) if p.ndim < 2 or is_other]
+    is_head = {id(p) for name, p in named_parameters if "lm_head" in name or "embed_tokens" in name}
+    matrices = [p for p in parameters if p.ndim >= 2 and id(p) not in is_head]
+    rest = [p for p in parameters if p.ndim < 2 or id(p) in is_head]
     # prime-rl uses dion's Muon, which has other Newton-Schulz coefficients.
     how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
     muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
