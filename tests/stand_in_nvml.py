@@ -4,7 +4,6 @@ cards.json: a list of the fields of `Card`, which a test may change at any momen
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,6 @@ class Card:
     total_gb: float | None = 80.0
     used_gb: float = 0.5
     busy: int | None = 50
-    pids: Sequence[int] = ()
     lost: bool = False
 
 
@@ -84,9 +82,6 @@ class StandInNvml:
 
     def nvmlDeviceGetUUID(self, index: int) -> str:
         return f"GPU-{index}"
-
-    def nvmlDeviceGetComputeRunningProcesses(self, index: int) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.cards[index].pids]
 
 
 _HERE = StandInNvml()

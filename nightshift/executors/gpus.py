@@ -27,8 +27,7 @@ _CHOOSE_OTHERS = f'Choose other GPUs: --gpus; to use the CPU: environments = ["a
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML reports it now; memory in 1e9 bytes, None if the driver does not report it. `pids`: the processes
-    that compute on it, which drivers often do not report in a container."""
+    """One GPU as NVML reports it now; memory in 1e9 bytes, None if the driver does not report it."""
 
     index: int
     name: str
@@ -37,7 +36,6 @@ class Gpu:
     free_gb: float | None
     driver: str
     compute_capability: tuple[int, int]
-    pids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name})"
@@ -117,8 +115,7 @@ def gpu_problems(gpus: Sequence[Gpu]) -> list[EngineError]:
     problems = []
     for gpu in dict.fromkeys(gpus):  # a pair may be one GPU twice
         if gpu.memory_gb and gpu.free_gb is not None and gpu.free_gb < _MIN_FREE_SHARE * gpu.memory_gb:
-            by = f" by pid {', '.join(map(str, gpu.pids))}" if gpu.pids else ""
-            cause = f"{gpu} has {gpu.memory_gb - gpu.free_gb:.1f} of {gpu.memory_gb:.1f} GB in use{by}"
+            cause = f"{gpu} has {gpu.memory_gb - gpu.free_gb:.1f} of {gpu.memory_gb:.1f} GB in use"
             problems.append(EngineError(cause, f"Wait, or end the other process. {_CHOOSE_OTHERS}"))
     return problems
 
@@ -159,12 +156,10 @@ def nvml_session() -> Iterator[Any]:
 
 def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory_gb, free_gb, pids = None, None, list[int]()  # NVML reports no memory of GPUs that share the host's memory
+    memory_gb = free_gb = None  # NVML reports no memory of GPUs that share the host's memory
     with suppress(nvml.NVMLError):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         memory_gb, free_gb = memory.total / GB, memory.free / GB
-    with suppress(nvml.NVMLError):
-        pids = sorted({process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
     capability, driver = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)), nvml.nvmlSystemGetDriverVersion()
     name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
-    return Gpu(index, name, uuid, memory_gb, free_gb, driver, capability, tuple(pids))
+    return Gpu(index, name, uuid, memory_gb, free_gb, driver, capability)

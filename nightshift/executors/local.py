@@ -17,7 +17,7 @@ from subprocess import PIPE
 import psutil
 
 from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, Job
-from nightshift.errors import EngineError, Failure, UsageError
+from nightshift.errors import Failure, UsageError
 from nightshift.executors import base, process
 from nightshift.executors.base import Executor, Flight, Slot
 from nightshift.executors.process import Child, ProcessGroup
@@ -39,10 +39,9 @@ class LocalExecutor(Executor[_Worker]):
     """The slots of this machine."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], slots: Sequence[Slot] = (Slot(),)) -> None:
-        layout = ""
-        if len(slots) > 1:  # runs side by side are slower, so the hardware in records differs
-            layout = f", {len(slots)} side by side, {counted(len(slots[0].cores), 'core')} each"
-        super().__init__(root, environ, len(slots), layout)
+        # Runs side by side are slower, so the hardware in records differs.
+        layout = f", {len(slots)} side by side, {counted(len(slots[0].cores), 'core')} each"
+        super().__init__(root, environ, len(slots), layout if len(slots) > 1 else "")
         self.slots = slots
 
     @property
@@ -57,9 +56,7 @@ class LocalExecutor(Executor[_Worker]):
         return len(self.free_slots)
 
     def _placed(self, job: Job) -> Job:
-        if not (free := self.free_slots):
-            raise EngineError(f"all {len(self.slots)} slots are in use")
-        slot = free[0]
+        slot = self.free_slots[0]
         return replace(super()._placed(job), gpus=slot.gpus or job.gpus, cores=slot.cores, slot=slot.name)
 
     def _start(self, folder: Path, job: Job) -> None:
@@ -163,7 +160,7 @@ class Capacity:
     @property
     def num_runs(self) -> int:
         """How many runs `--pairs auto` starts side by side."""
-        return max(1, min(int(self.num_cores), int(self.free_gb / RUN_GB)))
+        return max(1, int(min(self.num_cores, self.free_gb / RUN_GB)))
 
     def __str__(self) -> str:
         free = f"{self.num_cores:g} cores and {self.free_gb:.1f} GB of memory free"
@@ -171,11 +168,8 @@ class Capacity:
 
 
 def capacity() -> Capacity:
-    """Measure the cores and the memory that this process may use now.
-
-    The control group of this process and its parent groups may limit both (cpu.max, memory.max; "max" is no limit). The
-    kernel can free the page cache (inactive_file). https://docs.kernel.org/admin-guide/cgroup-v2.html
-    """
+    """Measure the cores and the memory that this process may use now: the least of this machine, the control group of
+    this process and its parent groups. https://docs.kernel.org/admin-guide/cgroup-v2.html"""
     num_cores, free = float(len(physical_cores(own_cores()))), psutil.virtual_memory().available
     group = SYS / "fs/cgroup"
     with suppress(OSError):  # in a container the path may be the host's: then only the top has the files
@@ -185,6 +179,7 @@ def capacity() -> Capacity:
             quota, period = (folder / "cpu.max").read_text().split()
             num_cores = min(num_cores, int(quota) / int(period))
         with suppress(OSError, ValueError):
+            # The kernel can free the page cache (inactive_file).
             limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
             unused = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             free = min(free, max(limit - used + int(unused[1] if unused else 0), 0))

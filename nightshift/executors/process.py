@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -172,9 +172,8 @@ def is_alive(process: psutil.Process) -> bool:
 class ProcessTree:
     """The processes below one harness process, None if the harness is dead.
 
-    Members are the descendants of the harness, the processes seen earlier, and the processes with a marker. Each way
-    alone misses some: orphans are no descendants, some programs clear their environment, torchrun and verifiers make
-    new sessions. psutil compares the create time before each signal, so a recycled pid never gets one.
+    Members are the descendants of the harness, the processes seen earlier, and the processes with a marker: orphans are
+    no descendants, and some programs clear their environment. psutil never sends a signal to a recycled pid.
     """
 
     harness: psutil.Process | None = None
@@ -189,53 +188,37 @@ class ProcessTree:
         return session_of(process) not in (None, os.getsid(0), self.harness and session_of(self.harness))
 
     def sample(self) -> None:
-        """Remember the living processes of the tree."""
-        self._reap(self._scan())
-
-    def end(self, grace_seconds: float) -> list[str]:
-        """Send SIGTERM to the whole tree and SIGKILL after `grace_seconds`, until two scans find no process. Return the
-        processes that survived KILL_SECONDS of SIGKILL, normally none."""
-        spared = {psutil.Process(), *psutil.Process().parents()}
-        terminated, known = set[psutil.Process](), set[psutil.Process]()
-        kill_at, num_quiet = time.monotonic() + grace_seconds, 0
-        while True:
-            prefixes = (*self.markers,)
-            self.seen |= {process for process in psutil.process_iter() if marker_of(process).startswith(prefixes)}
-            known |= self.seen
-            ended = self._scan()
-            left = self.seen - spared
-            # Of a chain that forks faster than /proc can be read, only the zombies are visible.
-            num_quiet = 0 if left or ended - known else num_quiet + 1
-            known |= ended
-            if time.monotonic() >= kill_at:
-                for process in left | ended:
-                    _kill(process)
-            else:
-                for process in left - terminated:  # once: a second SIGTERM makes many programs drop their clean-up
-                    with suppress(psutil.Error):  # gone, or no permission: then the process is left and reported
-                        process.terminate()
-                terminated |= left
-            self._reap(ended)
-            if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
-                return sorted(describe(process) for process in left)
-            time.sleep(_PAUSE_SECONDS)
-
-    def _scan(self) -> set[psutil.Process]:
-        """Update `seen` to the living processes of the tree. Return those that have ended."""
+        """Update `seen` to the living processes of the tree, and reap the zombies of orphans."""
         if self.harness is not None and is_alive(self.harness):
             roots = {child for child in _children_of(self.harness, is_recursive=False) if self.claims(child)}
         else:  # its orphans are children of init now, so only remembered processes lead to others
             roots = self.seen
         known = {*self.seen, *roots, *(child for root in roots for child in _children_of(root))}
         self.seen = {process for process in known if is_alive(process)}
-        return known - self.seen
-
-    def _reap(self, ended: Collection[psutil.Process]) -> None:
-        """Reap the zombies of orphans; Popen reaps the children themselves."""
-        for process in ended:
-            if process.is_running() and process.pid not in {child.pid for child in self.children}:
+        for process in known - self.seen:
+            if process.is_running() and process.pid not in [child.pid for child in self.children]:  # Popen reaps those
                 with suppress(ChildProcessError):  # the child of another process
                     os.waitpid(process.pid, os.WNOHANG)
+
+    def end(self, grace_seconds: float) -> list[str]:
+        """Send SIGTERM to the whole tree and SIGKILL after `grace_seconds`, until two scans find no process. Return the
+        processes that survived KILL_SECONDS of SIGKILL, normally none."""
+        spared, terminated = {psutil.Process(), *psutil.Process().parents()}, set[psutil.Process]()
+        kill_at, num_quiet = time.monotonic() + grace_seconds, 0
+        while True:
+            prefixes = (*self.markers,)
+            self.seen |= {process for process in psutil.process_iter() if marker_of(process).startswith(prefixes)}
+            self.sample()
+            left = self.seen - spared
+            num_quiet = 0 if left else num_quiet + 1
+            is_late = time.monotonic() >= kill_at
+            for process in left if is_late else left - terminated:  # a second SIGTERM makes many programs skip clean-up
+                with suppress(psutil.Error):  # gone, or no permission: then the process is left and reported
+                    process.kill() if is_late else process.terminate()
+            terminated |= left
+            if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
+                return sorted(describe(process) for process in left)
+            time.sleep(_PAUSE_SECONDS)
 
 
 def marker_of(process: psutil.Process) -> str:
@@ -257,16 +240,6 @@ def _children_of(process: psutil.Process, is_recursive: bool = True) -> list[psu
     with suppress(psutil.NoSuchProcess):
         return process.children(is_recursive)
     return []
-
-
-def _kill(process: psutil.Process) -> None:
-    """Send SIGKILL to a process, or a zombie, and first to its process group: only a group-wide signal stops a program
-    that forks faster than /proc can be scanned."""
-    with suppress(psutil.Error, ProcessLookupError, PermissionError):
-        group = os.getpgid(process.pid)
-        if process.is_running() and group != os.getpgrp():
-            os.killpg(group, signal.SIGKILL)
-        process.kill()
 
 
 def describe(process: psutil.Process) -> str:

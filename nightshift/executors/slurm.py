@@ -312,8 +312,7 @@ def job_left(folder: Path) -> Job | None:
 
 
 def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) -> dict[Path, Job]:
-    """Return the jobs that an earlier controller did not collect, of experiments from number `first` on and, if
-    `of_certificates`, of certificates, by the folders of their runs."""
+    """Return the jobs that an earlier controller did not collect, from experiment `first` on, by their folders."""
     numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
     folders = [*map(ledger.run_dir, numbers)]
     if of_certificates:
@@ -391,7 +390,6 @@ def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str]) -> 
     """Run a command of `nightshift` as a job without GPUs, whose output `wait --night` follows. Return the job's name.
 
     The command and the user's variables may contain secrets, so they are in the job's environment, not in its script.
-    UsageError if a controller of this checkout runs as a job already; EngineError if SLURM refuses the job.
     """
     name = f"nightshift-controller-{process.digest_of(root)}"
     if (job := jobs_seen([name]).get(name)) and job.is_left:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from nightshift.campaign.records import CERTIFY_NAME, Request
 from nightshift.errors import EngineError, Failure, UsageError
+from nightshift.executors import slurm
 from nightshift.executors.slurm import SlurmExecutor, read
 from nightshift.experiment.experiment import open_controller
 from tests import slurm_cluster, stand_ins
@@ -43,8 +44,9 @@ def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture
-def case(root: Path) -> Case:
+def case(root: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     stand_ins.install("trl")
+    monkeypatch.setattr(slurm, "RESULT_SECONDS", 5.0)
     return Case(SlurmExecutor(root, dict(os.environ), CONFIG), root)
 
 
