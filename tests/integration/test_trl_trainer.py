@@ -326,24 +326,6 @@ def test_a_huge_step_ends_with_the_budget_and_is_dropped(
     assert all(bool((old == new).all()) for old, new in zip(before, trainer.model.parameters(), strict=True))
 
 
-@pytest.mark.slow
-def test_neither_an_update_in_parts_nor_a_norm_that_no_gradient_reaches_changes_it(make_trainer: MakeTrainer) -> None:
-    """Which is why a card's memory may choose how many rollouts go at once, and why A/A decides only the rule."""
-    found = []
-    for trained_at_once, changes in (
-        (32, {"max_norm": 100_000.0}), (32, {"max_norm": 100_001.0}), (8, {}), (1, {}), (32, {"lr": 1e-5}),
-    ):  # fmt: skip
-        trainer, rows = make_trainer(trained_at_once, optimizer=ADAMW | changes)
-        trainer._metrics_path.unlink(missing_ok=True)
-        trainer.train_for(math.inf)
-        found.append((rows[0], [parameter.tolist() for parameter in trainer.model.parameters()]))
-    assert found[0][1] == found[1][1] != found[4][1]
-    assert found[0][0]["grad_norm"] > 0
-    for row, _ in found[1:4]:
-        assert row["reward_mean"] == found[0][0]["reward_mean"]
-        assert row["grad_norm"] == pytest.approx(found[0][0]["grad_norm"], rel=1e-3)
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -238,7 +238,6 @@ for _ in range(2):
     while any(fcntl.ioctl(supervise._watchdog.stdin, termios.FIONREAD, bytes(4))): time.sleep(0.01)
 Path('looked').touch()
 """
-CHILD_IS_UP = "while not Path('child').exists(): time.sleep(0.01)\n"
 
 
 def watchdogs_of(harness_pid: int) -> list[psutil.Process]:
@@ -284,17 +283,6 @@ def test_watchdog_is_up_while_a_group_is_open_and_comes_back_with_the_next_start
     assert is_alive(watchdog)
     assert second.stop() == []
     assert not watchdogs_of(os.getpid())
-
-
-def test_pipeline_behind_a_killed_harness_ends_at_once(tmp_path, signature):
-    """`run.py | tee`: neither the watchdog nor a child that takes its time holds the harness's stdout open."""
-    body = f"start({IGNORE_TERM + READY + SLEEP!r})\n" + CHILD_IS_UP + "os.kill(os.getpid(), signal.SIGKILL)\n"
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = harness(tmp_path, signature, body, 2 * HANG_SECONDS, **streams)
-    assert process.communicate(timeout=HANG_SECONDS)[0] == b""  # less than the grace
-    [child] = with_signature(signature)
-    child.kill()
-    wait_for(lambda: not with_signature(signature) and not watchdogs_of(process.pid))
 
 
 # Signals
