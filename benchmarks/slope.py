@@ -28,7 +28,6 @@ import click
 from machine import RESULTS, machine, table, write_result
 
 from nightshift.campaign.records import Completion
-from nightshift.config.allowlist import CURRICULUM
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import load, parse
@@ -48,20 +47,11 @@ NUMBERS = {
     "temp": "orchestrator.train.sampling.temperature",
     "betas2_": "trainer.optim.betas2",
 }
-SAMPLER, POOLS = f"{CURRICULUM}.sampler.type", f"{CURRICULUM}.sampler.pools"
 WORDS: dict[str, dict[str, Any]] = {
     "default": {},
     "base": {},
     "muon": {"trainer.optim.type": "muon", "trainer.optim.mu": 0.95, "trainer.optim.betas2": 0.95},
     "max_rl": {"orchestrator.algo.type": "max_rl"},
-    "pools": {SAMPLER: "difficulty_pool"},
-    "less_easy": {  # what was right in each rollout is drawn a quarter as often
-        SAMPLER: "difficulty_pool",
-        f"{POOLS}.open.threshold": 0.99,
-        f"{POOLS}.open.weight": 1.0,
-        f"{POOLS}.easy.threshold": 1.0,
-        f"{POOLS}.easy.weight": 0.25,
-    },
     "unfiltered": {"orchestrator.train.filter_zero_advantages": False},
     "pool": {"orchestrator.train.opponent.type": "pool"},
 }

@@ -4,9 +4,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
-
-import psutil
+from typing import Any
 
 _READERS = "psutil"  # which reads /proc for us, as other files elsewhere
 
@@ -19,14 +17,9 @@ class _Library(ctypes.CDLL):
 
 
 def remove_linux() -> None:
-    """Remove affinity, prctl, environments of processes, and our own look at /proc and /sys."""
+    """Remove affinity, prctl, and our own look at /proc and /sys."""
     del os.sched_getaffinity, os.sched_setaffinity
     ctypes.CDLL = _Library  # type: ignore[misc]
-
-    def refuse(process: psutil.Process) -> NoReturn:
-        raise psutil.AccessDenied(process.pid)
-
-    psutil.Process.environ = refuse
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not str(arguments[0]).startswith(("/proc/", "/sys/")):

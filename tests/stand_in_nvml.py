@@ -4,7 +4,6 @@ cards.json: a list of the fields of `Card`, which a test may change at any momen
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +25,7 @@ class Card:
     total_gb: float | None = 80.0
     used_gb: float = 0.5
     busy: int | None = 50
-    pids: Sequence[int] = ()
     lost: bool = False
-    has_v2: bool = True
 
 
 class StandInNvml:
@@ -65,9 +62,9 @@ class StandInNvml:
             raise NVMLError("GPU is lost")
         return index
 
-    def nvmlDeviceGetMemoryInfo(self, index: int, version: int | None) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, index: int, version: int | None = None) -> Any:
         card = self.cards[index]
-        if card.total_gb is None or not (card.has_v2 or version is None):
+        if card.total_gb is None:
             raise NVMLError("Not Supported")
         total, used = int(card.total_gb * 1e9), int(card.used_gb * 1e9)
         return SimpleNamespace(total=total, used=used, free=total - used)
@@ -85,9 +82,6 @@ class StandInNvml:
 
     def nvmlDeviceGetUUID(self, index: int) -> str:
         return f"GPU-{index}"
-
-    def nvmlDeviceGetComputeRunningProcesses(self, index: int) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.cards[index].pids]
 
 
 _HERE = StandInNvml()

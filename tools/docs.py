@@ -237,7 +237,6 @@ SETTINGS = {
     "default": "as shipped",
     "lr*3": "learning rate x3",
     "lr*6+max_rl": "learning rate x6, max_rl",
-    "less_easy": "difficulty pools: examples that every rollout solved are drawn a quarter as often",
     "lr/3": "learning rate /3",
     "group16": "group_size 16 instead of 4",
     "temp0.7": "temperature 0.7 instead of 1.0",

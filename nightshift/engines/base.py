@@ -53,15 +53,9 @@ def open_engine(
     gpus: str | None = None,
     prime_rl: Path | None = None,
 ) -> Engine:
-    """Return the engine of `rules` for the checkout at `root`.
+    """Return the engine of `rules` for the checkout at `root`. `gpus`, `prime_rl`: the flags --gpus and --prime-rl.
 
-    Args:
-        environ: the environment of this process.
-        gpus: the flag --gpus.
-        prime_rl: the flag --prime-rl.
-
-    Raises:
-        UsageError: a flag is for another engine, or machine.toml has a mistake.
+    UsageError if a flag is for another engine, or machine.toml has a mistake.
     """
     if prime_rl is not None and rules.engine != "prime-rl":
         cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
@@ -88,22 +82,17 @@ def network_problem(root: Path) -> str:
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
     """Return `rules` with a memory preset such as `2 x 80 GB`: the largest that fits the smallest GPU of a run.
 
-    memory_gb of rules.toml overrides the size. Without GPUs and memory_gb, `rules` are returned unchanged.
-
-    Args:
-        gpus: the flag --gpus. UsageError if it is invalid.
+    memory_gb of rules.toml overrides the size. Without GPUs and memory_gb, `rules` are returned unchanged. UsageError
+    if `gpus`, the flag --gpus, is invalid.
     """
-    if not rules.num_gpus:
-        return rules
-    ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
-    if ids == ():
+    ids = parse_gpus(gpus, rules.gpu_split) if rules.num_gpus and gpus is not None else None
+    if not rules.num_gpus or ids == ():
         return rules
     size: int = chosen_in(root).memory_gb
-    num_cards = len({*(ids or range(rules.num_gpus))})
     with suppress(EngineError):
         least = min(gpu.memory_gb or 0.0 for gpu in choose_gpus(list_gpus(), ids, rules.num_gpus, environ))
         size = size or max((preset for preset in SIZES_GB if preset <= least), default=min(SIZES_GB))
-    return replace(rules, memory=f"{num_cards} x {size} GB") if size else rules
+    return replace(rules, memory=f"{len({*(ids or range(rules.num_gpus))})} x {size} GB") if size else rules
 
 
 def size_of(memory: str) -> tuple[bool, int]:
@@ -156,11 +145,9 @@ class Check:
         return self.problem is None or self.is_warning or not self.is_needed
 
     def __str__(self) -> str:
+        state = "ok" if self.problem is None else "warning" if self.is_needed else "not used"
         text = self.detail if self.problem is None else str(self.problem).rstrip(".")
-        state = (
-            "PROBLEM" if not self.ok else "ok" if self.problem is None else "warning" if self.is_needed else "not used"
-        )
-        return f"{self.engine:10}{self.name:14}{state:9}{text}".rstrip()
+        return f"{self.engine:10}{self.name:14}{state if self.ok else 'PROBLEM':9}{text}".rstrip()
 
 
 def look(name: str, read: Callable[[], object]) -> Check:
@@ -188,8 +175,8 @@ class Session(Policy):
 
     @abstractmethod
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
-        """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. Raises no error for a
-        failed run: the Training has its cause."""
+        """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. The Training has the cause
+        of a failed run."""
 
     def confirm(self) -> None:
         """Check after the scoring that the weights of `load_final_weights` gave the answers. EngineError if the server
@@ -265,10 +252,9 @@ class Engine(ABC):
 
     def gpus_here(self) -> Sequence[Gpu]:
         """Return the GPUs of a run, () if this machine has too few."""
-        try:
+        with suppress(EngineError):
             return self.gpus()
-        except EngineError:
-            return ()
+        return ()
 
     def gpu_ids(self) -> tuple[int, ...]:
         """Return NVML's numbers of the GPUs that a run uses."""
@@ -282,7 +268,7 @@ class Engine(ABC):
         names = [gpu.name for gpu in dict.fromkeys(self.gpus_here())]
         if not names:
             return "no such GPUs"  # `check` reports this problem before anything starts
-        return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+        return f"{len(names)} x {names[0]}" if len({*names}) == 1 else " + ".join(names)
 
     def free_gpus(self) -> Sequence[Gpu]:
         """Return the GPUs of a run. EngineError if there are too few, or another process uses a GPU."""
@@ -301,9 +287,7 @@ class Engine(ABC):
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Download and install what is missing for experiments. A second call resumes.
 
-        Raises:
-            EngineError: something cannot be downloaded or installed.
-            UsageError: a flag is for another engine.
+        EngineError if something cannot be downloaded or installed; UsageError if a flag is for another engine.
         """
 
     def prepare_at_start(self, note: Note) -> None:
@@ -316,18 +300,13 @@ class Engine(ABC):
 
     def checks(self) -> list[Check]:
         """Check everything that a run needs before it starts."""
-        checks = list[Check]()
-        gpus: Sequence[Gpu] = ()
         try:
             gpus = self.gpus()
-            problems = gpu_problems(gpus)
-            details = "; ".join(map(_describe, gpus))
-            if gpus:
-                checks = [Check(self.name, "GPUs", problem, details) for problem in problems or (None,)]
-                checks.append(Check(self.name, "memory", detail=f"preset {self.rules.memory}"))
         except EngineError as error:
-            checks.append(Check(self.name, "GPUs", error))
-        return checks + self.parts(gpus)
+            return [Check(self.name, "GPUs", error), *self.parts(())]
+        details, preset = "; ".join(map(_describe, gpus)), f"preset {self.rules.memory}"
+        checks = [Check(self.name, "GPUs", problem, details) for problem in gpu_problems(gpus) or (None,)]
+        return [*checks, Check(self.name, "memory", detail=preset), *self.parts(gpus)] if gpus else self.parts(())
 
     @abstractmethod
     def parts(self, gpus: Sequence[Gpu]) -> list[Check]:
@@ -352,11 +331,9 @@ class Engine(ABC):
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
         """Return the hardware, the model and, if `verbose`, the commands and the config of a run, for --dry-run."""
         ids = ", ".join(str(gpu.index) for gpu in self.gpus_here())
-        if ids and sum(self.rules.gpu_split) > 2:
-            ids += f": {' + '.join(map(str, self.rules.gpu_split))}"
         preset = "" if self.rules.memory == NO_CARD else f"; memory preset {self.rules.memory}"
         lines = [
-            f"hardware: {self.hardware()}{f' (GPU {ids})' if ids else ''}{preset}",
+            f"hardware: {self.hardware()}{ids and f' (GPU {ids})'}{preset}",
             f"model:    {' at revision '.join(filter(None, (self.rules.model, self.rules.model_revision)))}",
         ]
         if verbose:
@@ -392,11 +369,10 @@ def _describe(gpu: Gpu) -> str:
 
 def scaled_rates(config: Config, scale: float) -> tuple[str, ...]:
     """Return a line for each learning rate of train.toml that the rules multiply by `scale` for their model."""
-    rates = {path: config.get(path) for path in LEARNING_RATES if scale != 1}
+    rates = {path: rate for path in LEARNING_RATES if scale != 1 and (rate := config.get(path))}
     return tuple(
         f"{path} {number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))} on this model"
         for path, rate in rates.items()
-        if rate
     )
 
 

@@ -13,7 +13,6 @@ from nightshift.config.train_toml import load
 from nightshift.engines.base import ENGINES, Check, PrepareFlags, look, on_cards, open_engine
 from nightshift.engines.machine import MACHINE_NAME, read_machine
 from nightshift.errors import UsageError
-from nightshift.executors.local import capacity
 from nightshift.files import Document
 from nightshift.waiting import waiting
 
@@ -26,7 +25,6 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
     """
     results = [
         look(CONFIG_NAME, lambda: f"{len(load(root / CONFIG_NAME).values)} keys, all known"),
-        look("host memory", lambda: capacity().memory),
         look(MACHINE_NAME, lambda: read_machine(root).text or "none"),
     ]
     if not results[-1].ok:

@@ -8,14 +8,13 @@ from typing import Any
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import environments_named, is_own_model
 from nightshift.engines.base import Note
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, listed
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.files import parse_json, read_file
 from nightshift.waiting import mark, waiting
 
 # The files of a model that are downloaded from the hub: no code, and no pickle, which can contain code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # do not depend on the length of a batch
 
 
 def model_folder(rules: Rules, root: Path) -> Path:
@@ -44,39 +43,39 @@ def folder_problem(rules: Rules, folder: Path) -> EngineError | None:
     except (OSError, ValueError) as error:
         needs = "Name a folder with config.json, tokenizer_config.json and weights"
         return EngineError(f"{folder} is not the folder of a model: {error}", needs)
-    if "auto_map" in config or "auto_map" in tokenizer:
+    if "auto_map" in config | tokenizer:
         cause = f"{folder} needs its own code (auto_map), which Nightshift does not run"
         return EngineError(cause, "Name a model that transformers supports")
-    if not any(folder.glob("*.safetensors")):
-        others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
-        weights = f"only {others[0]}, a pickle" if others else "no weights"
-        return EngineError(f"{folder} has {weights}; safetensors are required", "Save the model with save_pretrained")
-    if not (folder / "tokenizer.json").is_file():
-        fix = "Save the tokenizer there: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        return EngineError(f"{folder} has no tokenizer.json", fix)
-    if not tokenizer.get("chat_template") and not (folder / "chat_template.jinja").is_file():
-        return EngineError(f"{folder} has no chat template", "Add the file chat_template.jinja to the folder")
-    if rules.engine == "trl" and (feature := _unsupported_feature(config)):
-        cause = f"{folder} has {feature}, which the sampler of --engine trl does not support"
+    has_template = bool(tokenizer.get("chat_template")) or (folder / "chat_template.jinja").is_file()
+    parts = {
+        "weights in safetensors": any(folder.glob("*.safetensors")),
+        "tokenizer.json": (folder / "tokenizer.json").is_file(),
+        "chat template (chat_template.jinja)": has_template,
+    }
+    if missing := [part for part, is_there in parts.items() if not is_there]:
+        return EngineError(f"{folder} has no {listed(missing)}", "Save model and tokenizer with save_pretrained")
+    if rules.engine == "trl" and (features := _unsupported_features(config)):
+        cause = f"{folder} has {features}, which the sampler of --engine trl does not support"
         return EngineError(cause, "Use --engine prime-rl")
     return None
 
 
-def _unsupported_feature(config: dict[str, Any]) -> str:
-    """Return a feature of a model's forward pass that trl/sampler.py does not compute; "" if there is none.
+def _unsupported_features(config: dict[str, Any]) -> str:
+    """Return the features of a model's forward pass that trl/sampler.py does not compute; "" if there are none.
 
     The sampler computes the rotary embeddings once, so they must not depend on the length.
     """
-    if (kind := config.get("model_type")) != "qwen2":
-        return f"model_type = {kind!r}"
-    if config.get("use_sliding_window") or "sliding_attention" in str(config.get("layer_types")):
-        return "use_sliding_window = true"
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
-    if rope_type not in STATIC_ROPE:
-        return f"rope_type = {rope_type!r}"
-    others = {"hidden_act": "silu", "attention_dropout": 0}
-    return ", ".join(f"{name} = {config[name]!r}" for name, value in others.items() if config.get(name, value) != value)
+    values = {"model_type": None, "rope_type": rope.get("type", "default"), **config, **rope}
+    supported = {
+        "model_type": ("qwen2",),
+        "use_sliding_window": (False,),
+        "rope_type": ("default", "linear", "yarn", "llama3"),
+        "hidden_act": ("silu",),
+        "attention_dropout": (0,),
+    }
+    names = [name for name, known in supported.items() if values.get(name, known[0]) not in known]
+    return ", ".join(f"{name} = {values[name]!r}" for name in names)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -87,22 +86,17 @@ def prepare_model(root: Path, rules: Rules, note: Note) -> None:
     """Download the rules' model if it is missing. EngineError if the model cannot be trained."""
     mark("model and data")
     if rules.model_revision is not None and not is_whole_model(model_folder(rules, root)):
-        _download(rules, note)
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError
+
+        note(f"downloading {rules.model}, once")
+        try:
+            snapshot_download(rules.model, revision=rules.model_revision, allow_patterns=FILES)
+        except (HfHubHTTPError, OSError) as error:
+            cause = f"cannot download {rules.model}: {' '.join(str(error).split())[:200]}"
+            raise EngineError(cause, "Check the network, then run the command again.") from None
     if problem := model_problem(rules, root):
         raise problem
-
-
-def _download(rules: Rules, note: Note) -> None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    note(f"downloading {rules.model}, once")
-    try:
-        snapshot_download(rules.model, revision=rules.model_revision, allow_patterns=FILES)
-    except (HfHubHTTPError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        cause = f"cannot download {rules.model}: {reason}"
-        raise EngineError(cause, "Check the network, then run the command again.") from None
 
 
 def is_whole_model(snapshot: Path) -> bool:

@@ -23,14 +23,12 @@ from nightshift.errors import UsageError, listed
 from nightshift.files import parse_toml, read_file
 
 MACHINE_NAME = "machine.toml"
-_MAX_BYTES = 1 << 16
 # Variables of compilers, GPUs and their libraries, but none that injects code, logs prompts or chooses the GPUs.
 _NAMES = re.compile(
     r"CC|CXX|LD_LIBRARY_PATH|OMP_NUM_THREADS|TMPDIR|(?:NCCL|GLOO|UCX|TRITON|TORCH|TORCHINDUCTOR|PYTORCH)_\w+"
     r"|CUDA_(?!VISIBLE_DEVICES$|DEVICE_ORDER$)\w+"
     r"|VLLM_(?:ATTENTION_BACKEND|FLASH_ATTN_VERSION|(?:USE|ENABLE|DISABLE|WSL2)_\w+)"
 )
-Project = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"\A[^/\\#?%:\x00-\x1f]*\Z")]
 Seconds = Annotated[float, msgspec.Meta(ge=1, le=86_400)]
 
 
@@ -44,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Wandb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The project of Weights & Biases for experiments while they run; None: no logging."""
 
-    project: Project | None = None
+    project: str | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +65,7 @@ def read_machine(root: Path) -> Machine:
     """Read machine.toml of the checkout at `root`, if it exists. UsageError for an invalid file."""
     path = root / MACHINE_NAME
     try:
-        machine = msgspec.convert(parse_toml(read_file(path, _MAX_BYTES)), Machine)
+        machine = msgspec.convert(parse_toml(read_file(path)), Machine)
     except FileNotFoundError:
         return Machine()
     except (OSError, ValueError) as error:
@@ -76,6 +74,4 @@ def read_machine(root: Path) -> Machine:
     if others := [name for name in machine.environment if not _NAMES.fullmatch(name)]:
         fix = "Delete it. docs/gpus.md lists the variables of compilers, cards and their libraries that may be set."
         raise UsageError(f"{MACHINE_NAME}: [environment] may not set {listed(others)}", fix)
-    if unprintable := [name for name, value in machine.environment.items() if not value.isprintable()]:
-        raise UsageError(f"{MACHINE_NAME}: {listed(unprintable)} contains a control character", "Write plain text.")
     return machine

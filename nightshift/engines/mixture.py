@@ -1,18 +1,11 @@
-"""The keys of train.toml for the training examples: ratios of environments, difficulty pools, opponent of a game."""
+"""The keys of train.toml for the training examples: ratios of environments, opponent of a game."""
 
 from typing import Any
 
-from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, value_text
+from nightshift.config.allowlist import OPPONENT, RATIO, value_text
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, line_numbers
 from nightshift.errors import ConfigError
-
-POOL = ("threshold", "weight")
-DEFAULT_POOLS = {  # prime-rl's
-    "hard": {"threshold": 0.25, "weight": 0.2},
-    "normal": {"threshold": 0.75, "weight": 1.0},
-    "easy": {"threshold": 1.0, "weight": 0.2},
-}
 
 
 def where(config: Config, path: str) -> str:
@@ -39,23 +32,8 @@ def opponent(config: Config, rules: Rules) -> dict[str, Any]:
     if any(environment.is_game for environment in rules.environments):
         return {leaf: config.get(f"{OPPONENT}.{leaf}") for leaf in ("type", "temperature", "interval")}
     for path, _ in _written(config, OPPONENT):
-        raise _unfit(config, path, rules, ", no game")
+        raise _unfit(config, path, rules)
     return {}
-
-
-def difficulty_pools(config: Config, rules: Rules) -> dict[str, dict[str, float]]:
-    """Return threshold and weight of each difficulty pool by its name; {} if examples are drawn in order.
-
-    ConfigError for several environments: the pools would override their ratio.
-    """
-    table = f"{CURRICULUM}.sampler"
-    if config.get(f"{table}.type") != "difficulty_pool":
-        return {}
-    if len(rules.environments) > 1:
-        raise _unfit(config, f"{table}.type", rules, "; --engine trl supports pools for one environment only")
-    names = [path for path in config.resolved if path.rpartition(".")[0] == f"{table}.pools"]
-    pools = {path.rpartition(".")[2]: {leaf: config.get(f"{path}.{leaf}") for leaf in POOL} for path in names}
-    return pools or DEFAULT_POOLS
 
 
 def without(values: dict[str, Any]) -> dict[str, Any]:
@@ -68,6 +46,6 @@ def _written(config: Config, table: str) -> list[tuple[str, str]]:
     return [(path, path.removeprefix(f"{table}.")) for path in config.values if path.startswith(f"{table}.")]
 
 
-def _unfit(config: Config, path: str, rules: Rules, more: str = "") -> ConfigError:
+def _unfit(config: Config, path: str, rules: Rules) -> ConfigError:
     names = " and ".join(rules.environment_names)
-    return ConfigError(f"{where(config, path)}: these rules train on {names}{more}", "Delete it.")
+    return ConfigError(f"{where(config, path)}: these rules train on {names}", "Delete it.")

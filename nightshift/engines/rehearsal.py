@@ -6,11 +6,10 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.records import Progress
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.train_toml import Config, load, parse, set_values
+from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import Engine, Note, isolate
 from nightshift.errors import EngineError
 from nightshift.executors.process import tail
@@ -40,8 +39,8 @@ def warm_up_rules(rules: Rules) -> Rules:
 
 def smoke(engine: Engine, seconds: float, runs_dir: Path, note: Note) -> None:
     """Run the whole chain with the tiny model and `seconds` of training, in a folder of `runs_dir`. Uses no network."""
-    rules, config = smoke_rules(engine.root, engine.rules, seconds), load(engine.root / CONFIG_NAME)
-    rehearse(engine.under(rules), smoke_config(config), runs_dir / rules.name, note)
+    rules = smoke_rules(engine.root, engine.rules, seconds)
+    rehearse(engine.under(rules), parse(_SMOKE_CONFIG), runs_dir / rules.name, note)
 
 
 def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
@@ -63,14 +62,6 @@ def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
     )
 
 
-def smoke_config(config: Config) -> Config:
-    """Return a config with sizes for the tiny model, and the trainer settings of `config`, so that the same code runs
-    as in experiments."""
-    trainer = ("trainer.model.", "trainer.optim.", "trainer.loss.", "trainer.matmul_precision")
-    values = {path: value for path, value in config.values.items() if path.startswith(trainer)}
-    return parse(set_values(_SMOKE_CONFIG, values))
-
-
 def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
     """Run the whole chain once: start, train, load the final weights, complete a prompt, prove the served weights.
 
@@ -82,8 +73,7 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
 
     def show(reading: Progress) -> None:
         nonlocal stage
-        left = "" if reading.seconds_left is None else f", {reading.seconds_left:.0f} s left"
-        stage = ", ".join(filter(None, [f"{reading.phase}, step {reading.num_steps}{left}", reading.note]))
+        stage = f"{reading.phase}, step {reading.num_steps} {reading.note}"
         look()
 
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -95,34 +85,31 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
         with waiting(lambda: f"{rules.name}: {stage}", rules.deadline_seconds):
             session = engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)
             with closing(session):
-                startup_seconds = time.monotonic() - began
-                network = engine.versions().get("network", "shared")
-                mark("server up", f"after {startup_seconds:.0f} s; network: {network}")
+                start = f"after {time.monotonic() - began:.0f} s"
+                mark("server up", f"{start}; network: {engine.versions().get('network', 'shared')}")
                 mark("ten training steps")
                 training = session.train(rules.budget_seconds, show)
                 if not training.outcome.is_success or training.num_steps < 1:
                     raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s", log=training.log)
-                seconds, peak_gb = training.training_seconds or rules.budget_seconds, training.peak_memory_gb
-                steps = f"{training.num_steps} steps in {seconds:.0f} s"
+                steps = f"{training.num_steps} steps in {training.training_seconds or rules.budget_seconds:.0f} s"
                 mark("ten training steps", steps, training.num_steps >= _NUM_STEPS)
+                peak_gb = training.peak_memory_gb
                 mark("memory peak", "not measured" if peak_gb is None else f"{peak_gb:.1f} GB", peak_gb is not None)
                 mark("weights updated in place")
                 weights = session.load_final_weights()
                 session.complete([_PROBE], rules.decoding, show)
                 session.confirm()
-                mark("weights updated in place", f"weights of step {weights.step} answer")
+                answers = f"weights of step {weights.step} answer"
+                mark("weights updated in place", answers)
         mark("served = file")
         proof = engine.start_proof(run_dir, weights, note)
         proven = proof.result() if proof else ""
         mark("served = file", proven, "cannot tell" not in proven)
     except EngineError as error:
-        if error.log is not None:
-            note(f"the last lines of {run_dir / error.log}:")
-            for line in tail(run_dir / error.log, _NUM_LAST_LINES):
-                note(f"  {line}")
+        for line in tail(run_dir / error.log, _NUM_LAST_LINES) if error.log else ():
+            note(f"{error.log}: {line}")
         raise EngineError(f"{rules.name}: {error.cause}", f"{error.fix} Read the logs in {run_dir}.".lstrip()) from None
-    line = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
-    line = "; ".join(filter(None, [line, proven]))
+    line = "; ".join(filter(None, [f"{rules.name}: ready {start}, {steps}, {answers}", proven]))
     note(line)
     shutil.rmtree(run_dir)
     return line

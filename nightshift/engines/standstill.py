@@ -14,7 +14,6 @@ _SHOW_SHARE = 1 / 12  # of the limit: from then on the live line shows the stand
 # The share of one core from which a process counts as working: waiting programs poll their queues. Estimated, not
 # measured on a GPU.
 _LEAST_SHARE = 0.05
-_LOOK_SECONDS = 1.0
 _MAX_GAP_SECONDS = 5.0  # a longer gap between two calls means that this process itself was stopped
 
 
@@ -32,7 +31,7 @@ class Standstill:
         """`pids`: the processes of the run, without their descendants. `nvml`: from nvml_session; a GPU that cannot be
         read counts as busy."""
         self._pids, self._gpu_ids, self._nvml, self._limit, self._clock = pids, gpu_ids, nvml, seconds, clock
-        self._last, self._still_seconds, self._used = clock(), 0.0, 0.0
+        self._last, self._still_seconds = clock(), 0.0
         self._before: dict[psutil.Process, float] = {}  # CPU seconds of each process when the run last worked
         self._progress: object = None
 
@@ -45,37 +44,28 @@ class Standstill:
         Raises:
             EngineError: the run has reached the limit, which is an infrastructure failure.
         """
-        now = self._clock()
-        gap = now - self._last
-        if gap < _LOOK_SECONDS and progress == self._progress:
-            return self._note()
+        now, seconds = self._clock(), self._cpu_seconds()
+        self._still_seconds += min(now - self._last, _MAX_GAP_SECONDS)
         self._last = now
-        self._still_seconds += min(gap, _MAX_GAP_SECONDS)
-        seconds = self._cpu_seconds()
         used = max((cpu - self._before.get(process, 0.0) for process, cpu in seconds.items()), default=0.0)
         if progress != self._progress or used >= _LEAST_SHARE * self._limit or self._is_gpu_busy():
-            self._progress, self._still_seconds, self._before, used = progress, 0.0, seconds, 0.0
-        self._used = used
-        if self._still_seconds >= self._limit:
-            cause = f"the run stood still: no step, no CPU time and no GPU time for {self._still_seconds:.0f} s"
+            self._progress, self._still_seconds, self._before = progress, 0.0, seconds
+        still = self._still_seconds
+        if still >= self._limit:
+            cause = f"the run stood still: no step, no CPU time and no GPU time for {still:.0f} s"
             raise EngineError(cause, "Run it again; if it repeats, look at the end of the log.")
-        return self._note()
-
-    def _note(self) -> str:
-        is_idle = self._used < _LEAST_SHARE * self._still_seconds
-        is_shown = is_idle and self._still_seconds >= _SHOW_SHARE * self._limit
-        return f"standing still for {self._still_seconds:.0f} s" if is_shown else ""
+        is_shown = still >= _SHOW_SHARE * self._limit and used < _LEAST_SHARE * still
+        return f"standing still for {still:.0f} s" if is_shown else ""
 
     def _cpu_seconds(self) -> dict[psutil.Process, float]:
         """Return the CPU seconds of each living process of the run."""
         seconds = {}
         for pid in self._pids():
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.Error):
                 root = psutil.Process(pid)
                 for process in (root, *root.children(recursive=True)):
-                    with suppress(psutil.Error):
-                        times = process.cpu_times()
-                        seconds[process] = times.user + times.system
+                    times = process.cpu_times()
+                    seconds[process] = times.user + times.system
         return seconds
 
     def _is_gpu_busy(self) -> bool:

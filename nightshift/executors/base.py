@@ -39,20 +39,17 @@ F = TypeVar("F", bound=Flight)
 
 
 class Executor(ABC, Generic[F]):
-    """Starts workers, and collects their results.
-
-    `environ`: the environment that workers inherit. `layout`: a suffix of the hardware in records. `avoided`: names of
-    slots or nodes that get no run.
-    """
+    """Starts workers, and collects their results. `avoided`: names of slots or nodes that get no run."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], num_slots: int = 1, layout: str = "") -> None:
+        """`environ`: the environment that workers inherit. `layout`: a suffix of the hardware in records."""
         self.root, self.environ, self.num_slots, self.layout = root, environ, num_slots, layout
         self.avoided: Collection[str] = ()
         self._flights, self._places = dict[Path, F](), dict[Path, str]()
 
     @property
     def free_slots(self) -> Sequence[Slot]:
-        """The free slots of this machine, in the order in which the next runs use them."""
+        """The free slots of this machine, the next one first."""
         return ()
 
     @property
@@ -69,10 +66,7 @@ class Executor(ABC, Generic[F]):
         return of_engine + self.layout
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-        """Write job.json into `folder`, call `enter`, which adds a line to the journal, and then start the run.
-
-        EngineError if the run cannot be started; then it is not in flight.
-        """
+        """Write job.json, call `enter`, which writes into the journal, and start the run. EngineError if that fails."""
         job = self._placed(job)
         write_json(folder / JOB_NAME, job)
         enter()
@@ -128,10 +122,7 @@ class Executor(ABC, Generic[F]):
         """Return how a run without a result ended, and the kind of failure."""
 
     def result(self, folder: Path) -> Result:
-        """Return the result of a run that is over, and end all processes that its worker left running.
-
-        EngineError if there is no result, or the result of another job.
-        """
+        """Return the result of a run that is over, and end its processes. EngineError if there is no valid result."""
         if folder not in self._flights:
             raise EngineError(f"no job was submitted for {folder}, although its record is in flight")
         try:
@@ -144,10 +135,7 @@ class Executor(ABC, Generic[F]):
 
 
 def read_result(folder: Path, job: Job) -> Result:
-    """Read runs/NNNN/result.json, the last file that a worker writes.
-
-    FileNotFoundError if it does not exist; EngineError if it cannot be read or belongs to another job.
-    """
+    """Read runs/NNNN/result.json, the last file of a worker. FileNotFoundError; EngineError if it is invalid."""
     path = folder / RESULT_NAME
     try:
         result = parse_json(read_file(path), Result)

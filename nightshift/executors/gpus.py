@@ -2,15 +2,13 @@
 
 GPU ids are the numbers that nvidia-smi shows, in PCI bus order, whatever CUDA_VISIBLE_DEVICES contains. To start a
 process on one GPU, set CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES=<id>.
-
-`nvml` is the pynvml module or a stand-in; None imports pynvml.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from nightshift.config.rules import RULES_NAME
@@ -29,8 +27,7 @@ _CHOOSE_OTHERS = f'Choose other GPUs: --gpus; to use the CPU: environments = ["a
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML reports it now; memory in 1e9 bytes, None if the driver does not report it. `pids`: the processes
-    that compute on it, which drivers often do not report in a container."""
+    """One GPU as NVML reports it now; memory in 1e9 bytes, None if the driver does not report it."""
 
     index: int
     name: str
@@ -39,29 +36,27 @@ class Gpu:
     free_gb: float | None
     driver: str
     compute_capability: tuple[int, int]
-    pids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name})"
 
 
-def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
+def num_gpus(environ: Mapping[str, str]) -> int:
     """Return how many NVIDIA GPUs a run could use: 0 without a driver, or if `choose_gpus` would refuse them."""
     try:
-        return len(visible_gpus(list_gpus(nvml), environ))
+        return len(visible_gpus(list_gpus(), environ))
     except EngineError:
         return 0
 
 
-def list_gpus(nvml: Any = None) -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """Return all NVIDIA GPUs of this machine; [] without a driver. EngineError if the driver fails."""
-    with nvml_session(nvml) as session:
-        if session is None:
+    with nvml_session() as nvml:
+        if nvml is None:
             return []
         try:
-            driver = str(session.nvmlSystemGetDriverVersion())
-            return [_gpu(session, index, driver) for index in range(session.nvmlDeviceGetCount())]
-        except session.NVMLError as error:
+            return [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        except nvml.NVMLError as error:
             raise EngineError(f"NVML cannot read the GPUs: {error}", "Run nvidia-smi and follow its advice.") from None
 
 
@@ -70,52 +65,43 @@ def parse_gpus(text: str, split: Sequence[int]) -> GpuIds:
     (0, 1, 2, 3); `0,0` (one GPU for both sides) -> (0, 0); `none` -> (). UsageError for anything else."""
     if text.strip().lower() == "none":
         return ()
-    sides = [[_RANGE.fullmatch(word) for word in side.split(",")] for side in text.split(":")]
-    ids = [
-        [i for match in side if match for i in range(int(match[1]), int(match[2] or match[1]) + 1)] for side in sides
-    ]
-    flat, num = tuple(chain(*ids)), sum(split)
-    is_valid = all(chain(*sides)) and [len(side) for side in ids] in ([num], [*split])
-    if is_valid and (num == 2 or len({*flat}) == num):
+    sides, num = list[list[int]](), sum(split)
+    for side in text.split(":"):
+        matches = [_RANGE.fullmatch(word) for word in side.split(",")]
+        ids = [[*range(int(match[1]), int(match[2] or match[1]) + 1)] if match else [-1] for match in matches]
+        sides.append([*chain(*ids)])
+    flat = tuple(chain(*sides))
+    if min(flat, default=-1) >= 0 and [*map(len, sides)] in ([num], [*split]) and (num == 2 or len({*flat}) == num):
         return flat
-    needs = f"{' + '.join(map(str, split))} {'GPU' if num == 1 else 'GPUs'}{', each once' if num > 2 else ''}"
     fix = "Write the numbers of nvidia-smi, inference first: --gpus 0 for --engine trl, --gpus 0,1 (or 0,0) for "
     fix += f"--engine prime-rl, --gpus 0,1:2-7 for 2 + 6. Their number is infer_gpus + train_gpus in {RULES_NAME}."
-    raise UsageError(f"--gpus {text!r} does not name {needs}", fix)
+    raise UsageError(f"--gpus {text!r} does not name {' + '.join(map(str, split))} GPU(s)", fix)
 
 
 def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs `ids`, or the first `num` visible GPUs. EngineError if a GPU is missing or hidden."""
-    visible = visible_gpus(gpus, environ)
-    if ids is None:
-        if len(visible) < num:
-            hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            cause = f"a run needs {counted(num, 'NVIDIA GPU')}, this machine has {len(visible)}{hidden}"
-            fix = "Run with --engine trl, with --gpus 0,0 (inference and trainer on one GPU), or lower infer_gpus and "
-            raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
-        return tuple(visible[:num])
-    by_index = {gpu.index: gpu for gpu in visible}
-    for index in ids:
-        if index not in by_index:
-            where = "is hidden by CUDA_VISIBLE_DEVICES" if index < len(gpus) else "does not exist"
-            available = ", ".join(str(gpu.index) for gpu in visible) or "none"
-            raise EngineError(f"--gpus: GPU {index} {where}", f"Choose from: {available}.")
-    return tuple(by_index[index] for index in ids)
+    visible = {gpu.index: gpu for gpu in visible_gpus(gpus, environ)}
+    if ids is None and len(visible) < num:
+        cause = f"a run needs {counted(num, 'NVIDIA GPU')}, this machine has {len(gpus)}, {len(visible)} visible"
+        fix = "Run with --engine trl, with --gpus 0,0 (inference and trainer on one GPU), or lower infer_gpus and "
+        raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
+    chosen = [*visible][:num] if ids is None else ids
+    if missing := [str(index) for index in chosen if index not in visible]:
+        cause = f"--gpus: GPU {missing[0]} does not exist, or CUDA_VISIBLE_DEVICES hides it"
+        raise EngineError(cause, f"Choose from: {', '.join(map(str, visible)) or 'none'}.")
+    return tuple(visible[index] for index in chosen)
 
 
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order; all GPUs if it is not set.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order up to the first -1; all GPUs if it is not set.
 
-    Like CUDA, stop at the first -1. Entries are NVML indices or unique prefixes of UUIDs (`GPU-...`). EngineError for
-    other entries.
+    Entries are NVML indices or unique prefixes of UUIDs (`GPU-...`). EngineError for other entries.
     """
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return list(gpus)
     visible: list[Gpu] = []
-    for entry in map(str.strip, value.split(",") if value.strip() else ()):
-        if entry == "-1":
-            break
+    for entry in takewhile(lambda entry: entry != "-1", map(str.strip, value.split(",") if value.strip() else ())):
         matching = [gpu for gpu in gpus if entry == str(gpu.index) or ("GPU-" in entry and gpu.uuid.startswith(entry))]
         if len(matching) != 1 or matching[0] in visible:
             cause = f"CUDA_VISIBLE_DEVICES contains {entry!r}, which is not one whole GPU, or is there twice"
@@ -129,8 +115,7 @@ def gpu_problems(gpus: Sequence[Gpu]) -> list[EngineError]:
     problems = []
     for gpu in dict.fromkeys(gpus):  # a pair may be one GPU twice
         if gpu.memory_gb and gpu.free_gb is not None and gpu.free_gb < _MIN_FREE_SHARE * gpu.memory_gb:
-            by = f" by pid {', '.join(map(str, gpu.pids))}" if gpu.pids else ""
-            cause = f"{gpu} has {gpu.memory_gb - gpu.free_gb:.1f} of {gpu.memory_gb:.1f} GB in use{by}"
+            cause = f"{gpu} has {gpu.memory_gb - gpu.free_gb:.1f} of {gpu.memory_gb:.1f} GB in use"
             problems.append(EngineError(cause, f"Wait, or end the other process. {_CHOOSE_OTHERS}"))
     return problems
 
@@ -138,9 +123,10 @@ def gpu_problems(gpus: Sequence[Gpu]) -> list[EngineError]:
 class PeakMemory:
     """The largest amount of memory in use on one of these GPUs by all processes. Call `sample` about once a second."""
 
+    peak_gb: float | None = None
+
     def __init__(self, indices: Sequence[int], session: Any) -> None:
         """`session`: from `nvml_session`; None measures nothing."""
-        self.peak_gb: float | None = None
         self._indices, self._nvml = indices, session
 
     def sample(self) -> None:
@@ -153,32 +139,27 @@ class PeakMemory:
 
 
 @contextmanager
-def nvml_session(nvml: Any = None) -> Iterator[Any]:
-    """Yield the initialized NVML; None without a driver."""
-    if nvml is None:
-        import pynvml
+def nvml_session() -> Iterator[Any]:
+    """Yield the module pynvml, initialized; None without a driver."""
+    import pynvml
 
-        nvml = pynvml
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
         yield None
         return
     try:
-        yield nvml
+        yield pynvml
     finally:
-        nvml.nvmlShutdown()
+        pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
+def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory_gb, free_gb, pids = None, None, list[int]()  # NVML reports no memory of GPUs that share the host's memory
-    for version in (None, nvml.nvmlMemory_v2):  # v2 excludes the driver's reserved memory; old drivers lack it
-        with suppress(nvml.NVMLError):
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version)
-            memory_gb, free_gb = memory.total / GB, memory.free / GB
+    memory_gb = free_gb = None  # NVML reports no memory of GPUs that share the host's memory
     with suppress(nvml.NVMLError):
-        pids = sorted({int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    name, uuid = str(nvml.nvmlDeviceGetName(handle)), str(nvml.nvmlDeviceGetUUID(handle))
-    return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)), tuple(pids))
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory_gb, free_gb = memory.total / GB, memory.free / GB
+    capability, driver = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)), nvml.nvmlSystemGetDriverVersion()
+    name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+    return Gpu(index, name, uuid, memory_gb, free_gb, driver, capability)

@@ -10,19 +10,21 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from subprocess import PIPE
 
 import psutil
 
 from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, Job
-from nightshift.errors import EngineError, Failure, UsageError
+from nightshift.errors import Failure, UsageError
 from nightshift.executors import base, process
 from nightshift.executors.base import Executor, Flight, Slot
-from nightshift.executors.process import SYS, Child, ProcessGroup, control_groups
+from nightshift.executors.process import Child, ProcessGroup
 from nightshift.text import counted
 from nightshift.waiting import waiting
 
+PROC, SYS = Path("/proc"), Path("/sys")
 # How long a worker may take to end: more than the grace periods of its engine's processes, which it ends first.
 GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
 
@@ -37,10 +39,9 @@ class LocalExecutor(Executor[_Worker]):
     """The slots of this machine."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], slots: Sequence[Slot] = (Slot(),)) -> None:
-        layout = ""
-        if len(slots) > 1:  # runs side by side are slower, so the hardware in records differs
-            layout = f", {len(slots)} side by side, {counted(len(slots[0].cores), 'core')} each"
-        super().__init__(root, environ, len(slots), layout)
+        # Runs side by side are slower, so the hardware in records differs.
+        layout = f", {len(slots)} side by side, {counted(len(slots[0].cores), 'core')} each"
+        super().__init__(root, environ, len(slots), layout if len(slots) > 1 else "")
         self.slots = slots
 
     @property
@@ -55,9 +56,7 @@ class LocalExecutor(Executor[_Worker]):
         return len(self.free_slots)
 
     def _placed(self, job: Job) -> Job:
-        if not (free := self.free_slots):
-            raise EngineError(f"all {len(self.slots)} slots are in use")
-        slot = free[0]
+        slot = self.free_slots[0]
         return replace(super()._placed(job), gpus=slot.gpus or job.gpus, cores=slot.cores, slot=slot.name)
 
     def _start(self, folder: Path, job: Job) -> None:
@@ -96,29 +95,25 @@ class LocalExecutor(Executor[_Worker]):
 # -- slots ------------------------------------------------------------------------------------------------
 
 
-def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int], sys: Path = SYS) -> list[Slot]:
+def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int]) -> list[Slot]:
     """Divide a machine into `num_slots` slots; 0 makes as many slots as the GPUs allow, 1 is the whole machine.
 
-    With GPUs, a slot gets neighbouring `cores`. Without GPUs, two slots share a physical core only if there are more
-    slots than physical cores. UsageError if there are too few GPUs or cores.
+    Without GPUs, two slots share a physical core only if there are more slots than physical cores. UsageError if there
+    are too few GPUs or cores.
     """
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
         return [Slot()]
-    needs = (f"{num_slots * gpus_each} GPUs", gpus_each, len(gpu_ids)), (f"{num_slots} cores", 1, len(cores))
-    for need, num_each, num_available in needs:
-        if num_slots * num_each > num_available:
-            cause = f"--pairs {num_slots} needs {need}, this machine has {num_available}"
+    for name, num_each, num_available in (("GPUs", gpus_each, len(gpu_ids)), ("cores", 1, len(cores))):
+        if (num_needed := num_slots * num_each) > num_available:
+            cause = f"--pairs {num_slots} needs {num_needed} {name}, this machine has {num_available}"
             raise UsageError(cause, f"Write --pairs {max(num_available // num_each, 1)}.")
+    share, groups = len(cores) // num_slots, physical_cores(cores)
     if gpus_each:
-        share = len(cores) // num_slots
         parts = [list(cores[share * i :]) for i in range(num_slots)]
     else:
-        groups = physical_cores(cores, sys)
-        if num_slots > len(groups):  # then each hardware thread is a group
-            ranks = range(max(map(len, groups)))
-            groups = [group[rank : rank + 1] for rank in ranks for group in groups if rank < len(group)]
-        parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
+        groups = groups if num_slots <= len(groups) else [[core] for core in cores]
+        parts = [[*chain(*groups[i::num_slots])] for i in range(num_slots)]
         share = min(map(len, parts))
     gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
     return [Slot(gpus[i], tuple(parts[i][:share]), f"slot {i + 1}") for i in range(num_slots)]
@@ -130,12 +125,12 @@ def own_cores() -> list[int]:
     return sorted(affinity(0)) if affinity else [*range(os.cpu_count() or 1)]
 
 
-def physical_cores(cores: Sequence[int], sys: Path = SYS) -> list[list[int]]:
+def physical_cores(cores: Sequence[int]) -> list[list[int]]:
     """Group logical processors by physical core; each is a group if the system does not report its siblings."""
     threads = dict[str, list[int]]()
     for core in cores:
         try:
-            siblings = (sys / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+            siblings = (SYS / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
         except OSError:
             siblings = str(core)
         threads.setdefault(siblings, []).append(core)
@@ -165,30 +160,27 @@ class Capacity:
     @property
     def num_runs(self) -> int:
         """How many runs `--pairs auto` starts side by side."""
-        return max(1, min(int(self.num_cores), int(self.free_gb / RUN_GB)))
-
-    @property
-    def memory(self) -> str:
-        return f"{self.free_gb:.1f} GB of memory free"
+        return max(1, int(min(self.num_cores, self.free_gb / RUN_GB)))
 
     def __str__(self) -> str:
-        cores = f"{self.num_cores:g} core{'s' if self.num_cores != 1 else ''}"
-        return f"{counted(self.num_runs, 'run')} at a time: {cores}; {self.memory}, {RUN_GB:g} GB a run"
+        free = f"{self.num_cores:g} cores and {self.free_gb:.1f} GB of memory free"
+        return f"{counted(self.num_runs, 'run')} at a time: {free}; a run needs a core and {RUN_GB:g} GB"
 
 
-def capacity(proc: Path = Path("/proc"), sys: Path = SYS) -> Capacity:
-    """Measure the cores and the memory that this process may use now.
-
-    The control group of this process and its parent groups may limit both (cpu.max, memory.max; "max" is no limit). The
-    kernel can free the page cache (inactive_file). https://docs.kernel.org/admin-guide/cgroup-v2.html
-    """
-    num_cores, free = float(len(physical_cores(own_cores(), sys))), psutil.virtual_memory().available
-    for group in control_groups(proc, sys):
-        with suppress(OSError, ValueError, ZeroDivisionError):  # ValueError: "max"
-            quota, period = (group / "cpu.max").read_text().split()
+def capacity() -> Capacity:
+    """Measure the cores and the memory that this process may use now: the least of this machine, the control group of
+    this process and its parent groups. https://docs.kernel.org/admin-guide/cgroup-v2.html"""
+    num_cores, free = float(len(physical_cores(own_cores()))), psutil.virtual_memory().available
+    group = SYS / "fs/cgroup"
+    with suppress(OSError):  # in a container the path may be the host's: then only the top has the files
+        group /= (PROC / "self/cgroup").read_text().rpartition("0::/")[2].strip()
+    for folder in (group, *group.parents):
+        with suppress(OSError, ValueError):  # ValueError: "max"
+            quota, period = (folder / "cpu.max").read_text().split()
             num_cores = min(num_cores, int(quota) / int(period))
         with suppress(OSError, ValueError):
-            limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-            unused = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+            # The kernel can free the page cache (inactive_file).
+            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            unused = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             free = min(free, max(limit - used + int(unused[1] if unused else 0), 0))
     return Capacity(num_cores, free / 1e9)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -26,8 +26,7 @@ import psutil
 from nightshift.errors import EngineError, Interrupted
 from nightshift.files import open_regular
 from nightshift.startup import is_own
-from nightshift.text import ANSI, clean
-from nightshift.waiting import waiting
+from nightshift.text import clean
 
 CHECKOUT = str(Path(__file__).absolute().parents[2])
 MARKER_NAME = "NIGHTSHIFT_RUN"
@@ -35,12 +34,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
 OUT_OF_MEMORY = "for lack of memory"  # part of the exit cause of a process that the kernel's OOM killer ended
-SYS = Path("/sys")
 WATCHDOG = ("-m", "nightshift.executors.process")
 WATCH_SECONDS = 1.0  # interval at which the watchdog samples the tree
 KILL_SECONDS = 10.0  # a process with a large CUDA context may need seconds to die of SIGKILL
-FIRST_PAUSE_SECONDS = 0.01  # between two scans of a tree that is ending; doubles up to:
-LAST_PAUSE_SECONDS = 0.2
+_PAUSE_SECONDS = 0.03  # between two scans of a tree that is ending
 NUM_QUIET_SWEEPS = 2  # one scan of /proc can miss a process that forks during the scan
 _PIPE_BYTES = 65536
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -51,7 +48,7 @@ class Child(subprocess.Popen[bytes]):
 
     name: str
     log_path: Path
-    num_oom_kills: int  # in this control group, when the process started
+    num_oom_kills: int  # when the process started
 
     def exit_cause(self) -> str:
         """Return `exit code 1`, `killed by SIGKILL`, `killed by SIGKILL for lack of memory` or `still running`."""
@@ -60,41 +57,26 @@ class Child(subprocess.Popen[bytes]):
             return "still running"
         if code >= 0:
             return f"exit code {code}"
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         is_out_of_memory = -code == signal.SIGKILL and num_oom_kills() > self.num_oom_kills
-        return f"killed by {name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
+        return f"killed by {signal.Signals(-code).name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
 
 
-def control_groups(proc: Path = Path("/proc"), sys: Path = SYS) -> list[Path]:
-    """Return the folders of this process's control group (v2) and of its parent groups, the innermost first."""
-    folder = sys / "fs/cgroup"
+def num_oom_kills() -> int:
+    """Return the number of the kernel's OOM kills on this machine; 0 if the system does not count them."""
     with suppress(OSError):
-        paths = (proc / "self/cgroup").read_text().splitlines()
-        folder = folder.joinpath(*(path.removeprefix("0::/") for path in paths if path.startswith("0::/")))
-    return [folder, *folder.parents]  # in a container the path may be the host's: then only the top has the files
-
-
-def num_oom_kills(proc: Path = Path("/proc"), sys: Path = SYS) -> int:
-    """Return the number of the kernel's OOM kills: in this control group if it counts them, else on this machine."""
-    for path in (*(group / "memory.events" for group in control_groups(proc, sys)), proc / "vmstat"):
-        with suppress(OSError):
-            return sum(map(int, re.findall(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)))
+        return sum(map(int, re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)))
     return 0
 
 
 def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-    """Return the last non-empty lines in the last `num_bytes` of a log, cleaned; a progress bar shows its last state.
-
-    Returns [] if the log cannot be read.
-    """
+    """Return the last non-empty lines in the last `num_bytes` of a log, cleaned; [] if the log cannot be read."""
     try:
         with open_regular(log_path) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
             text = log.read(num_bytes).decode(errors="replace")
     except OSError:
         return []
-    last_states = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    lines = (clean(state, line_length) for state in last_states)
+    lines = (clean(line.rstrip("\r").rpartition("\r")[2], line_length) for line in text.split("\n"))
     return [line for line in lines if line][-num_lines:]
 
 
@@ -141,13 +123,11 @@ _deferred: list[Interrupted] | None = None  # the errors of signals that arrive 
 
 @contextmanager
 def interruptible(advice: str = "", is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
-    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore later signals.
+    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore later signals. A signal that
+    is ignored already (nohup) stays ignored.
 
-    A signal that is ignored already (nohup) stays ignored.
-
-    Args:
-        advice: the last sentence of the error.
-        is_noted: called with the signal's number; returns True if the caller has handled the signal.
+    `advice`: the last sentence of the error. `is_noted`: called with the signal's number; returns True if the caller
+    has handled the signal.
     """
     caught: list[int] = []
 
@@ -183,104 +163,69 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether this process (pid and create time) runs. A zombie counts only if another of its threads runs."""
+    """Return whether this process (pid and create time) runs and is no zombie."""
     with suppress(psutil.NoSuchProcess):
-        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 class ProcessTree:
-    """The processes below one harness process.
+    """The processes below one harness process, None if the harness is dead.
 
-    Members are the descendants of the harness, the processes seen earlier, and the processes with a marker. If the
-    system shows no environments (macOS), the sessions of the harness's children replace the markers. Each way alone
-    misses some: orphans are no descendants, some programs clear their environment, torchrun and verifiers make new
-    sessions. psutil compares the create time before each signal, so a recycled pid never gets one.
+    Members are the descendants of the harness, the processes seen earlier, and the processes with a marker: orphans are
+    no descendants, and some programs clear their environment. psutil never sends a signal to a recycled pid.
     """
 
-    harness: psutil.Process | None = None  # None: the harness is dead
+    harness: psutil.Process | None = None
 
     def __init__(self, *markers: str) -> None:
         """`markers`: prefixes of the markers of its processes."""
-        self.markers, self.sessions, self.seen = {*markers}, set[int | None](), set[psutil.Process]()
-        here = psutil.Process()  # a change of the title may have overwritten the environment of this process
-        self._shows_markers = any(map(environment_of, (here, *here.parents())))
+        self.markers, self.seen, self.children = {*markers}, set[psutil.Process](), list[Child]()
 
     def claims(self, process: psutil.Process) -> bool:
-        """Return whether a direct child of the harness, with all its descendants, belongs to this tree."""
-        return False
-
-    def reap(self, ended: Collection[psutil.Process]) -> None:
-        """Called with the processes of the tree that have ended."""
+        """Return whether a direct child of the harness, with all its descendants, belongs to this tree: every child in
+        another session."""
+        return session_of(process) not in (None, os.getsid(0), self.harness and session_of(self.harness))
 
     def sample(self) -> None:
-        """Remember the living processes of the tree."""
-        self.reap(self._scan()[1])
+        """Update `seen` to the living processes of the tree, and reap the zombies of orphans."""
+        if self.harness is not None and is_alive(self.harness):
+            roots = {child for child in _children_of(self.harness, is_recursive=False) if self.claims(child)}
+        else:  # its orphans are children of init now, so only remembered processes lead to others
+            roots = self.seen
+        known = {*self.seen, *roots, *(child for root in roots for child in _children_of(root))}
+        self.seen = {process for process in known if is_alive(process)}
+        for process in known - self.seen:
+            if process.is_running() and process.pid not in [child.pid for child in self.children]:  # Popen reaps those
+                with suppress(ChildProcessError):  # the child of another process
+                    os.waitpid(process.pid, os.WNOHANG)
 
     def end(self, grace_seconds: float) -> list[str]:
-        """Send SIGTERM to the whole tree and SIGKILL after `grace_seconds`, until two scans find no process.
-
-        Returns a description of each process that survived KILL_SECONDS of SIGKILL, normally none.
-        """
-        spared = {psutil.Process(), *psutil.Process().parents()}
-        terminated, known = set[psutil.Process](), set[psutil.Process]()
-        kill_at = time.monotonic() + grace_seconds
-        pause, num_quiet = FIRST_PAUSE_SECONDS, 0
+        """Send SIGTERM to the whole tree and SIGKILL after `grace_seconds`, until two scans find no process. Return the
+        processes that survived KILL_SECONDS of SIGKILL, normally none."""
+        spared, terminated = {psutil.Process(), *psutil.Process().parents()}, set[psutil.Process]()
+        kill_at, num_quiet = time.monotonic() + grace_seconds, 0
         while True:
-            self.seen |= {process for process in psutil.process_iter() if self._is_marked(process)}
-            known |= self.seen
-            alive, ended = self._scan()
-            left = alive - spared
-            # Of a chain that forks faster than /proc can be read, only the zombies are visible.
-            num_quiet = 0 if left or ended - known else num_quiet + 1
-            known |= ended
-            if time.monotonic() >= kill_at:
-                for process in left | ended:
-                    _kill(process)
-            else:
-                for process in left - terminated:  # once: a second SIGTERM makes many programs drop their clean-up
-                    with suppress(psutil.Error):  # gone, or no permission: then the process is left and reported
-                        process.terminate()
-                        process.resume()  # a stopped process does not receive SIGTERM
-                terminated |= left
-            self.reap(ended)
+            prefixes = (*self.markers,)
+            self.seen |= {process for process in psutil.process_iter() if marker_of(process).startswith(prefixes)}
+            self.sample()
+            left = self.seen - spared
+            num_quiet = 0 if left else num_quiet + 1
+            is_late = time.monotonic() >= kill_at
+            for process in left if is_late else left - terminated:  # a second SIGTERM makes many programs skip clean-up
+                with suppress(psutil.Error):  # gone, or no permission: then the process is left and reported
+                    process.kill() if is_late else process.terminate()
+            terminated |= left
             if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
                 return sorted(describe(process) for process in left)
-            time.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE_SECONDS)
-
-    def _is_marked(self, process: psutil.Process) -> bool:
-        if not self._shows_markers:
-            return session_of(process) in self.sessions
-        return environment_of(process).get(MARKER_NAME, "").startswith((*self.markers,))
-
-    def _scan(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
-        """Return the living processes of the tree, and the processes that have ended since the last scan."""
-        known = self.seen | self._descendants()
-        self.seen = {process for process in known if is_alive(process)}
-        return self.seen, known - self.seen
-
-    def _descendants(self) -> set[psutil.Process]:
-        if self.harness is None or not is_alive(self.harness):
-            # The orphans of the harness are children of init now, so only remembered processes lead to others.
-            return {child for process in self.seen for child in _children_of(process)}
-        below = dict[int, psutil.Process]()
-        for process in _children_of(self.harness):  # parents come before their children
-            with suppress(psutil.NoSuchProcess):
-                parent = process.ppid()
-                is_claimed = parent == self.harness.pid and self.claims(process)
-                if is_claimed:
-                    self.sessions.add(session_of(process))
-                if is_claimed or parent in below:
-                    below[process.pid] = process
-        return {*below.values()}
+            time.sleep(_PAUSE_SECONDS)
 
 
-def environment_of(process: psutil.Process) -> dict[str, str]:
-    """Return the environment with which a process was started; {} if it ended or belongs to another user."""
+def marker_of(process: psutil.Process) -> str:
+    """Return the marker with which a process was started; "" if it has none, has ended or belongs to another user."""
     with suppress(psutil.Error):
-        return process.environ() if os.getuid() in (0, process.uids().real) else {}
-    return {}
+        return process.environ().get(MARKER_NAME, "")
+    return ""
 
 
 def session_of(process: psutil.Process) -> int | None:
@@ -290,21 +235,11 @@ def session_of(process: psutil.Process) -> int | None:
     return None
 
 
-def _children_of(process: psutil.Process) -> list[psutil.Process]:
-    """Return all descendants of a process; [] if the process is gone."""
+def _children_of(process: psutil.Process, is_recursive: bool = True) -> list[psutil.Process]:
+    """Return the descendants or the direct children of a process; [] if the process is gone."""
     with suppress(psutil.NoSuchProcess):
-        return process.children(recursive=True)
+        return process.children(is_recursive)
     return []
-
-
-def _kill(process: psutil.Process) -> None:
-    """Send SIGKILL to a process, or a zombie, and first to its process group: only a group-wide signal stops a program
-    that forks faster than /proc can be scanned."""
-    with suppress(psutil.Error, ProcessLookupError, PermissionError):
-        group = os.getpgid(process.pid)
-        if process.is_running() and group != os.getpgrp():
-            os.killpg(group, signal.SIGKILL)
-        process.kill()
 
 
 def describe(process: psutil.Process) -> str:
@@ -315,16 +250,13 @@ def describe(process: psutil.Process) -> str:
 
 
 class ProcessGroup(ProcessTree):
-    """The processes of one part of a run that are stopped together. Use it in the main thread only.
-
-    Start nothing else with `start_new_session`: every child in another session belongs to a run.
-    """
+    """The processes of one part of a run that are stopped together. Use it in the main thread only, and start nothing
+    else with `start_new_session`: every child in another session belongs to a run."""
 
     def __init__(self, name: str, grace_seconds: float) -> None:
         """`name`: a word without spaces, which becomes part of the marker."""
         self.marker, self.grace_seconds = new_marker(name), grace_seconds
         super().__init__(self.marker)
-        self.children: list[Child] = []
         if prctl := getattr(ctypes.CDLL(None), "prctl", None):  # on Linux: adopt orphans as children
             prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.harness = psutil.Process()
@@ -376,12 +308,9 @@ class ProcessGroup(ProcessTree):
                 process.kill()
 
     def stop(self) -> list[str]:
-        """End every process of the group and return the survivors, as `end`.
-
-        You may call it twice. A signal that arrives meanwhile is delivered afterwards.
-        """
+        """End every process of the group and return the survivors. A signal that arrives meanwhile is delivered
+        afterwards. You may call it twice."""
         with _signals_deferred():
-            _open_groups.add(self)  # a group that has started no child yet is closed, too
             left = self.end(self.grace_seconds)
             for child in self.children:
                 child.poll()
@@ -396,20 +325,11 @@ class ProcessGroup(ProcessTree):
     def claims(self, process: psutil.Process) -> bool:
         """Return whether a direct child of this process has the group's marker. A child without a marker is an orphan
         that cleared its environment; it belongs to the group unless another group started its session."""
-        session, marker = session_of(process), environment_of(process).get(MARKER_NAME)
-        is_watchdog = _watchdog is not None and process.pid == _watchdog.pid
-        if session in (None, os.getsid(0)) or is_watchdog or process in self._foreign:
-            return False
-        if marker is not None:
+        if marker := marker_of(process):
             return marker.startswith(self.marker)
-        return session not in {child.pid for group in _open_groups - {self} for child in group.children}
-
-    def reap(self, ended: Collection[psutil.Process]) -> None:
-        """Reap the zombies of orphans; Popen reaps the children themselves."""
-        for process in ended:
-            if process.is_running() and process.pid not in {child.pid for child in self.children}:
-                with suppress(ChildProcessError):  # the child of another process
-                    os.waitpid(process.pid, os.WNOHANG)
+        others = [child.pid for group in _open_groups - {self} for child in group.children]
+        is_spared = session_of(process) in (_watchdog and _watchdog.pid, *others) or process in self._foreign
+        return super().claims(process) and not is_spared
 
 
 _open_groups: set[ProcessGroup] = set()  # with a started child, and not stopped
@@ -417,10 +337,8 @@ _watchdog: subprocess.Popen[bytes] | None = None
 
 
 class Pipes:
-    """Lines to the stdin of a child and from its stdout, with a deadline on the clock of time.monotonic.
-
-    Raises TimeoutError after the deadline and BrokenPipeError once the child has closed a pipe.
-    """
+    """Lines to the stdin of a child and from its stdout. TimeoutError after a deadline on the clock of time.monotonic,
+    BrokenPipeError once the child has closed a pipe."""
 
     def __init__(self, group: ProcessGroup, child: Child) -> None:
         assert child.stdin is not None
@@ -512,55 +430,35 @@ def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
     global _checkout
     _checkout, tree = digest_of(root), ProcessTree()
     for process in {*psutil.process_iter()} - {psutil.Process(), *psutil.Process().parents()}:
-        marker = environment_of(process).get(MARKER_NAME, "")
-        if _checkout in marker.split("/"):
+        if _checkout in (marker := marker_of(process)).split("/"):
             tree.seen.add(process)
             tree.markers.add(marker)
     if not tree.seen:
         return
     names = ", ".join(sorted(map(describe, tree.seen)))
-    with waiting(f"ending processes that an earlier start left running: {names}", LEFTOVERS_GRACE_SECONDS):
-        left = tree.end(LEFTOVERS_GRACE_SECONDS)
-    ended = f"ended processes that an earlier start in this checkout left running: {names}"
-    note(f"{ended}; could not end: {', '.join(left)}" if left else ended)
+    left = tree.end(LEFTOVERS_GRACE_SECONDS)
+    survivors = f"; could not end: {', '.join(left)}" if left else ""
+    note(f"ended processes that an earlier start in this checkout left running: {names}{survivors}")
 
 
 # -- the watchdog ------------------------------------------------------------------------------------------
 
 
-class _Watched(ProcessTree):
-    """The tree of a harness that may be dead."""
-
-    def __init__(self, harness_pid: int) -> None:
-        super().__init__()
-        parent = psutil.Process().parent()
-        self.harness = parent if parent is not None and parent.pid == harness_pid else None
-        self._sessions_spared = {None, os.getsid(0), session_of(self.harness) if self.harness else None}
-
-    def claims(self, process: psutil.Process) -> bool:
-        return session_of(process) not in self._sessions_spared
-
-
 def watch(harness_pid: int) -> None:
-    """Run as the watchdog of the parent process, and end its tree when the pipe to stdin closes.
-
-    The parent writes a line `MARKER GRACE_SECONDS` to the pipe for each group that it opens.
-    """
+    """Run as the watchdog of the parent process, which writes `MARKER GRACE_SECONDS` to stdin for each group. End the
+    parent's tree when this pipe closes."""
     for number in STOP_SIGNALS:  # a signal that stops the harness may reach the watchdog, too
         signal.signal(number, signal.SIG_IGN)
-    tree, grace_seconds, received = _Watched(harness_pid), 0.0, b""
+    tree, grace_seconds, pipe = ProcessTree(), 0.0, os.fdopen(0, "rb", 0)
+    parent = psutil.Process().parent()
+    tree.harness = parent if parent is not None and parent.pid == harness_pid else None
     while True:
-        if select.select([0], [], [], WATCH_SECONDS)[0]:
-            data = os.read(0, _PIPE_BYTES)
-            if not data:
+        if select.select([pipe], [], [], WATCH_SECONDS)[0]:
+            if not (line := pipe.readline()):
                 break
-            *lines, received = (received + data).split(b"\n")
-            for line in lines:
-                marker, grace = line.decode().split(" ")
-                tree.markers.add(marker)
-                grace_seconds = max(grace_seconds, float(grace))
-        elif os.getppid() != harness_pid:  # the harness is dead, although a forked copy keeps the pipe open
-            break
+            marker, grace = line.decode().split()
+            tree.markers.add(marker)
+            grace_seconds = max(grace_seconds, float(grace))
         tree.sample()
     tree.end(grace_seconds)
 

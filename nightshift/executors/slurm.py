@@ -8,18 +8,16 @@ ends.
 
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -43,10 +41,13 @@ from nightshift.files import read_file, read_json
 from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
-_FIXED = ("--parsable", "--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1", "--export=NONE")
-_NAMED = ("--requeue", "--job-name", "--output", "--error", "--chdir", "--wait", "--array", "--wrap", "--test-only")
-_SHORT = ("-J", "-o", "-e", "-D", "-W", "-a", "-N", "-n", "-c", "-t")  # of the options that are always set
-_EXCLUDE = re.compile(r"(?:^|\0)(?:--exclude[=\0]|-x[=\0 ]?)([^\0]+)")  # in the words of slurm.toml, joined by NUL
+_FIXED = ("--no-requeue", "--open-mode=append", "--nodes=1", "--ntasks=1")
+# The options that Nightshift sets, or that would break it.
+_LONG = (
+    " --no-requeue --requeue --open-mode --nodes --ntasks --export --cpus-per-task --mem --time --partition --account"
+    " --constraint --gres --job-name --output --error --chdir --wait --array --wrap --test-only"
+)
+_SHORT = ("-J", "-o", "-e", "-D", "-W", "-a", "-N", "-n", "-c", "-t", "-p", "-A", "-C")
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,12 +69,8 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError for an option of sbatch that Nightshift sets itself."""
-        set_here = {word.partition("=")[0] for word in (*_FIXED, *_NAMED, *self.options)}
-        optional = {"-p": self.partition, "-A": self.account, "-C": self.constraint}
-        short = (*_SHORT, *(name for name, value in optional.items() if value))
         for option in self.sbatch:  # sbatch also accepts an abbreviated name
-            is_long = option.startswith("--") and any(name.startswith(option.partition("=")[0]) for name in set_here)
-            if is_long or option.startswith(short):
+            if option.startswith(_SHORT) or (option[:2] == "--" and f" {option.partition('=')[0]}" in _LONG):
                 raise ValueError(f"Nightshift itself sets the option {option} of sbatch")
 
     @property
@@ -108,26 +105,22 @@ def read(path: Path) -> SlurmConfig:
 _LOOK_SECONDS = 0.2
 POLL_SECONDS = 2.0  # between two queries of slurmctld, for all jobs at once
 ANSWER_SECONDS = 30.0  # SLURM's commands give up after nine if slurmctld does not answer
-_FIRST_ANSWER_SECONDS = 10.0  # while a person waits
-# How long a file that another node wrote may take to appear here. A completed job wrote one: NFS caches a folder for up
-# to 60 s (acdirmax, nfs(5)).
-COMPLETED_SECONDS = 75.0
-OTHERWISE_SECONDS = 10.0
+# How long the result that another node wrote may take to appear here: NFS caches a folder for up to 60 s (acdirmax,
+# nfs(5)).
+RESULT_SECONDS = 75.0
 CANCEL_SECONDS = 90.0  # SLURM's KillWait is 30 by default
-_REFUSED = "refused by sbatch"
-_SUBMIT_LIMIT = "MaxSubmit"  # AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit: the user has too many jobs
+# Errors after which a job is submitted again: the user has too many jobs (AssocMaxSubmitJobLimit,
+# QOSMaxSubmitJobPerUserLimit), or slurmctld does not answer and may still accept the job.
+_TOO_MANY = "MaxSubmit"
+_LATER = (_TOO_MANY, "did not answer", "Unable to contact", "timed out")
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
 _SET_BY_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR", "TMP", "TEMP")
 
 
-class NoAnswer(EngineError):
-    """A command of SLURM timed out. SLURM may still carry it out."""
-
-
 class _Seen(NamedTuple):
-    """The last report of slurmctld on a job; empty before the first."""
+    """The last report of slurmctld on a job."""
 
     state: str = ""
     node: str = ""
@@ -135,7 +128,7 @@ class _Seen(NamedTuple):
 
     @property
     def is_left(self) -> bool:
-        return self.state not in (*_ENDED, _REFUSED)
+        return self.state not in _ENDED
 
 
 _NEVER = _Seen()
@@ -145,8 +138,6 @@ _NEVER = _Seen()
 class _Work(Flight):
     seen: _Seen = _NEVER
     gone_at: float | None = None  # when SLURM no longer had the job in its queue
-    patience: float = ANSWER_SECONDS  # after so many seconds an unknown job is submitted again; 0 after sbatch returned
-    is_unanswered: bool = False  # sbatch timed out: SLURM may still accept the job
 
 
 class SlurmExecutor(Executor[_Work]):
@@ -161,10 +152,10 @@ class SlurmExecutor(Executor[_Work]):
     def require_ready(self) -> None:
         """Raise EngineError with the error of sbatch if SLURM would never accept a run."""
         try:
-            self.sbatch("answer", Path(os.devnull), ["true"], "--test-only", seconds=_FIRST_ANSWER_SECONDS)
+            self.sbatch("answer", Path(os.devnull), ["true"], "--test-only")
         except EngineError as error:
             # Temporary: drained nodes, and other jobs of the user.
-            if "node configuration is not available" not in error.cause and _SUBMIT_LIMIT not in error.cause:
+            if not any(text in error.cause for text in ("node configuration is not available", _TOO_MANY)):
                 raise
 
     def hardware(self, of_engine: str) -> str:
@@ -186,46 +177,43 @@ class SlurmExecutor(Executor[_Work]):
         return True
 
     def _send(self, folder: Path) -> EngineError | None:
-        """Submit the job of job.json, without the avoided nodes unless sbatch refuses that.
+        """Submit the job of job.json, without the avoided nodes unless sbatch refuses that. Return sbatch's refusal.
 
-        Returns the error of sbatch if sbatch refuses the job. If SLURM does not answer, `_poll` submits the job later.
+        After an error of `_LATER`, `_poll` submits the job.
         """
         work = self._flights[folder]
-        work.gone_at, work.patience, work.is_unanswered = None, 0.0, False
+        work.gone_at = None
         worker = shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))
-        nodes = _EXCLUDE.findall("\0".join(self.config.sbatch)) + sorted(filter(None, self.avoided))
-        options = [f"--exclude={','.join(nodes)}"] if nodes else []
+        exclude = [f"--exclude={','.join(sorted(self.avoided))}"] if any(self.avoided) else []
         try:
-            self.sbatch(work.job.name, folder / LOG_NAME, [*self.exports(), f"exec {worker}"], *options)
-            return None
-        except EngineError as error:
-            refusal = error
-        if isinstance(refusal, NoAnswer) or _SUBMIT_LIMIT in refusal.cause:  # `_poll` looks for the job, then sends it
-            work.patience, work.is_unanswered = ANSWER_SECONDS, isinstance(refusal, NoAnswer)
-            return None
-        try:
-            if jobs_seen([work.job.name]):
-                return None
-        except EngineError:
-            return None
-        if not self.avoided:
-            return refusal
-        self.avoided = ()
-        return self._send(folder)
+            self.sbatch(work.job.name, folder / LOG_NAME, [*self.exports(), f"exec {worker}"], *exclude)
+        except EngineError as refusal:
+            if not any(text in refusal.cause for text in _LATER):
+                if not exclude:
+                    return refusal
+                self.avoided = ()
+                return self._send(folder)
+        return None
 
-    def sbatch(self, name: str, output: Path, lines: Sequence[str], *more: str, **how: Any) -> None:
-        """Submit a job.
+    def sbatch(
+        self,
+        name: str,
+        output: Path,
+        lines: Sequence[str],
+        *more: str,
+        export: str = "NONE",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Submit a job whose script is `lines`, with the lines of `setup` before the last line.
 
-        Args:
-            lines: the script; the lines of `setup` are inserted before the last line.
-            more: further options. If an option is given twice, sbatch uses the last.
-            how: arguments of `_ask`.
+        `more`: options; sbatch uses those of slurm.toml instead if both set one. `variables`: of sbatch.
         """
-        words = [*self.config.sbatch, *_FIXED, *self.config.options, f"--job-name={name}", f"--output={output}"]
+        words = [*more, *self.config.sbatch, *_FIXED, *self.config.options, f"--export={export}"]
+        words += [f"--job-name={name}", f"--output={output}", f"--chdir={self.root}"]
         # After the lines of setup: `module load` sets PYTHONPATH.
         last = f"export PYTHONPATH={shlex.quote(process.python_path())}", lines[-1]
         script = "\n".join(["#!/bin/bash", *lines[:-1], *self.config.setup, *last, ""])
-        _ask(["sbatch", *words, f"--chdir={self.root}", *more], script.encode(), **how)
+        _ask(["sbatch", *words], script.encode(), variables)
 
     def exports(self) -> list[str]:
         """Return the lines of a script that export the variables an engine may inherit."""
@@ -238,10 +226,8 @@ class SlurmExecutor(Executor[_Work]):
         with suppress(FileNotFoundError, EngineError):
             read_result(folder, work.job)
             return True
-        if work.gone_at is None:
-            return False
-        patience = COMPLETED_SECONDS if work.seen.state == "COMPLETED" else OTHERWISE_SECONDS
-        return time.monotonic() - work.gone_at > patience and not self._is_waiting(folder)
+        is_late = work.gone_at is not None and time.monotonic() - work.gone_at > RESULT_SECONDS
+        return is_late and not self._is_waiting(folder)
 
     def _is_waiting(self, folder: Path) -> bool:
         """Return whether no node has started the job, which may wait or be unknown to SLURM."""
@@ -266,9 +252,9 @@ class SlurmExecutor(Executor[_Work]):
                 work.gone_at = None
                 continue
             work.gone_at = work.gone_at or self._asked_at
-            is_late = self._asked_at - work.gone_at >= work.patience
-            if job is None and is_late and self._is_waiting(folder) and (refusal := self._send(folder)):
-                work.seen, work.gone_at = _Seen(_REFUSED, reason=refusal.cause), self._asked_at
+            is_unknown = job is None and self._is_waiting(folder)
+            if is_unknown and self._asked_at - work.gone_at >= ANSWER_SECONDS and (refusal := self._send(folder)):
+                work.seen, work.gone_at = _Seen("FAILED", reason=refusal.cause), self._asked_at
 
     def has_begun(self, folder: Path) -> bool:
         """Return False for a job that waits in the queue, or that SLURM has not reported yet."""
@@ -276,10 +262,7 @@ class SlurmExecutor(Executor[_Work]):
         return not self._is_waiting(folder)
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """Cancel jobs, and wait up to CANCEL_SECONDS until those without a result are gone.
-
-        If slurmctld does not answer, `_poll` cancels the jobs later.
-        """
+        """Cancel jobs, and wait until those without a result are gone. `_poll` repeats it if SLURM does not answer."""
         works = {folder: self._flights.pop(folder) for folder in folders if folder in self._flights}
         self._unwanted |= {work.job.name for work in works.values()}
         unfinished = [work.job.name for folder, work in works.items() if not (folder / RESULT_NAME).exists()]
@@ -290,9 +273,6 @@ class SlurmExecutor(Executor[_Work]):
             cancel_jobs(self._unwanted)
             while any(job.is_left for job in jobs_seen(unfinished).values()) and time.monotonic() < ends_at:
                 time.sleep(_LOOK_SECONDS)
-            if any(work.is_unanswered and not work.seen.state for work in works.values()):
-                time.sleep(ANSWER_SECONDS)
-                cancel_jobs({*unfinished})
 
     def _ending(self, folder: Path) -> tuple[str, Failure]:
         """Return the last report of SLURM on a job. A preempted job counts as interrupted, not as a failure."""
@@ -304,18 +284,15 @@ class SlurmExecutor(Executor[_Work]):
 
 
 def jobs_seen(names: Collection[str]) -> dict[str, _Seen]:
-    """Return the reports of slurmctld on these jobs, by name. EngineError if slurmctld does not answer.
-
-    If two jobs have one name, a job that is left counts first, then a completed job. A job that failed without a node
-    was refused.
-    """
+    """Return the reports of slurmctld on these jobs, by name. EngineError if slurmctld does not answer."""
     jobs = dict[str, _Seen]()
     command = ["squeue", "--noheader", "--states=all", f"--name={','.join(names)}", "--format=%j|%T|%N|%r"]
     for line in _ask(command).splitlines() if names else ():
         name, *fields = line.strip().split("|", 3)
         job = _Seen(*fields)
-        if job.node or job.state != "FAILED":
-            jobs[name] = max(jobs.get(name, job), job, key=lambda job: (job.is_left, job.state == "COMPLETED"))
+        # A job that failed without a node was refused. If two jobs have one name, a job that is left counts.
+        if (job.node or job.state != "FAILED") and (job.is_left or name not in jobs):
+            jobs[name] = job
     return jobs
 
 
@@ -328,17 +305,14 @@ def cancel_jobs(names: set[str]) -> None:
 
 def job_left(folder: Path) -> Job | None:
     """Return the SLURM job of the run in `folder`; None if there is none, or job.json is damaged."""
-    job = None
     with suppress(UsageError):
         job = read_json(folder / JOB_NAME, Job, "")
-    return job if job and job.name else None
+        return job if job and job.name else None
+    return None
 
 
 def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) -> dict[Path, Job]:
-    """Return the jobs that an earlier controller submitted and did not collect, by the folders of their runs.
-
-    Includes experiments from number `first` on, and certificates if `of_certificates`.
-    """
+    """Return the jobs that an earlier controller did not collect, from experiment `first` on, by their folders."""
     numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
     folders = [*map(ledger.run_dir, numbers)]
     if of_certificates:
@@ -349,18 +323,17 @@ def jobs_left(ledger: Ledger, first: int = 0, *, of_certificates: bool = False) 
 
 def end_jobs(ledger: Ledger, note: Callable[[str], None], *, of_certificates: bool = False) -> None:
     """Cancel the jobs of `jobs_left`. EngineError if slurmctld does not answer."""
-    if jobs := jobs_left(ledger, of_certificates=of_certificates):
-        cancel_jobs({job.name for job in jobs.values()})
-        for folder in jobs:
-            if folder.parent != ledger.runs_dir:
-                (folder / JOB_NAME).unlink()  # otherwise `certify --resume` would wait for the job
+    jobs = jobs_left(ledger, of_certificates=of_certificates)
+    cancel_jobs({job.name for job in jobs.values()})
+    for folder in jobs:
+        if folder.parent != ledger.runs_dir:
+            (folder / JOB_NAME).unlink()  # otherwise `certify --resume` would wait for the job
+    if jobs:
         note(f"cancelled jobs in SLURM that an earlier controller left: {listed([path.name for path in jobs])}")
 
 
-def _ask(
-    command: list[str], stdin: bytes = b"", seconds: float = ANSWER_SECONDS, variables: Mapping[str, str] | None = None
-) -> str:
-    """Return the output of a command of SLURM. EngineError with its last error if the command fails or times out."""
+def _ask(command: list[str], stdin: bytes = b"", variables: Mapping[str, str] | None = None) -> str:
+    """Return the output of a command of SLURM. EngineError if the command fails or times out."""
     options = ("SLURM_", "SBATCH_", "SQUEUE_")  # variables that set options of the commands
     environment = {n: v for n, v in os.environ.items() if n == "SLURM_CONF" or not n.startswith(options)}
     try:
@@ -369,19 +342,17 @@ def _ask(
             input=stdin,
             capture_output=True,
             check=False,
-            timeout=seconds,
+            timeout=ANSWER_SECONDS,
             env=environment | {process.MARKER_NAME: process.new_marker("slurm"), **(variables or {})},
             process_group=0,  # Ctrl-C must reach the controller only
         )
     except FileNotFoundError:
         raise EngineError(f"{command[0]} is not installed here", "Run this on a login node of the cluster.") from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{command[0]} did not answer in {seconds:g} s") from None
+        raise EngineError(f"{command[0]} did not answer in {ANSWER_SECONDS:g} s") from None
     if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        errors = [line for line in lines if f"{command[0]}: " in line]  # hints may follow
-        limits = [line for line in errors[:-1] if _SUBMIT_LIMIT in line]
-        raise EngineError("; ".join([*limits, errors[-1]]) if errors else f"{command[0]}: {lines[-1]}")
+        cause = " ".join(done.stderr.decode(errors="replace").split())
+        raise EngineError(cause or f"{command[0]}: exit code {done.returncode}")
     return done.stdout.decode(errors="replace")
 
 
@@ -391,26 +362,21 @@ _PROGRAM = ("-c", "from nightshift.cli.command import main; main()")
 
 
 def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, bytes]:
-    """Run a command of `nightshift` as a job. Return a line about its node, and the output of the command.
-
-    EngineError if the command printed nothing.
-    """
-    runs_dir = executor.root / "runs"
-    runs_dir.mkdir(exist_ok=True)
-    folder, began, job = Path(tempfile.mkdtemp(prefix=".nightshift-", dir=runs_dir)), time.monotonic(), _NEVER
-    name, answer, log = folder.name.removeprefix("."), folder / "answer", folder / LOG_NAME
+    """Run a command of `nightshift` as a job. Return a line about its node, and the command's output."""
+    began, job, name = time.monotonic(), _NEVER, f"nightshift-{uuid.uuid4().hex}"
+    folder = executor.root / "runs" / f".{name}"
+    folder.mkdir(parents=True)
+    answer, log = folder / "answer", folder / LOG_NAME
     command = shlex.join(process.python_command(*_PROGRAM, *words))
     try:
         executor.sbatch(name, answer, [*executor.exports(), command], f"--error={log}")
         with waiting(lambda: f"waiting for the job: {job.state} {job.reason}"):
-            while job.is_left:
+            while job.is_left and (job.state or time.monotonic() - began < ANSWER_SECONDS):
                 time.sleep(POLL_SECONDS)
                 with suppress(EngineError):
-                    report = jobs_seen([name]).get(name)
-                    if report is None and (job.state or time.monotonic() - began > ANSWER_SECONDS):
-                        break  # SLURM does not know the job any more
-                    job = report or job
-        if not (answer.is_file() and (text := read_file(answer))):
+                    job = jobs_seen([name]).get(name, job)
+        text = read_file(answer) if answer.is_file() else b""
+        if not text:
             why = "".join(f": {line}" for line in process.tail(log, 1))
             raise EngineError(f"the job printed nothing: {job.state}, node {job.node}{why}", "Check that node.")
         return f"node:     {job.node}, answered after {time.monotonic() - began:.1f} s", text
@@ -424,10 +390,6 @@ def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str]) -> 
     """Run a command of `nightshift` as a job without GPUs, whose output `wait --night` follows. Return the job's name.
 
     The command and the user's variables may contain secrets, so they are in the job's environment, not in its script.
-
-    Raises:
-        UsageError: a controller of this checkout runs as a job already.
-        EngineError: SLURM refuses the job, or does not answer.
     """
     name = f"nightshift-controller-{process.digest_of(root)}"
     if (job := jobs_seen([name]).get(name)) and job.is_left:
@@ -437,6 +399,6 @@ def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str]) -> 
     config = msgspec.structs.replace(config, gpus=0, gres="", time_minutes=config.controller_minutes)
     command = f'eval "exec {shlex.join(process.python_command(*_PROGRAM))} $NIGHTSHIFT_WORDS"'
     lines, variables = [f"cd {shlex.quote(str(Path.cwd()))}", command], {"NIGHTSHIFT_WORDS": shlex.join(words)}
-    executor = SlurmExecutor(root, {}, config)
-    executor.sbatch(name, root / "runs" / DETACHED_NAME, lines, "--export=ALL", variables=variables)
+    log = root / "runs" / DETACHED_NAME
+    SlurmExecutor(root, {}, config).sbatch(name, log, lines, export="ALL", variables=variables)
     return name

@@ -11,13 +11,11 @@ import pytest
 from nightshift.campaign.metrics import read_steps
 from nightshift.campaign.records import Outcome, Phase, Progress
 from nightshift.config.rules import Decoding
-from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import Engine, NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
-from nightshift.errors import ConfigError
 from nightshift.evaluation.evaluate import examples_of
 from tests import stand_in_prime_rl
 from tests.conftest import ON_GPU, living_children, slow
@@ -161,25 +159,6 @@ def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
     assert effective.unused == ("orchestrator.max_off_policy_steps",)
     assert effective.settings == settings(engine) != settings(engine, b"[trainer.optim]\nlr = 2e-6\n")
     assert json.loads(json.dumps(effective.settings)) == effective.settings
-
-
-def test_difficulty_pools_are_used_those_of_train_toml_or_prime_rls(trl_engine: Engine) -> None:
-    sampler = b"[orchestrator.train.source.curriculum.sampler]\ntype = "
-    assert "difficulty_pools" not in trl_engine.validate(parse(BATCH + sampler + b"'standard'\n")).settings
-    effective = trl_engine.validate(parse(BATCH + sampler + b"'difficulty_pool'\n"))
-    assert effective.unused == ()
-    assert effective.settings["difficulty_pools"] == {
-        "hard": {"threshold": 0.25, "weight": 0.2},
-        "normal": {"threshold": 0.75, "weight": 1.0},
-        "easy": {"threshold": 1.0, "weight": 0.2},
-    }
-    own = sampler + b"'difficulty_pool'\npools = {mine = {threshold = 1, weight = 2}}\n"
-    effective = trl_engine.validate(parse(BATCH + own))
-    assert effective.unused == ()
-    assert effective.settings["difficulty_pools"] == {"mine": {"threshold": 1.0, "weight": 2.0}}
-    both = rules_of(ROOT, Chosen(environments=["arithmetic", "countdown"]), "trl", 0)
-    with pytest.raises(ConfigError, match="arithmetic and countdown; --engine trl supports pools for one environment"):
-        TrlEngine(both, ROOT, {}).validate(parse(BATCH + own))
 
 
 def test_a_rate_that_the_rules_multiply_is_told_with_its_factor(trl_engine: Engine) -> None:

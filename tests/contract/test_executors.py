@@ -13,6 +13,7 @@ import pytest
 
 from nightshift.campaign.records import JOB_NAME, LOG_NAME, RESULT_NAME, STARTED_NAME
 from nightshift.errors import EngineError, Failure
+from nightshift.executors import slurm
 from nightshift.executors.base import Executor, Slot
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slurm import SlurmExecutor
@@ -40,6 +41,7 @@ def case(request: pytest.FixtureRequest, checkout: Path, monkeypatch: pytest.Mon
         stand_ins.install("trl")
         cluster: Cluster = request.getfixturevalue("cluster")
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        monkeypatch.setattr(slurm, "RESULT_SECONDS", 5.0)
         executor = SlurmExecutor(checkout, dict(os.environ), CONFIG)
     executor.require_ready()
     yield Case(executor, checkout)

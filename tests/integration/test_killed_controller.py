@@ -69,7 +69,7 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog_an
 
 
 def test_an_experiment_runs_without_what_only_linux_has_and_a_kill_leaves_nothing(root: Path) -> None:
-    """No affinity, no control groups, no /proc, no prctl, no environment of a process: as on macOS."""
+    """No affinity, no control groups, no /proc, no prctl: as on macOS."""
     flags = ("--engine", "trl", "--budget-seconds", "1", "--stand-in", "mac")
     code, _, stderr = finish(start_run(root, *flags))
     assert code == 0, stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.config.rules import LossRules, Rules
+from nightshift.config.rules import Rules
 from nightshift.config.train_toml import parse
 from nightshift.engines import rehearsal as preparation
 from nightshift.engines.base import PrepareFlags
@@ -124,13 +124,10 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     assert living_children() == []
 
 
-def test_the_smoke_config_is_a_valid_one_for_the_tiny_model_with_the_loss_that_train_toml_names(tmp_path: Path) -> None:
-    loss = LossRules("clipped", "losses/clipped/clipped_loss/", "clipped_loss.clipped", {})
-    rules = preparation.smoke_rules(ROOT, replace(GSM8K_PRIME_RL, losses=(loss,)), 60.0)
+def test_the_smoke_config_is_a_valid_one_for_the_tiny_model(tmp_path: Path) -> None:
+    rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL, 60.0)
     engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
-    config = parse(b'[orchestrator]\ngroup_size = 4\n[trainer.loss]\ntype = "clipped"\n')
-    settings = engine.validate(preparation.smoke_config(config)).settings
-    assert settings["trainer"]["loss"]["import_path"] == "clipped_loss.clipped"
+    settings = engine.validate(parse(preparation._SMOKE_CONFIG)).settings
     settings = engine.launch(settings, 1, tmp_path).tree
     assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")
     context = json.loads((ROOT / "models" / "arithmetic-base" / "config.json").read_bytes())["max_position_embeddings"]

@@ -10,7 +10,6 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.executors import local as module
 from nightshift.executors import process
 from nightshift.executors.local import Capacity, capacity, divide
-from nightshift.executors.process import num_oom_kills
 from nightshift.text import counted
 from tests.rules import ARITHMETIC_TRL, ROOT
 
@@ -26,10 +25,13 @@ def machine(folder: Path, group: str, files: Mapping[str, str], siblings: Mappin
     return folder
 
 
-def num_cores_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The cores of a machine with eight processors."""
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a machine with eight processors."""
     monkeypatch.setattr(module, "own_cores", lambda: [*range(8)])
-    return capacity(folder / "proc", folder / "sys").num_cores
+    monkeypatch.setattr(module, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(module, "SYS", tmp_path / "sys")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -37,14 +39,14 @@ def num_cores_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     [
         ("0::/job\n", {"job/cpu.max": "max 100000\n"}, 8),
         ("0::/job\n", {"job/cpu.max": "250000 100000\n"}, 2.5),
-        ("0::/job\n", {"job/cpu.max": "broken\n"}, 8),
         ("0::/a/b\n", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "400000 100000"}, 2),  # the least on the way up
         ("0::/docker/4f1a\n", {"cpu.max": "300000 100000"}, 3),  # a path of the host: the top has the file
         ("2:cpu,cpuacct:/job\n", {}, 8),
     ],
 )
-def test_the_limit_of_cpu_time_counts_where_it_is_less_than_the_cores(tmp_path, monkeypatch, group, files, num_cores):
-    assert num_cores_of(machine(tmp_path, group, files), monkeypatch) == num_cores
+def test_the_limit_of_cpu_time_counts_where_it_is_less_than_the_cores(folder, group, files, num_cores):
+    machine(folder, group, files)
+    assert capacity().num_cores == num_cores
 
 
 @pytest.mark.parametrize(
@@ -55,27 +57,11 @@ def test_the_limit_of_cpu_time_counts_where_it_is_less_than_the_cores(tmp_path, 
         ({"memory.max": "3000000000", "memory.current": "3500000000", "memory.stat": ""}, 0.0),
     ],
 )
-def test_the_memory_limit_of_a_container_counts(tmp_path, files, free_gb):
+def test_the_memory_limit_of_a_container_counts(folder, files, free_gb):
     """In the group around the process's own, which has a higher limit."""
-    own = (
-        {"a/b/memory.max": "9000000000", "a/b/memory.current": "1", "a/b/memory.stat": ""}
-        if free_gb is not None
-        else {}
-    )
-    folder = machine(tmp_path, "0::/a/b\n", own | {f"a/{name}": text for name, text in files.items()})
-    found = capacity(folder / "proc", folder / "sys")
-    assert free_gb is None or found.free_gb == pytest.approx(free_gb, abs=1e-6)
-
-
-def test_kills_for_lack_of_memory_are_counted_in_the_own_group_or_else_on_the_machine(tmp_path: Path) -> None:
-    events = "low 0\nhigh 0\nmax 7\noom 4\noom_kill {}\noom_group_kill 0\n"
-    folder = machine(
-        tmp_path, "0::/a/b\n", {"a/b/memory.events": events.format(3), "a/memory.events": events.format(9)}
-    )
-    (folder / "proc/vmstat").write_text("nr_free_pages 5\noom_kill 20\n")
-    assert num_oom_kills(folder / "proc", folder / "sys") == 3
-    assert num_oom_kills(folder / "proc", folder / "elsewhere") == 20
-    assert num_oom_kills(folder / "nothing", folder / "elsewhere") == 0
+    own = {"a/b/memory.max": "9000000000", "a/b/memory.current": "1", "a/b/memory.stat": ""} if free_gb else {}
+    machine(folder, "0::/a/b\n", own | {f"a/{name}": text for name, text in files.items()})
+    assert free_gb is None or capacity().free_gb == pytest.approx(free_gb, abs=1e-6)
 
 
 @pytest.mark.parametrize("kills", [0, 1])
@@ -96,7 +82,7 @@ def test_a_process_that_the_kernel_killed_for_lack_of_memory_is_named_so(tmp_pat
     ("num_cores", "free_gb", "num_runs"), [(8, 100, 8), (8, 7.9, 3), (2.5, 100, 2), (0.5, 100, 1), (8, 0.3, 1)]
 )
 def test_a_run_needs_a_core_and_its_memory_and_one_run_is_always_tried(num_cores, free_gb, num_runs):
-    assert str(Capacity(num_cores, free_gb)).startswith(f"{counted(num_runs, 'run')} at a time: {num_cores:g} core")
+    assert str(Capacity(num_cores, free_gb)).startswith(f"{counted(num_runs, 'run')} at a time: {num_cores:g} cores")
 
 
 def test_the_memory_of_a_run_is_known_for_the_models_that_come_with_the_project() -> None:
@@ -110,14 +96,13 @@ HYBRID = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4", 5: "5", 6: "6", 7: "7"
 
 
 @pytest.mark.parametrize(("siblings", "num_cores"), [({}, 8), (THREADS_APART, 4), (HYBRID, 6)])
-def test_no_two_runs_share_a_physical_core(tmp_path, monkeypatch, siblings, num_cores):
-    folder = machine(tmp_path, "", {}, siblings)
-    assert num_cores_of(folder, monkeypatch) == num_cores
-    sys = folder / "sys"
+def test_no_two_runs_share_a_physical_core(folder, siblings, num_cores):
+    machine(folder, "", {}, siblings)
+    assert capacity().num_cores == num_cores
     for num_slots in range(2, num_cores + 1):
-        slots = divide(num_slots, [], 0, range(8), sys)
+        slots = divide(num_slots, [], 0, range(8))
         used = [{siblings.get(core, str(core)) for core in slot.cores} for slot in slots]
         assert len({len(slot.cores) for slot in slots}) == 1, "the hardware in a record is that of every slot"
         assert sum(map(len, used)) == len(set().union(*used)) <= num_cores
     assert sum(map(len, used)) == num_cores
-    assert sorted(core for slot in divide(8, [], 0, range(8), sys) for core in slot.cores) == [*range(8)]
+    assert sorted(core for slot in divide(8, [], 0, range(8)) for core in slot.cores) == [*range(8)]

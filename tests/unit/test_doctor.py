@@ -38,7 +38,7 @@ def names(found: list[Check], engine: str, ok: bool) -> list[str]:
 
 def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(root: Path, tmp_path: Path) -> None:
     found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
-    assert names(found, ALL, ok=True) == ["train.toml", "host memory", "machine.toml"]
+    assert names(found, ALL, ok=True) == ["train.toml", "machine.toml"]
     assert names(found, "trl", ok=False) == []
     assert names(found, "prime-rl", ok=False) == [], "an engine that this machine does not use has no PROBLEM"
     lacks = {check.name: str(check) for check in found if check.engine == "prime-rl" and check.problem}

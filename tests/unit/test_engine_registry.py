@@ -29,11 +29,11 @@ from tests.stand_ins import prime_rl_rules
 
 
 def test_flags_are_the_engine_s_to_refuse() -> None:
-    with pytest.raises(UsageError, match=r"'0,1' does not name 1 GPU\..*--gpus 0 for --engine trl"):
+    with pytest.raises(UsageError, match=r"'0,1' does not name 1 GPU\(s\)\..*--gpus 0 for --engine trl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "0,1")
     with pytest.raises(UsageError, match="--gpus none is for --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "none")
-    with pytest.raises(UsageError, match=r"'1' does not name 1 \+ 1 GPUs.*--gpus 0,1 .or 0,0. for --engine prime-rl"):
+    with pytest.raises(UsageError, match=r"'1' does not name 1 \+ 1 GPU.*--gpus 0,1 .or 0,0. for --engine prime-rl"):
         open_engine(GSM8K_PRIME_RL, ROOT, {}, "1")
     with pytest.raises(UsageError, match=r"--prime-rl there is for --engine prime-rl, these rules \(arithmetic-trl\)"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, prime_rl=Path("there"))
@@ -144,8 +144,6 @@ def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path,
         ("[environment]\nVLLM_LOGGING_LEVEL = 'DEBUG'", "may not set VLLM_LOGGING_LEVEL"),  # it logs prompts
         ("[limits]\nstartup_second = 5", "unknown field `startup_second`"),
         ("[limits", "machine.toml: "),
-        ('[environment]\nCC = "gcc\\nready: yes"', r"machine.toml: CC contains a control character"),
-        ('[wandb]\nproject = "of/mine"', "matching regex"),
     ],
 )
 def test_anything_else_is_refused_in_one_line_before_anything_starts(root: Path, text: str, cause: str) -> None:

@@ -1,6 +1,5 @@
 """GPUs as NVML tells of them, with a stand-in for NVML, and the defaults of the smallest one: no GPU is needed."""
 
-import os
 import re
 import sys
 from dataclasses import replace
@@ -34,27 +33,32 @@ ONE_TO_THREE = rules_of(ROOT, Chosen(environments=["gsm8k"], train_gpus=3), None
 MACHINE = [replace(H100, index=i, uuid=f"GPU-aa{i}0-1234") for i in range(4)]
 
 
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> StandInNvml:
+    """A machine with cards that a test chooses."""
+    nvml = StandInNvml([])
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return nvml
+
+
 # Total memory in GB, as drivers of the 570 series report it.
 CARDS = {"RTX 4090": 25.8, "H100": 85.5, "A6000": 51.5, "RTX 3060": 12.9}
 
 
-def test_a_machine_without_a_driver_has_no_gpus_and_a_failing_one_is_one_line() -> None:
-    nvml = StandInNvml([Card()], driver=None)
-    assert (list_gpus(nvml), num_gpus({}, nvml)) == ([], 0)
-    lost = StandInNvml([Card(lost=True)])
+def test_a_machine_without_a_driver_has_no_gpus_and_a_failing_one_is_one_line(nvml: StandInNvml) -> None:
+    nvml.cards.append(Card(lost=True))
     with pytest.raises(EngineError, match=r"NVML cannot read the GPUs: GPU is lost. Run nvidia-smi"):
-        list_gpus(lost)
-    assert (nvml.num_open, lost.num_open) == (0, 0)
+        list_gpus()
+    nvml.driver = None
+    assert (list_gpus(), num_gpus({}), nvml.num_open) == ([], 0, 0)
 
 
-def test_gpus_are_read_as_they_are_and_nvml_is_closed() -> None:
-    nvml = StandInNvml([Card(), Card("NVIDIA GB10", (12, 1), total_gb=None)])
-    first, second = list_gpus(nvml)
+def test_gpus_are_read_as_they_are_and_nvml_is_closed(nvml: StandInNvml) -> None:
+    nvml.cards.extend([Card(), Card("NVIDIA GB10", (12, 1), total_gb=None)])
+    first, second = list_gpus()
     assert (first.index, first.name, first.memory_gb, first.free_gb) == (0, "NVIDIA H100 80GB HBM3", 80.0, 79.5)
     assert (first.driver, first.compute_capability) == ("570.86.15", (9, 0))
     assert (second.memory_gb, second.free_gb) == (None, None)  # not told is not 0
-    [older] = list_gpus(StandInNvml([Card(has_v2=False)]))
-    assert (older.memory_gb, older.free_gb) == (80.0, 79.5)
     assert nvml.num_open == 0
 
 
@@ -62,7 +66,7 @@ def test_gpus_are_read_as_they_are_and_nvml_is_closed() -> None:
     ("text", "ids"),
     [
         *(("0,1", (0, 1)), (" 3, 2 ", (3, 2)), ("1,1", (1, 1)), ("none", ()), ("None", ()), (" 7 ", (7,))),
-        *((text, None) for text in ("", "0", "0,1,2", "0;1", "a,b", "-1,0", "0,1.0", "٣,٤", "0,", "0,99999999999")),
+        *((text, None) for text in ("", "0", "0,1,2", "a,b", "-1,0", "0,", "0,99999999999")),
     ],
 )
 def test_gpus_flag(text: str, ids: tuple[int, ...] | None) -> None:
@@ -87,17 +91,11 @@ def test_gpus_flag(text: str, ids: tuple[int, ...] | None) -> None:
 )
 def test_gpus_flag_of_more_than_a_pair_names_as_many_as_the_rules_say(text, split, ids):
     if ids is None:
-        needs = rf"--gpus {re.escape(repr(text))} does not name {split[0]} \+ {split[1]} GPUs, each once\. Write"
-        with pytest.raises(UsageError, match=needs) as caught:
+        needs = rf"--gpus {re.escape(repr(text))} does not name {split[0]} \+ {split[1]} GPU\(s\)\. Write"
+        with pytest.raises(UsageError, match=rf"{needs}.* is infer_gpus \+ train_gpus in rules\.toml"):
             parse_gpus(text, split)
-        assert "\n" not in str(caught.value)
     else:
         assert parse_gpus(text, split) == ids
-
-
-def test_a_pair_refuses_more_and_says_where_more_are_asked_for() -> None:
-    with pytest.raises(UsageError, match=r"does not name 1 \+ 1 GPUs.*is infer_gpus \+ train_gpus in rules\.toml"):
-        parse_gpus("0,1:2-7", (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -129,16 +127,16 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible,
         (MACHINE, None, 1, "3,1", [3]),
         (MACHINE, (3, 2), 2, None, [3, 2]),
         (MACHINE, (2, 2), 2, "2", [2, 2]),
-        ([], None, 2, None, r"this machine has 0\. Run with --engine trl, with --gpus 0,0"),
+        ([], None, 2, None, r"this machine has 0, 0 visible\. Run with --engine trl, with --gpus 0,0"),
         (
             MACHINE,
             None,
             2,
             "1",
-            "needs 2 NVIDIA GPUs, .* has 1 visible of 4.*Run with --engine trl, with --gpus 0,0",
+            "needs 2 NVIDIA GPUs, .* has 4, 1 visible.*Run with --engine trl, with --gpus 0,0",
         ),
-        (MACHINE, (0, 9), 2, None, "GPU 9 does not exist. Choose from: 0, 1, 2, 3"),
-        (MACHINE, (0, 2), 2, "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose from: 0, 1"),
+        (MACHINE, (0, 9), 2, None, "GPU 9 does not exist, or .* Choose from: 0, 1, 2, 3"),
+        (MACHINE, (0, 2), 2, "0,1", "GPU 2 .*, or CUDA_VISIBLE_DEVICES hides it. Choose from: 0, 1"),
         (MACHINE, (3, 0, 1, 2), 4, None, [3, 0, 1, 2]),
     ],
 )
@@ -151,21 +149,15 @@ def test_the_gpus_are_those_named_or_the_first_that_are_visible(machine, ids, nu
         assert [gpu.index for gpu in choose_gpus(machine, ids, num, environ)] == expected
 
 
-def test_memory_in_use_is_a_problem_that_names_who_uses_it() -> None:
-    nobody = 2**22 + 1  # above the kernel's largest
-    nvml = StandInNvml([Card(used_gb=7.0), Card(used_gb=9.0, pids=(nobody, os.getpid(), nobody)), Card(used_gb=9.0)])
-    gpus = list_gpus(nvml)
-    problems = [str(problem) for problem in gpu_problems(gpus)]
-    assert len(problems) == 2  # vLLM wants nine tenths free: 73 of 80 are
-    assert "GPU 1" in problems[0]
-    assert f"9.0 of 80.0 GB in use by pid {os.getpid()}, {nobody}" in problems[0]
-    assert "GPU 2" in problems[1]
-    assert "pid" not in problems[1]  # in a container the driver may tell nobody
+def test_memory_in_use_is_a_problem(nvml: StandInNvml) -> None:
+    nvml.cards.extend([Card(used_gb=7.0), Card(used_gb=9.0)])  # vLLM wants nine tenths free: 73 of 80 are
+    [problem] = map(str, gpu_problems(list_gpus()))
+    assert problem.startswith("GPU 1 (NVIDIA H100 80GB HBM3) has 9.0 of 80.0 GB in use. Wait, or end the other process")
 
 
-def test_peak_memory_is_the_largest_sample_of_one_gpu() -> None:
-    nvml = StandInNvml([Card(used_gb=1.0), Card(used_gb=2.0)])
-    with nvml_session(nvml) as session:
+def test_peak_memory_is_the_largest_sample_of_one_gpu(nvml: StandInNvml) -> None:
+    nvml.cards.extend([Card(used_gb=1.0), Card(used_gb=2.0)])
+    with nvml_session() as session:
         memory = PeakMemory((0, 1), session)
         assert memory.peak_gb is None  # not sampled yet
         memory.sample()
@@ -176,11 +168,11 @@ def test_peak_memory_is_the_largest_sample_of_one_gpu() -> None:
         memory.sample()
     assert memory.peak_gb == 30.0
     assert nvml.num_open == 0
-    for unread in (StandInNvml([], driver=None), StandInNvml([Card(total_gb=None)])):
-        with nvml_session(unread) as session:
-            memory = PeakMemory((0,), session)
-            memory.sample()
-        assert memory.peak_gb is None
+    nvml.cards[:] = [Card(total_gb=None)]
+    with nvml_session() as session:
+        memory = PeakMemory((0,), session)
+        memory.sample()
+    assert memory.peak_gb is None
 
 
 def test_the_real_nvml_has_every_function_that_is_called() -> None:

@@ -40,11 +40,9 @@ def test_a_good_one_is_taken_and_a_dry_run_names_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        ({"use_sliding_window": True, "sliding_window": 16}, "has use_sliding_window = true, which the sampler"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "has use_sliding_window = true, which"),
+        ({"use_sliding_window": True, "sliding_window": 16}, "has use_sliding_window = True, which the sampler"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "has rope_type = 'dynamic', which"),
         ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "has rope_type = 'longrope', which"),
-        ({"rope_scaling": ["odd"], "layer_types": 3, "rope_parameters": None}, None),
         ({"hidden_act": "gelu", "attention_dropout": 0.1}, "has hidden_act = 'gelu', attention_dropout = 0.1, which"),
         ({"model_type": "llama"}, "has model_type = 'llama', which"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "sliding_window": 16}, None),
@@ -64,14 +62,14 @@ REMOTE = {"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}
     ("spoil", "cause"),
     [
         (lambda folder: (folder / "config.json").unlink(), "is not the folder of a model: "),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
-        (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template. Add the file"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "no weights; safetensors are required"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json. Save model"),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template (chat_template.jinja). Save"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights in safetensors. Save"),
         (lambda folder: write(folder / "config.json", **REMOTE), "needs its own code (auto_map), which"),
         (lambda folder: write(folder / "tokenizer_config.json", **REMOTE), "needs its own code (auto_map), which"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-            "pytorch_model.bin, a pickle",
+            "has no weights in safetensors",
         ),
         (lambda folder: (folder / "config.json").write_text('"x"'), "is not the folder of a model"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is not the folder of a model"),

@@ -20,7 +20,7 @@ from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
 from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, scaled_rates, size_of
 from nightshift.engines.downloads import data_problem, model_folder, model_problem, prepare_data, prepare_model
-from nightshift.engines.mixture import difficulty_pools, opponent, ratios, where
+from nightshift.engines.mixture import opponent, ratios, where
 from nightshift.engines.rehearsal import smoke
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, UsageError
@@ -133,11 +133,7 @@ class TrlEngine(Engine):
             raise ConfigError(f"{where(config, LOSS)}: --engine trl always uses TRL's loss", fix)
         if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size does not exist in TRL", "Write orchestrator.batch_size.")
-        examples = {
-            "difficulty_pools": difficulty_pools(config, self.rules),
-            "ratio": ratios(config, self.rules),
-            "opponent": opponent(config, self.rules),
-        }
+        examples = {"ratio": ratios(config, self.rules), "opponent": opponent(config, self.rules)}
         settings |= {name: value for name, value in examples.items() if value}
         unused_tables = tuple(f"{table}." for name, table in _OF_EXAMPLES.items() if name not in settings)
         unused = {path for path in config.resolved if not uses(self.name, path) or path.startswith(unused_tables)}
@@ -160,8 +156,6 @@ class TrlEngine(Engine):
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
-        if self.rules.model_revision and (problem := model_problem(self.rules, self.root)):
-            raise problem
         write_json(run_dir / "spec.json", self.spec(settings, seed, run_dir))
         variables, ids = dict(_OFFLINE), self.gpu_ids()
         if ids:  # NVML's number, independent of the current CUDA_VISIBLE_DEVICES

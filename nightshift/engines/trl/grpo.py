@@ -4,7 +4,7 @@ Differences from GRPOTrainer:
 - sampler.py samples, because `generate` takes longer than the rest of a step;
 - rollouts with zero advantage are removed before the forward and backward pass, as in prime-rl;
 - on a CPU, sampler.py also computes log-probabilities, without padding;
-- several environments are mixed by their ratio, and examples drawn by difficulty pools, as in prime-rl;
+- several environments are mixed by their ratio, as in prime-rl;
 - optimizer and schedule are those of prime-rl's trainer/optim and trainer/scheduler.py;
 - training ends after a time, not after a number of steps. No update begins after that time.
 """
@@ -12,7 +12,6 @@ Differences from GRPOTrainer:
 import itertools
 import json
 import math
-import random
 import resource
 import time
 from collections import defaultdict, deque
@@ -32,32 +31,10 @@ from trl import GRPOConfig, GRPOTrainer
 from nightshift.engines.trl.sampler import Sample, log_probs_and_entropies, sample
 from nightshift.evaluation.environment import Environment
 
-NUM_ROLLOUTS = 20  # kept of the last steps: the best, the worst and one truncated rollout of each
+NUM_ROLLOUTS = 20  # kept of the last steps: the best and the worst of each
 MAX_TEXT = 4_000  # characters kept of a problem or completion
 NO_LIMIT_STEPS = 10**9  # for an unset max_steps
 Settings = Mapping[str, Any]
-
-
-class DifficultyPools:
-    """prime-rl's difficulty_pool: the mean reward of an example's last group selects a pool, whose weight is the
-    example's weight in the next draws."""
-
-    def __init__(self, pools: Mapping[str, Mapping[str, float]], num_examples: int, seed: int) -> None:
-        """The `threshold` of a pool is its highest mean reward; the last pool also has all higher ones."""
-        self._pools = sorted((pool["threshold"], pool["weight"]) for pool in pools.values())
-        self._weights = [1.0] * num_examples  # before the first draw, as in prime-rl
-        self._rng = random.Random(seed)
-
-    def draw(self, num: int) -> list[int]:
-        """Return indices of examples, drawn with replacement. ValueError if all are in pools of weight 0."""
-        if not any(self._weights):
-            raise ValueError("every example is in a difficulty pool of weight 0. Give each pool a weight, such as 0.05")
-        return self._rng.choices(range(len(self._weights)), self._weights, k=num)
-
-    def observe(self, index: int, reward_mean: float) -> None:
-        """Record the mean reward of an example's group."""
-        weights = (weight for threshold, weight in self._pools if reward_mean <= threshold)
-        self._weights[index] = next(weights, self._pools[-1][1])
 
 
 class MuonWithAdamW(Optimizer):
@@ -84,9 +61,9 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
     betas = (settings["betas1"], settings["betas2"])
     if settings["type"] == "adamw":
         return torch.optim.AdamW(parameters, lr, betas, weight_decay=weight_decay, fused=True)
-    is_head = ["lm_head" in name or "embed_tokens" in name for name, _ in named_parameters]
-    matrices = [p for p, is_other in zip(parameters, is_head, strict=True) if p.ndim >= 2 and not is_other]
-    rest = [p for p, is_other in zip(parameters, is_head, strict=True) if p.ndim < 2 or is_other]
+    is_head = {id(p) for name, p in named_parameters if "lm_head" in name or "embed_tokens" in name}
+    matrices = [p for p in parameters if p.ndim >= 2 and id(p) not in is_head]
+    rest = [p for p in parameters if p.ndim < 2 or id(p) in is_head]
     # prime-rl uses dion's Muon, which has other Newton-Schulz coefficients.
     how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
     muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
@@ -125,7 +102,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         """`spec`: the contents of spec.json (engine.py). `send`: sends an event to the harness."""
         settings = spec["settings"]
-        self._settings, self._sample, self._send = settings, sample, send
+        self._settings, self._send = settings, send
         self._sampled_at_once: int = spec["sampled_at_once"]
         self._scorers = [environment.scorer for environment in environments if environment.scorer]
         self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
@@ -136,7 +113,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
         self._rollouts = deque[dict[str, Any]](maxlen=NUM_ROLLOUTS)
-        self._num_collated = itertools.count()
         # All examples. Several environments get shares of the same total by their ratio, with repetitions if necessary.
         sets, ratio = [environment.examples("train") for environment in environments], settings.get("ratio", {})
         shares = [ratio.get(environment.name, 1.0) for environment in environments]
@@ -153,8 +129,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
         if limit < 1:
             raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
-        pools = settings.get("difficulty_pools")
-        self._pools = DifficultyPools(pools, len(prompts), spec["train_seed"]) if pools else None
         # TRL's sampler would loop forever if a batch had more examples than the dataset.
         repeats = math.ceil(settings["batch_size"] / settings["group_size"] / len(prompts))
         rows = [{"prompt": prompt, "index": index} for index, prompt in enumerate(prompts)] * repeats
@@ -169,10 +143,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             num_generations=settings["group_size"],
             temperature=settings["temperature"],
             max_completion_length=limit,
-            # The advantage is reward minus group mean. The loss is a mean over all tokens of the batch.
-            scale_rewards="none",
-            loss_type="dapo",
-            beta=0.0,
+            scale_rewards="none",  # the advantage is reward minus group mean
             max_grad_norm=math.inf if max_norm is None else max_norm,
             bf16=is_cuda,
             gradient_checkpointing=is_cuda,
@@ -194,7 +165,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             train_dataset=Dataset.from_list(rows),
             optimizers=(optimizer, scheduler),
         )
-        self.train_dataset, self.data_collator = rows, self._collate  # lookups in a list are faster
+        self.train_dataset = rows  # lookups in a list are faster
         self.remove_callback(PrinterCallback)
 
     def train_for(self, budget_seconds: float) -> dict[str, Any]:
@@ -238,9 +209,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "all_wrong_share": (groups == 0).all(1).float().mean().item(),
             "equal_share": (groups == groups[:, :1]).all(1).float().mean().item(),
         }
-        if self._pools:
-            for i, mean in zip(index[:: self.num_generations], groups.mean(1).tolist(), strict=True):
-                self._pools.observe(i, mean)
         if self._scorers:
             failed = sum(scorer.num_failed for scorer in self._scorers) - failed
             self._row["error_share"] = failed / len(rewards)
@@ -257,14 +225,13 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def _keep_rollouts(
         self, completions: list[str], index: list[int], completion_ids: list[list[int]], rewards: list[float]
     ) -> None:
-        """Keep the best rollout of a step, the worst, and a truncated one."""
-        most, ends = self.max_completion_length, self.eos_token_ids
-        is_cut = [len(ids) == most and ids[-1] not in ends for ids in completion_ids]
-        order = sorted(range(len(rewards)), key=lambda i: (is_cut[i], rewards[i]))
-        num_whole = is_cut.count(False)
-        for i in dict.fromkeys([*order[:num_whole][-1:], *order[:num_whole][:1], *order[num_whole:][:1]]):
+        """Keep the best and the worst rollout of a step."""
+        order = sorted(range(len(rewards)), key=lambda i: rewards[i])
+        for i in (order[-1], order[0]):
             texts = {"problem": self.train_dataset[index[i]]["prompt"], "completion": completions[i]}
-            rollout = {"step": self.state.global_step + 1, "reward": rewards[i], "truncated": is_cut[i]}
+            ids = completion_ids[i]
+            is_cut = len(ids) == self.max_completion_length and ids[-1] not in self.eos_token_ids
+            rollout = {"step": self.state.global_step + 1, "reward": rewards[i], "truncated": is_cut}
             self._rollouts.append(rollout | {name: text[:MAX_TEXT] for name, text in texts.items()})
 
     def _cpu_seconds(self) -> float:
@@ -293,24 +260,15 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         most, ends = self.max_completion_length, set(self.eos_token_ids)
         for start in range(0, len(prompts), num):
             batch = prompts[start : start + num]
-            samples += self._sample(model, batch, group_size, most, temperature, ends, self._end_in_time)
+            samples += sample(model, batch, group_size, most, temperature, ends, self._end_in_time)
         return samples
 
     def _end_in_time(self) -> None:
         if self._clock() >= self._ends or self.is_stopped():
             raise _BudgetEnd
 
-    def _collate(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows of a batch once: TRL's loader repeats a batch for each of its parts, and uses the first."""
-        self._end_in_time()
-        return rows if next(self._num_collated) % self.args.steps_per_generation == 0 else []
-
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Check the time before and after generation, and before every pass of an update."""
-        self._end_in_time()
-        if self._pools and generation_batch:  # not in the loader, which is one batch ahead of the rewards
-            drawn = self._pools.draw(len(generation_batch) // self.num_generations)
-            generation_batch = [self.train_dataset[index] for index in drawn for _ in range(self.num_generations)]
+        """Check the time before every pass of an update."""
         inputs = super()._prepare_inputs(generation_batch)
         self._end_in_time()
         return inputs

@@ -65,14 +65,6 @@ class Trace:
         return text
 
 
-def check_template(tokenizer: Any) -> None:
-    """Raise ValueError for a chat template that changes earlier answers."""
-    trace, chat = Trace(), [{"role": "user", "content": "a"}]
-    trace.hear(chat, tokenizer)
-    text = trace.say(Sample([*tokenizer(" b ")["input_ids"], tokenizer.eos_token_id], False), tokenizer)
-    trace.hear([*chat, {"role": "assistant", "content": text}, *chat], tokenizer)
-
-
 def play(episodes: Sequence[Any], tokenizer: Any, say: Say, say_other: Say, room: int) -> list[Trace]:
     """Play all episodes, one turn of all open episodes at a time. Return the trace of each trained seat.
 
@@ -100,7 +92,6 @@ class SelfPlay(Trainer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.rollout_func = self._play
-        check_template(self.processing_class)
         self._opponent = self._settings["opponent"]
         self._previous: tuple[int, Any] | None = None  # a step and its policy
         self._num_games = itertools.count()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
-from typing import Any, TypeVar, cast
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,48 +25,20 @@ from nightshift.files import parse_json
 LOG_NAME = "trainer.log"
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
 LOOK_SECONDS = 1.0  # interval at which a silent trainer is checked for a standstill
+Kind = Literal["ready", "step", "trained", "weights", "completions", "completed", "error"]
 
 
-class Event(msgspec.Struct, tag_field="event", tag=str.lower):
-    """An event of the trainer, with the fields that are read here."""
+class Event(msgspec.Struct):
+    """A line of the trainer: its kind, and the fields of that kind."""
 
-
-class Ready(Event):
-    pass
-
-
-class Completed(Event):
-    pass
-
-
-class StepEnded(Event, tag="step"):
-    row: Step  # as in metrics.jsonl
-
-
-class Trained(Event):
-    training: Training
-    earlier_steps: tuple[int, ...] = ()
-
-
-class FinalWeights(Event, tag="weights"):
-    weights: Weights
-
-
-class Completions(Event):
-    completions: list[Completion]  # the next ones, in the order of the prompts
-
-
-class Failed(Event, tag="error"):
-    cause: str
-    is_infrastructure: bool = False  # an environment that cannot score is not a failure of the config
-
-
-E = TypeVar("E", bound=Event)
-_EVENTS = Ready | Completed | StepEnded | Trained | FinalWeights | Completions | Failed
-
-
-class _Late(EngineError):
-    """The deadline of the run passed."""
+    event: Kind
+    row: Step | None = None  # step: as in metrics.jsonl
+    training: Training | None = None
+    earlier_steps: tuple[int, ...] = ()  # trained
+    weights: Weights | None = None
+    completions: list[Completion] = []  # the next ones, in the order of the prompts
+    cause: str = ""  # error
+    is_infrastructure: bool = False  # error: an environment that cannot score is not a failure of the config
 
 
 class TrlSession(Session):
@@ -95,9 +67,9 @@ class TrlSession(Session):
         self._pipes, self._resources = Pipes(self._group, self._trainer), ExitStack()
         nvml = self._resources.enter_context(nvml_session()) if gpu_ids else None
         self._standstill: Standstill | None = None  # not during the start, when a slow disk may use no CPU time
-        self._show: Callable[[str], None] = lambda note: None  # shows a note in the live line
+        self._progress: ProgressCallback = lambda reading: None
         try:
-            self._ask("start", Ready)
+            self._ask("start", "ready")
         except BaseException:
             self.close()
             raise
@@ -108,28 +80,27 @@ class TrlSession(Session):
         """Train until the budget ends, or until `progress` raises NoGradient. The trainer measures the budget, this
         process the deadline."""
         is_ended = False  # by NoGradient
+        self._progress, self._reading = progress, training_progress([], budget_seconds)
 
         def see(event: Event) -> None:
             nonlocal is_ended
-            if not isinstance(event, StepEnded):
-                return
-            self._steps.append(event.row)
-            reading = training_progress(self._steps, budget_seconds - (event.row.time or 0.0))
-            self._show = partial(_show, progress, reading)
-            try:
-                progress(reading)
-            except NoGradient:
-                if not is_ended:
+            if event.row is not None:
+                self._steps.append(event.row)
+                try:
+                    self._show(training_progress(self._steps, budget_seconds - (event.row.time or 0.0)))
+                except NoGradient:
                     self._pipes.send(b'{"command": "stop"}', self._deadline)
-                is_ended = True
+                    is_ended = True
 
         try:
-            trained = self._ask("train", Trained, see, budget_seconds=budget_seconds)
-        except _Late:
-            cause = f"the training had not ended at the deadline of the run, after step {len(self._steps)}"
-            return Training(Outcome.DEADLINE, len(self._steps), cause=cause, failure=Failure.CONFIG)
+            trained = self._ask("train", "trained", see, budget_seconds=budget_seconds)
         except EngineError as error:
-            return Training(Outcome.CRASHED, len(self._steps), cause=str(error), failure=error.failure, log=error.log)
+            outcome, cause, failure = Outcome.CRASHED, str(error), error.failure
+            if time.monotonic() >= self._deadline:
+                outcome, failure = Outcome.DEADLINE, Failure.CONFIG
+                cause = f"the training had not ended at the deadline of the run, after step {len(self._steps)}"
+            return Training(outcome, len(self._steps), cause=cause, failure=failure, log=error.log)
+        assert trained.training is not None
         self.earlier = {step: partial(self._load_step, step) for step in trained.earlier_steps}
         if is_ended and trained.training.outcome is Outcome.BUDGET:
             return replace(trained.training, outcome=Outcome.NO_GRADIENT)
@@ -137,7 +108,9 @@ class TrlSession(Session):
 
     def load_final_weights(self) -> Weights:
         """Have the trainer save its final policy, and load the saved file for completions."""
-        return self._ask("load_final_weights", FinalWeights).weights
+        weights = self._ask("load_final_weights", "weights").weights
+        assert weights is not None
+        return weights
 
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
         """Return completions in the order of the prompts. EngineError if the trainer fails or the deadline passes.
@@ -145,14 +118,14 @@ class TrlSession(Session):
         Prompts and answers are only in the pipes, because those of a test split must not be in a file below runs/.
         """
         completions: list[Completion] = []
-        self._show = partial(_show, progress, Progress(Phase.EVALUATING, len(self._steps)))
+        self._progress, self._reading = progress, Progress(Phase.EVALUATING, len(self._steps))
 
         def see(event: Event) -> None:
-            if isinstance(event, Completions):
+            if event.completions:
                 completions.extend(event.completions)
-                progress(Progress(Phase.EVALUATING, len(self._steps), num_done=len(completions)))
+                self._show(Progress(Phase.EVALUATING, len(self._steps), num_done=len(completions)))
 
-        self._ask("complete", Completed, see, prompts=prompts, **msgspec.to_builtins(decoding))
+        self._ask("complete", "completed", see, prompts=prompts, **msgspec.to_builtins(decoding))
         return completions
 
     def close(self) -> None:
@@ -162,7 +135,11 @@ class TrlSession(Session):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
     def _load_step(self, step: int) -> None:
-        self._ask("load_step", Completed, step=step)
+        self._ask("load_step", "completed", step=step)
+
+    def _show(self, reading: Progress) -> None:
+        self._reading = reading
+        self._progress(reading)
 
     def _receive(self) -> bytes:
         """Return the trainer's next line. TimeoutError at the deadline, EngineError if the trainer hangs."""
@@ -174,28 +151,26 @@ class TrlSession(Session):
                 if now + LOOK_SECONDS >= self._deadline:
                     raise
                 if self._standstill and (note := self._standstill.look(len(self._steps))):
-                    self._show(note)
+                    with suppress(NoGradient):  # raised at the step already
+                        self._progress(replace(self._reading, note=note))
 
-    def _ask(self, command: str, kind: type[E], see: Callable[[Event], None] = lambda event: None, **fields: Any) -> E:
-        """Send a command ("start" sends nothing) and return its last event, of type `kind`; `see` gets other events.
+    def _ask(self, command: str, kind: Kind, see: Callable[[Event], None] = lambda event: None, **fields: Any) -> Event:
+        """Send a command ("start" sends nothing) and return its last event, of this kind; `see` gets other events.
 
         EngineError if the trainer fails, ends, writes an invalid line, or does not answer before the deadline.
         """
         try:
             if command != "start":
                 self._pipes.send(msgspec.json.encode({"command": command, **fields}), self._deadline)
-            while True:
-                line = self._receive()
-                event = cast(Event, parse_json(line, _EVENTS))  # type: ignore[arg-type]  # a union
-                if isinstance(event, kind):
-                    return event
-                if isinstance(event, Failed):
+            while (event := parse_json(line := self._receive(), Event)).event != kind:
+                if event.event == "error":
                     is_of_config = command == "train" and not event.is_infrastructure
                     failure = Failure.CONFIG if is_of_config else Failure.INFRASTRUCTURE
                     raise EngineError(event.cause, failure=failure, log=LOG_NAME)
                 see(event)
+            return event
         except TimeoutError:
-            raise _Late(f"the trainer's answer to `{command}` was not complete at the deadline of the run") from None
+            raise EngineError(f"the trainer's answer to `{command}` was not complete at the deadline") from None
         except BrokenPipeError:
             with suppress(TimeoutExpired):  # the trainer may have closed the pipe without ending
                 self._trainer.wait(GRACE_SECONDS)
@@ -204,8 +179,3 @@ class TrlSession(Session):
             raise EngineError(cause, log=LOG_NAME) from None
         except ValueError as error:
             raise EngineError(f"the trainer sent {line[:200]!r}: {error}") from None
-
-
-def _show(progress: ProgressCallback, reading: Progress, note: str) -> None:
-    with suppress(NoGradient):  # raised at the step already
-        progress(replace(reading, note=note))
