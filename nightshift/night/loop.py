@@ -5,6 +5,7 @@ re-test; the final check runs measure baseline and incumbent. proposals.py makes
 """
 
 import signal
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -34,6 +35,7 @@ from nightshift.night.state import STOP_NAME, Desk, Kind, NightState, Stop
 from nightshift.waiting import waiting
 
 MAX_TRIES = 3  # of a config whose runs are lost to infrastructure
+_SWITCH_SECONDS = 2.0  # a `git switch` of the user changes files before HEAD: a difference must last longer
 _BASELINE_HOLDS = timedelta(hours=1)  # a night starts with a run of the baseline unless the last one is younger
 
 
@@ -55,6 +57,7 @@ class Night:
         self.desk = Desk(state, self._controller)
         self._proposals = Proposals(self.desk, proposer, filler)
         self.desk.observers = [Page(tell), *([Notifications(notifier)] if notifier else [])]
+        self._doubt = ""  # a difference of the measuring files or the branch, found by the last check
         self._is_interrupted = False  # by the first Ctrl-C, after which nothing new is started
 
     def run(self) -> Stop:
@@ -122,10 +125,15 @@ class Night:
             if not self._is_away():
                 has_acted = self._act(stop)
                 desk.end_wait("machine")
+                self._doubt = ""
                 if has_acted:
                     return None
                 is_paused, stop = False, stop or desk.over
         except IntegrityError as error:
+            if str(error) != self._doubt:
+                self._doubt = str(error)
+                time.sleep(_SWITCH_SECONDS)
+                return None
             self._note(str(error))
             return Stop(str(error), is_planned=False)
         except (EngineError, OSError) as error:
