@@ -4,7 +4,6 @@ Each proposal is a new process with a bounded brief, in a throw-away clone (clon
 process group is ended with all its children (executors/process.py). Nightshift copies from the clone: train.toml, if it
 is a regular file of at most 64 KiB; a few lines of text (hypothesis, prediction, lessons of decided experiments); and
 notes for the next call. An agent that is asked for several proposals writes proposal-1.toml, proposal-1.txt and so on.
-Other changes in the clone are named in the notes of the record.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose
-from nightshift.agents.usage import Log, summary_of
+from nightshift.agents.usage import end_of, summary_of
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
 from nightshift.config.train_toml import read_source
@@ -82,8 +81,9 @@ def open_agent(
     contained = command_of(name, is_contained=True, model=model, effort=effort)
     chosen = choose(sandbox, contained, login, root, environ, clone)
     command = command_of(name, model=model, effort=effort) if chosen.name == NO_SANDBOX else contained
-    title, settings = name if name in PRESETS else Path(command[0]).name, tuple(filter(None, (model, effort)))
-    return Agent(title, command, timeout_seconds, clone, chosen, settings=settings)
+    short_name, settings = name if name in PRESETS else Path(command[0]).name, ", ".join(filter(None, (model, effort)))
+    title = f"{short_name} ({settings})" if settings else short_name
+    return Agent(short_name, command, timeout_seconds, clone, chosen, title=title)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
@@ -129,12 +129,7 @@ class Agent:
     clone: Clone
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
-    settings: tuple[str, ...] = ()  # model and effort
-
-    @property
-    def title(self) -> str:
-        """Name, model and effort, such as `claude (opus, high)`."""
-        return self.name + (f" ({', '.join(self.settings)})" if self.settings else "")
+    title: str = ""  # name, model and effort, such as `claude (opus, high)`
 
     def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes] = MappingProxyType({})) -> Work:
         """Run one process in a new clone with `source` as train.toml and the files of `logs`. Returns the Ending.
@@ -145,37 +140,34 @@ class Agent:
         began, credential, notes, cause, live = self.clock(), None, tuple[str, ...](), None, None
         is_stopped = False
         log_path.unlink(missing_ok=True)
-        log_path.touch(mode=0o600, exist_ok=False)  # the output of agents may contain secrets
-        with log_path.open("r+b") as file:
-            log = Log(file)
-            try:
-                self.clone.open(source, logs)
-                credential = self.sandbox.furnish(self.clone)
-                child = self._start(group, prompt, log_path)
-                while child.poll() is None and cause is None:
-                    if (yield):
-                        cause, is_stopped = "stopped with the night", True
-                    elif self.clock() - began >= self.timeout_seconds:
-                        cause = f"stopped after {self.timeout_seconds:g} s, the time limit"
-                    elif live is not None:
-                        cause = f"stopped: {live.text}"
-                    group.check()
-                    log.cut()
-                    live = read_live(log.end)
-            finally:
-                survivors = [*group.stop(), *self.sandbox.end()]
-                if not survivors:  # also after a stop: the agent may have renewed its token
-                    home, environ = self.clone.folder / "home", self.sandbox.environ
-                    notes = self.sandbox.login.take_back(environ, home, credential)
-            log.cut()
-        words, cost = summary_of(log.end)
+        log_path.touch(mode=0o600)  # the output of agents may contain secrets
+        try:
+            self.clone.open(source, logs)
+            credential = self.sandbox.furnish(self.clone)
+            child = self._start(group, prompt, log_path)
+            while child.poll() is None and cause is None:
+                if (yield):
+                    cause, is_stopped = "stopped with the night", True
+                elif self.clock() - began >= self.timeout_seconds:
+                    cause = f"stopped after {self.timeout_seconds:g} s, the time limit"
+                elif live is not None:
+                    cause = f"stopped: {live.text}"
+                group.check()
+                live = read_live(end_of(log_path))
+        finally:
+            survivors = [*group.stop(), *self.sandbox.end()]
+            if not survivors:  # also after a stop: the agent may have renewed its token
+                home, environ = self.clone.folder / "home", self.sandbox.environ
+                notes = self.sandbox.login.take_back(environ, home, credential)
+        output = end_of(log_path)
+        words, cost = summary_of(output)
         exit_code = None if cause or survivors else child.poll()
         if survivors:
             cause = f"could not be stopped: {', '.join(survivors)}"
         elif exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; the last words: {words}" if words else "")
         cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
-        return Ending(cause, exit_code, log.end, words, cost, notes, live, is_stopped)
+        return Ending(cause, exit_code, output, words, cost, notes, live, is_stopped)
 
     def _start(self, group: ProcessGroup, prompt: str, log_path: Path) -> Child:
         """Start the program with the prompt on stdin, or in a file if the command has {prompt_file}."""
@@ -219,9 +211,8 @@ class Agent:
             self.clone.clear()
         if ending.cause is None and (self.name not in PRESETS or _READY.search(ending.words)):
             return Availability(Meaning.OK, ending.words)
-        availability = ending.live or read_ending(ending.output, ending.exit_code)
-        cause = ending.cause or f"no answer to the question; the last words: {ending.words or 'none'}"
-        return availability if availability.is_away else Availability(Meaning.PROGRAM, cause)
+        answer = ending.availability()
+        return answer if answer.is_away else replace(answer, meaning=Meaning.PROGRAM)
 
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
         """Return the agent's proposals, or one answer without a train.toml and with the cause.
@@ -230,9 +221,9 @@ class Agent:
         the program ended without an edit or was killed, so that the night asks again.
         """
         path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
-        notes, text, texts = tuple[str, ...](), "", dict[bytes, str]()
+        text, texts = "", dict[bytes | None, str]()
         try:
-            notes, text = self.clone.changes(num_files), _read_answer(path / ANSWER_NAME)
+            text = _read_answer(path / ANSWER_NAME)
             for config, answer in proposal_files(num_files) if edits else ():
                 if config == CONFIG_NAME or os.path.lexists(path / config):
                     texts[read_source(path / config)] = _read_answer(path / answer)
@@ -242,21 +233,20 @@ class Agent:
             texts = {}
         texts.pop(context.source, None)
         lessons = parse_answer("\n".join((text, *texts.values())))[1]
-        bare = Answer(None, Proposal(notes=notes, **parse_answer(text)[0]), lessons)  # type: ignore[arg-type]
+        answers = [
+            Answer(source, Proposal(**parse_answer(words)[0]), lessons)  # type: ignore[arg-type]
+            for source, words in (texts or {None: text}).items()
+        ]
+        bare, cause = replace(answers[0], source=None), f"{self.name}: {ending.cause}"
         if ending.is_stopped:
-            return (replace(bare, cause=f"{self.name}: {ending.cause}", is_stopped=True),)
-        answers = [Answer(source, Proposal(**parse_answer(text)[0]), lessons) for source, text in texts.items()]  # type: ignore[arg-type]
-        is_whole = all(answer.proposal.description for answer in answers)
-        if not answers:
-            is_whole = not edits and bool(lessons or bare.proposal.description)
-        if ending.cause is not None or not is_whole:
-            availability = ending.availability(is_edited=bool(answers))
-            if ending.is_killed or availability.is_away or not (answers or is_whole):
+            return (replace(bare, cause=cause, is_stopped=True),)
+        is_described = all(answer.proposal.description for answer in answers)
+        is_answer = bool(texts) if edits else is_described or bool(lessons)
+        if ending.cause is not None or not is_answer or (edits and not is_described):
+            availability = ending.availability(is_edited=bool(texts))
+            if ending.is_killed or availability.is_away or not is_answer:
                 return (replace(bare, cause=f"{self.name}: {availability.text}", unavailable=availability),)
-        if ending.cause is not None:
-            notes = (*notes, f"{self.name}: {ending.cause}")
-        first, *others = answers or [bare]
-        return first.with_proposal(notes=notes), *others
+        return answers[0].with_proposal(notes=(cause,) if ending.cause else ()), *answers[1:]
 
 
 @dataclass(slots=True)

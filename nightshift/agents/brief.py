@@ -8,7 +8,6 @@ problem.
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import numpy as np
 from nightshift.agents.base import Context
 from nightshift.agents.clone import NOTES_NAME
 from nightshift.agents.direction import PROGRAM_NAME, section
-from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, earlier_campaigns, kept_changes
+from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, kept_changes
 from nightshift.agents.notebook import notebook, unexplained
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
 from nightshift.campaign.records import NOTEBOOK_NAME, Record
@@ -26,7 +25,7 @@ from nightshift.campaign.results import results_tsv, standing_text
 from nightshift.config.allowlist import LOSS, PARAMETERS
 from nightshift.config.losses import keys_with
 from nightshift.config.scope import is_within, scope_of
-from nightshift.config.train_toml import Config, parse, spelled
+from nightshift.config.train_toml import Config, parse
 from nightshift.executors.process import tail
 from nightshift.experiment.health import curve, levels
 from nightshift.files import read_file, read_rows, write_atomically
@@ -193,13 +192,12 @@ def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -
     runs = [row for row in memory.runs if row.number in numbers]
     others = [row for row in reversed(memory.runs) if row.number not in numbers]
     waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
-    earlier = earlier_campaigns(context.ledger, campaign, context.rules)
     return [
         Section(RUNS_TITLE, [*runs, *others], len(runs)),
         Section(KEYS_TITLE, [line for key in memory.keys for line in key.lines], 1),
         Section("In flight now. Propose something else:", [*map(describe, context.in_flight), *waiting], 1),
         Section("Noise, and what is left of the night:", _night(context)),
-        Section("The incumbent: the baseline with the kept changes, most certain first:", _incumbent(context, config)),
+        Section("The incumbent: the baseline with the kept changes, most certain first:", _incumbent(context)),
         Section("Median training reward in ten equal parts of a run:", _rewards(context, run, last)),
         Section(f"Health of experiment {last.number:04d}, the last one:", (last.health or "").splitlines()),
         Section("Remedies for such findings:", _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else ()),
@@ -207,7 +205,6 @@ def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -
         Section("Your notes, from an earlier call:", _read(notes_path(context)).splitlines()),
         Section("Losses of the user, which replace prime-rl's losses and their keys:", _losses(context)),
         Section("Keys that you may change and no run changed, with value and range:", _untried(context, config), 1),
-        Section("Earlier campaigns of this checkout on the same task or model:", earlier, 1),
         Section("Decided experiments whose outcome and lesson you report:", map(describe, unexplained)),
     ]
 
@@ -224,12 +221,10 @@ def _night(context: Context) -> list[str]:
     ]
 
 
-def _incumbent(context: Context, config: Config) -> list[str]:
+def _incumbent(context: Context) -> list[str]:
     campaign = context.campaign
     assert campaign.standing is not None
-    items = tuple(f"{key} {spelled(value)} x " for key, value in config.values.items())
-    known = dict.fromkeys(line for record in reversed(campaign.decided) for line in record.scaled)
-    scaled = (f"The rules multiply a value: {line}." for line in known if line.startswith(items))
+    scaled = (f"The rules multiply a value: {line}." for line in context.incumbent_run.scaled)
     return [standing_text(campaign.standing, campaign.kept), *kept_changes(campaign), *scaled]
 
 
@@ -263,11 +258,8 @@ def _losses(context: Context) -> Iterable[str]:
 
 def describe(record: Record) -> str:
     """Return one line with the change, the hypothesis and the prediction of an experiment."""
-    proposal, change = record.proposal, ", ".join(record.diff)
-    texts = [clean(change, 120) + record.run.with_rider]
-    description = proposal.description.partition(": ")[2] or proposal.description
-    if not change or not change.startswith(description.removesuffix("...")):  # a search's hypothesis is its change
-        texts.append(clean(proposal.description, 160))
+    proposal = record.proposal
+    texts = [clean(", ".join(record.diff), 120) + record.run.with_rider, clean(proposal.description, 160)]
     texts += [f"predicted {clean(proposal.prediction, 80)}"] if proposal.prediction else []
     return f"{record.number:04d}: {' | '.join(texts)}"
 
@@ -283,11 +275,9 @@ def notes_path(context: Context) -> Path:
 
 def save_notes(context: Context, clone: Path) -> None:
     """Store the agent's notes.md, cleaned and cut to MAX_NOTES. Without the file, the earlier notes are kept."""
-    source = "" if clone.is_symlink() else _read(clone / NOTES_NAME)  # the agent may have replaced its clone
-    lines = (clean(line, _MAX_LINE) for line in source.splitlines())
-    if text := "\n".join(line for line in lines if line)[:MAX_NOTES]:
-        with suppress(OSError):  # a proposal that was paid for is worth more than its notes
-            write_atomically(notes_path(context), text.encode(errors="replace"))
+    lines = (clean(line, _MAX_LINE) for line in _read(clone / NOTES_NAME).splitlines())
+    if text := "\n".join(filter(None, lines))[:MAX_NOTES]:
+        write_atomically(notes_path(context), text.encode())
 
 
 def _read(path: Path) -> str:

@@ -49,8 +49,8 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
     (tmp_path / "program.md").write_text(SHIPPED)
     ledger = Ledger(tmp_path)
     rates = {number: f"{LR} {number}e-6 x 50 = {50 * number}e-6 on this model" for number in (3, 9)}
-    for changes, score in (({LR: 2e-6}, 0.61), ({LR: 5e-6}, 0.80), ({GROUP: 2}, 0.40)):
-        tell(ledger, changes, score, branch="autoresearch/earlier")
+    for _ in range(3):  # of another campaign
+        tell(ledger, {LR: 2e-6}, 0.61, branch="autoresearch/earlier")
     tell(ledger, {}, 0.35, hardware="2 cores of a machine")
     tell(ledger, {LR: 3e-6}, 0.60, scaled=(rates[3],))
     tell(ledger, {GROUP: 8}, 0.55, description="larger groups", lesson="too few prompts", scaled=(rates[3],))
@@ -84,8 +84,6 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "| The 40 hardest are worst.\n",
         "Your notes, from an earlier call:\n| the batch is next\n",
         "| trainer.optim.betas1 = 0.9 (number at least 0, below 1)\n",
-        "| autoresearch/earlier kept trainer.optim.lr 2e-6 -> 5e-6; effect +",
-        "| autoresearch/earlier rejected orchestrator.group_size 4 -> 2; effect -",
         "| 0008: trainer.optim.lr 3e-6 -> 9e-6 | bolder | predicted +5 pp\n",
         *("\nHYPOTHESIS: <", "\nMECHANISM: <", "\nREFUTED BY: <", "\nOUTCOME 0008: <", "\nLESSON 0008: <"),
     )
