@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import structs
 
-from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
+from nightshift.agents.availability import Availability, Meaning, read_ending
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_GRID, compose, logs, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
@@ -80,17 +80,17 @@ def open_agent(
     login = login_of(name, environ, agent_env, agent_sees)
     contained = command_of(name, is_contained=True, model=model, effort=effort)
     chosen = choose(sandbox, contained, login, root, environ, clone)
-    command = command_of(name, model=model, effort=effort) if chosen.name == NO_SANDBOX else contained
+    command = command_of(name, is_contained=chosen.name != NO_SANDBOX, model=model, effort=effort)
     short_name, settings = name if name in PRESETS else Path(command[0]).name, ", ".join(filter(None, (model, effort)))
     title = f"{short_name} ({settings})" if settings else short_name
     return Agent(short_name, command, timeout_seconds, clone, chosen, title=title)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
-    """Return `base` without the variables that point git or a shell to a place outside the clone."""
-    kept = {name: value for name, value in base.items() if not name.startswith("GIT_") and name != "OLDPWD"}
+    """Return `base` without the variables that point git to a place outside the clone."""
+    kept = {name: value for name, value in base.items() if not name.startswith("GIT_")}
     # If the agent deletes .git, git must not use a repository above the clone.
-    return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent), "GIT_TERMINAL_PROMPT": "0"}
+    return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +103,12 @@ class Ending:
     words: str  # the last words
     cost: Cost
     notes: tuple[str, ...]
-    live: Availability | None  # the condition that the program waited for, so that it was stopped
     is_stopped: bool = False  # because the night ended
-
-    @property
-    def is_killed(self) -> bool:
-        """True if Nightshift or a signal ended the process: bwrap and shells exit with 128 + the signal."""
-        return self.cause is not None and (self.exit_code is None or not 0 < self.exit_code <= 128)
 
     def availability(self, *, is_edited: bool = False) -> Availability:
         """Return why the process made no proposal."""
-        availability = self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
-        if availability.is_away and (self.live or self.exit_code is not None):
+        availability = read_ending(self.output, self.exit_code, is_edited=is_edited)
+        if availability.is_away and self.exit_code is not None:
             return availability
         return replace(availability, text=self.cause or f"the last words: {self.words or 'none'}")
 
@@ -137,8 +131,7 @@ class Agent:
         The caller clears the clone.
         """
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
-        began, credential, notes, cause, live = self.clock(), None, tuple[str, ...](), None, None
-        is_stopped = False
+        began, credential, notes, cause, is_stopped = self.clock(), None, tuple[str, ...](), None, False
         log_path.unlink(missing_ok=True)
         log_path.touch(mode=0o600)  # the output of agents may contain secrets
         try:
@@ -150,10 +143,7 @@ class Agent:
                     cause, is_stopped = "stopped with the night", True
                 elif self.clock() - began >= self.timeout_seconds:
                     cause = f"stopped after {self.timeout_seconds:g} s, the time limit"
-                elif live is not None:
-                    cause = f"stopped: {live.text}"
                 group.check()
-                live = read_live(end_of(log_path))
         finally:
             survivors = [*group.stop(), *self.sandbox.end()]
             if not survivors:  # also after a stop: the agent may have renewed its token
@@ -167,21 +157,19 @@ class Agent:
         elif exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; the last words: {words}" if words else "")
         cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
-        return Ending(cause, exit_code, output, words, cost, notes, live, is_stopped)
+        return Ending(cause, exit_code, output, words, cost, notes, is_stopped)
 
     def _start(self, group: ProcessGroup, prompt: str, log_path: Path) -> Child:
         """Start the program with the prompt on stdin, or in a file if the command has {prompt_file}."""
         write_atomically(self.clone.prompt, prompt.encode())
         words = [word.replace(PROMPT_FILE, str(self.clone.prompt)) for word in self.command]
-        has_file = words != list(self.command)
-        words, environment = self.sandbox.enclose(words, self.clone)
-        options: dict[str, Any] = {"env": agent_environment(environment, self.clone.path), "cwd": self.clone.path}
-        with self.clone.prompt.open("rb") as stdin:
-            return group.start("agent", words, log_path=log_path, stdin=None if has_file else stdin, **options)
+        argv, variables = self.sandbox.enclose(words, self.clone)
+        environ = agent_environment(variables, self.clone.path)
+        with self.clone.prompt.open("rb") as file:
+            stdin = file if words == [*self.command] else None
+            return group.start("agent", argv, log_path=log_path, stdin=stdin, env=environ, cwd=self.clone.path)
 
-    def ask(
-        self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = ""
-    ) -> Generator[None, bool | None, tuple[Answer, ...]]:
+    def ask(self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = "") -> Proposing:
         """Let the agent work once, with the files of `logs`. Returns its answers. A `role` answers without edits."""
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +206,7 @@ class Agent:
         """Return the agent's proposals, or one answer without a train.toml and with the cause.
 
         Without `edits` the answer is a text. A file that cannot be read is a refused proposal. `unavailable` is set if
-        the program ended without an edit or was killed, so that the night asks again.
+        the program failed or made no edit, so that the night asks again.
         """
         path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
         text, texts = "", dict[bytes | None, str]()
@@ -230,23 +218,21 @@ class Agent:
         except ConfigError as error:
             if ending.cause is None:
                 return (Answer(b"", cause=f"{self.name}: {error}"),)
-            texts = {}
         texts.pop(context.source, None)
         lessons = parse_answer("\n".join((text, *texts.values())))[1]
         answers = [
             Answer(source, Proposal(**parse_answer(words)[0]), lessons)  # type: ignore[arg-type]
             for source, words in (texts or {None: text}).items()
         ]
-        bare, cause = replace(answers[0], source=None), f"{self.name}: {ending.cause}"
+        bare, is_described = replace(answers[0], source=None), all(a.proposal.description for a in answers)
         if ending.is_stopped:
-            return (replace(bare, cause=cause, is_stopped=True),)
-        is_described = all(answer.proposal.description for answer in answers)
-        is_answer = bool(texts) if edits else is_described or bool(lessons)
-        if ending.cause is not None or not is_answer or (edits and not is_described):
-            availability = ending.availability(is_edited=bool(texts))
-            if ending.is_killed or availability.is_away or not is_answer:
+            return (replace(bare, cause=f"{self.name}: {ending.cause}", is_stopped=True),)
+        is_answer = ending.cause is None and bool(texts or (not edits and (is_described or lessons)))
+        if not is_answer or not is_described:
+            availability = ending.availability(is_edited=is_answer)
+            if availability.is_away or not is_answer:
                 return (replace(bare, cause=f"{self.name}: {availability.text}", unavailable=availability),)
-        return answers[0].with_proposal(notes=(cause,) if ending.cause else ()), *answers[1:]
+        return tuple(answers)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ from nightshift.text import clean
 MAX_SHOWN = 300  # characters of a message
 _MAX_TEXT = 4_000  # characters that are read of an error
 _MAX_LINES = 40  # that are read of an output without JSON
-_LIVE_CHARACTERS = 64 * 1024
 
 
 class Meaning(StrEnum):
@@ -62,13 +61,7 @@ class Availability:
 
 
 _ERRORS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("errors.toml").read_text("utf-8"))
-_STATUSES = {401: Meaning.LOGIN, 402: Meaning.BILLING, 403: Meaning.LOGIN, 404: Meaning.MODEL, 408: Meaning.NETWORK}
-_STATUSES |= {413: Meaning.CONTEXT, 429: Meaning.LIMIT}
-_STATUS = re.compile(r"(?:(?:status|code|http|error)\D{1,40}|\(|^)([45]\d\d)\b", re.IGNORECASE)
 _WORK = ("assistant", "tool_use", "item.started", "item.completed", "text")  # types of rows of a model
-_MAX_RETRIES = 6  # errors in a row, after which Nightshift waits instead of the program
-_SLEEP = re.compile(r'Retrying after \d{6,}ms|"retry_delay_ms": ?\d{6,}')  # 100 s or more
-_ATTEMPT = re.compile(r"^Attempt (\d{1,3}) failed", re.MULTILINE)  # Gemini CLI
 
 
 def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) -> Availability:
@@ -82,7 +75,7 @@ def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) 
             error = event
         elif event is not None or (row.get("type") in _WORK and mapping(row.get("item")).get("type") != "error"):
             is_working, error = True, None
-    result = classify(error.text, error.status) if error else None
+    result = classify(error.text) if error else None
     if error is None and exit_code == 0:
         result = Availability(Meaning.OK if is_edited else Meaning.NO_EDIT, words)
     elif error is None and (exit_code is not None or not is_working):
@@ -92,31 +85,14 @@ def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) 
     return result or Availability(Meaning.NO_EDIT, words)
 
 
-def read_live(output: str) -> Availability | None:
-    """Return the condition that a running program waits for, so that the night waits instead; None if it works.
-
-    Gemini CLI sleeps until a limit ends, Codex waits for the network forever, Claude Code retries for minutes.
-    """
-    tail = output[-_LIVE_CHARACTERS:]
-    events = [read_event(row) for row in read_output(tail)[0][-_MAX_RETRIES:]]
-    attempts = _ATTEMPT.findall(tail)
-    is_retrying = len(events) == _MAX_RETRIES and all(event and event.is_error for event in events)
-    waits = is_retrying or _SLEEP.search(tail) or (attempts and int(attempts[-1]) >= _MAX_RETRIES)
-    return read_ending(tail, None) if waits else None
-
-
-def classify(text: str, status: int | None = None) -> Availability | None:
-    """Return the meaning of an error; None if its text belongs to no family. `status`: HTTP."""
+def classify(text: str) -> Availability | None:
+    """Return the meaning of an error; None if its text belongs to no family."""
     plain = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split())
     families = (Meaning[family["meaning"]] for family in _ERRORS["family"] if _matches(family["patterns"], plain))
     meaning = next(families, None)
     ends = _matches(_ERRORS["limit_with_end"], plain) and not _matches(_ERRORS["money_without_end"], plain)
     if ends and meaning in (None, Meaning.BILLING):
         meaning = Meaning.LIMIT
-    if meaning is None:
-        match = _STATUS.search(plain)
-        number = status or int(match[1] if match else 0)
-        meaning = Meaning.OVERLOADED if number >= 500 else _STATUSES.get(number)
     return Availability(meaning, clean(text[:_MAX_TEXT], MAX_SHOWN)) if meaning else None
 
 

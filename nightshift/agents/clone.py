@@ -10,7 +10,6 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,7 +20,6 @@ from nightshift.files import remove_tree
 ANSWER_NAME = "hypothesis.txt"
 NOTES_NAME = "notes.md"  # for the agent's next call
 LOGS_NAME = "logs"  # read-only in bubblewrap
-_CLEAR_SECONDS = 120.0
 
 
 def proposal_files(num_proposals: int) -> list[tuple[str, str]]:
@@ -65,17 +63,10 @@ class Clone:
         self.folder.mkdir(mode=0o700)
 
     def clear(self) -> None:
-        """Remove the clone. Raises EngineError if anything is left."""
-        if self.folder.is_symlink():  # chmod would follow a link of the agent's
-            self.folder.unlink()
-        if not os.path.lexists(self.folder):
-            return
-        with suppress(subprocess.TimeoutExpired):  # millions of files
-            chmod = ["chmod", "-R", "u+rwX", "--", str(self.folder)]
-            subprocess.run(chmod, capture_output=True, check=False, timeout=_CLEAR_SECONDS)
-            remove_tree(self.folder, _CLEAR_SECONDS)
-        if os.path.lexists(self.folder):
-            raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
+        """Remove the clone, also folders that the agent made read-only."""
+        if self.folder.is_dir() and not self.folder.is_symlink():
+            subprocess.run(["chmod", "-R", "u+rwX", "--", self.folder], capture_output=True, check=False)
+        remove_tree(self.folder)
 
 
 def make_private(folder: Path) -> None:

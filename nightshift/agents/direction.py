@@ -43,25 +43,15 @@ def read_direction(root: Path, given: str | None = None, only: str | None = None
 def _source(root: Path, given: str | None) -> tuple[str, str]:
     """Return the name and the raw text of the direction."""
     name = PROGRAM_NAME if given is None else given
-    if os.path.lexists(root / name) and name.strip():
-        text = _read(root / name)
+    if name.strip() and os.path.lexists(root / name):
+        try:
+            text = read_file(os.path.realpath(root / name), _MAX_BYTES).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the direction in {name} cannot be read: {error}", "Write a plain text file.") from None
         return name, section(text, HEADING) if given is None else text
-    if given is None or not given.strip():
-        return name, ""
-    is_word = given.isascii() and len(given.split()) == 1
-    if is_word or given.lower().endswith((".md", ".txt")):  # a typo, or a file that was removed during the night
-        fix = 'Name a file, or write a sentence: --direction "only trainer.scheduler".'
-        raise UsageError(f"{OPTION} {given}: no such file, and a file name or a single word is not a direction", fix)
-    return OPTION, given
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_file(os.path.realpath(path), _MAX_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror or error if isinstance(error, OSError) else "it is not UTF-8 text"
-        cause = f"the direction in {path.name} cannot be read: {reason}"
-        raise UsageError(cause, "Write a plain text file.") from None
+    if name.lower().endswith((".md", ".txt")) and given is not None:  # a typo, or the file was removed in the night
+        raise UsageError(f"{OPTION} {name}: no such file", 'Name a file, or write a sentence: --direction "TEXT".')
+    return OPTION, given or ""
 
 
 def section(text: str, heading: str) -> str:

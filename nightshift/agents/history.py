@@ -99,7 +99,7 @@ class KeyHistory(msgspec.Struct, frozen=True):
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
     """The results of one campaign. `kept`: the incumbent's changes, the most certain first. `runs`: in the order of
-    their decisions. `keys`: the most tried key first. `damaged`: the causes why files could not be read."""
+    their decisions. `keys`: the latest changed key first. `damaged`: the causes why files could not be read."""
 
     branch: str
     rules_hash: str
@@ -138,28 +138,26 @@ def history(
         more = {"difference": effect and effect.mean, "difference_halfwidth": effect and Z95 * effect.sd}
         runs.append(RunRow(**structs.asdict(row) | more | {"starts": record.starts}))
     tried = {key.key for key in keys}
-    # `resolved` lacks the parameters of a loss of the user.
-    open_keys = [key.path for key in KEYS if key.path in now.resolved]
-    open_keys += [path for path in sorted(used_keys or ()) if path.startswith(f"{PARAMETERS}.") and ANY not in path]
-    untried = (path for path in dict.fromkeys(open_keys) if path not in tried)
+    parameters = sorted(path for path in used_keys or () if path.startswith(f"{PARAMETERS}.") and ANY not in path)
+    paths = [path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved] + parameters
     return Memory(
         branch=campaign.baseline.branch,
         rules_hash=campaign.baseline.rules_hash,
         kept=tuple(kept_changes(campaign)),
         runs=tuple(runs),
         keys=tuple(keys),
-        untried_keys=tuple(path for path in untried if used_keys is None or path in used_keys),
+        untried_keys=tuple(path for path in paths if path not in tried and (used_keys is None or path in used_keys)),
     )
 
 
 def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
-    """Return the keys that new changes touched, the key with most runs of its own first. A crash counts if the config
-    caused it."""
+    """Return the keys that new changes touched, the latest first. A crash counts if the config caused it."""
     assert campaign.baseline is not None
     first = configs[campaign.baseline.number]
     records = [r for r in campaign.decided if r.number in configs and r.failure in (None, Failure.CONFIG)]
     histories = []
-    for key in dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number])):
+    touched = (key for record in reversed(records) for key in _touched(record.run.new, configs[record.number]))
+    for key in dict.fromkeys(touched):
         groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {(spelled(first.shown(key)), ()): []}
         for record in records:
             run, change, config = record.run, _setter(record, key), configs[record.number]
@@ -170,7 +168,7 @@ def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> lis
         rows.append(structs.replace(baseline, difference=0.0, difference_halfwidth=0.0))
         rows.sort(key=lambda row: (bool(row.others), *_order(row.value)))
         histories.append(KeyHistory(key, baseline.value, spelled(now.shown(key)), tuple(rows)))
-    return sorted(histories, key=lambda key: (-sum(len(row.numbers) for row in key.values if not row.others), key.key))
+    return histories
 
 
 def _value_row(

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import count, product
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -77,16 +77,14 @@ class Login:
             if Path(os.path.realpath(renewed)) != home.resolve() / self.credential:
                 raise ValueError("its path contains a symbolic link")
             after = read_file(renewed, _MAX_CREDENTIAL)
-            if after == before:
-                return ()
-            if parse_json(after, dict[str, Any]).keys() != parse_json(before, dict[str, Any]).keys():
-                raise ValueError("the keys differ")
-            if original.read_bytes() != before:
-                raise ValueError(f"{original} changed while the agent ran")
-            write_atomically(original, after, mode=0o600)
+            if after != before:
+                if parse_json(after, dict[str, Any]).keys() != parse_json(before, dict[str, Any]).keys():
+                    raise ValueError("the keys differ")
+                if original.read_bytes() != before:
+                    raise ValueError(f"{original} changed while the agent ran")
+                write_atomically(original, after, mode=0o600)
         except (OSError, ValueError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or error
-            return (f"the agent's {self.credential} was not copied back: {reason}",)
+            return (f"the agent's {self.credential} was not copied back: {error}",)
         return ()
 
     def _source(self, name: str, environ: Mapping[str, str]) -> Path:
@@ -102,7 +100,7 @@ def home_of(environ: Mapping[str, str]) -> Path:
 
 Places = dict[Path, tuple[str, ...]]  # path in the sandbox -> the option of bubblewrap that makes it, and its source
 
-_SYSTEM_FOLDERS = ("/usr", "/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")
 # The files of /etc for libraries, name resolution and TLS. Other files of /etc may contain secrets.
 _ETC_FILES = """
     ld.so.cache ld.so.conf ld.so.conf.d alternatives crypto-policies localtime services protocols
@@ -116,8 +114,7 @@ _NODE_MODULES = re.compile(r".*?/node_modules(?=/)")
 def system_places() -> Places:
     """Return this machine's read-only files that every agent sees: programs, libraries, certificates, resolv.conf."""
     places: Places = {}
-    tops = (path for path in Path("/").iterdir() if path.name in ("bin", "sbin") or path.name.startswith("lib"))
-    for path in (*map(Path, _SYSTEM_FOLDERS), *tops):
+    for path in (*map(Path, _SYSTEM_FOLDERS), *Path("/").glob("lib*")):
         if path.is_dir():
             expose(path, places, ())
     for path in (Path("/etc", name) for name in _ETC_FILES.split()):
@@ -148,10 +145,11 @@ def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
         fix = "Move the file out of the checkout, caches and data; or use --sandbox none."
         raise UsageError(f"the agent needs {real}, which is in a folder that is hidden from agents", fix)
     visible = [place for place, option in places.items() if option[0] == "--ro-bind"]
-    added = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
-    for place, option in (added | {real: ("--ro-bind", os.fspath(real))}).items():
-        if not _is_within(place, visible):
-            places[place] = option
+    for link in links:
+        if not _is_within(link, visible):
+            places[link] = ("--symlink", os.fspath(link.readlink()))
+    if not _is_within(real, visible):
+        places[real] = ("--ro-bind", os.fspath(real))
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -280,14 +278,12 @@ class Sandbox:
             self.furnish(clone)
             argv, variables = self.enclose(words, clone)
             command = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone)]
-            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-            done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, errors="replace", **options)
-        except (subprocess.TimeoutExpired, OSError) as error:
-            return f"the test of the sandbox failed: {error}"
+            with clone.prompt.open() as stdin:
+                done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, stdin=stdin, stderr=PIPE)
         finally:
             self.end()
             clone.clear()
-        last_line = done.stderr.strip().rpartition("\n")[2].removeprefix("bwrap: ")
+        last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("bwrap: ")
         return None if done.returncode == 0 else last_line or f"exit code {done.returncode}"
 
     def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
@@ -349,14 +345,13 @@ class Bubblewrap(Sandbox):
     def _places(self, words: Sequence[str], clone: Clone) -> Places:
         places = program_places(words, self._search, system_places(), self.hidden)
         files = filter(_is_absolute_file, self.login.chosen(self.environ).values())  # such as a variable's certificate
-        visible_files = (name for name in files if not _is_within(Path(name).resolve(), self.hidden))
-        for name in (*visible_files, *self.login.sees):
+        for name in (*files, *self.login.sees):
             expose(Path(name), places, self.hidden)
         writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
-        read_only = (path for path in (clone.prompt, clone.path / LOGS_NAME) if path.exists())
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
-            **{path: ("--ro-bind", os.fspath(path)) for path in read_only},
+            clone.prompt: ("--ro-bind", os.fspath(clone.prompt)),
+            clone.path / LOGS_NAME: ("--ro-bind-try", f"{clone.path}/{LOGS_NAME}"),
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             Path("/dev"): ("--dev",),
             Path("/proc"): self.proc,
@@ -418,13 +413,12 @@ class OtherUser(Sandbox):
 
     def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
         program = program_places(words, self._search, {}, ()).items()
-        read_only = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))
         paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
             "needed": [*(path for path, option in program if option[0] == "--ro-bind"), *self.login.sees],
             "closed": self.closed,
-            "above": {parent for path in read_only for parent in path.parents},
-            "read-only": [*read_only, *self.login.sees, *filter(os.path.isabs, self._search.split(os.pathsep))],
+            "above": {parent for path in self.hidden for parent in path.parents},
+            "read-only": [*self.hidden, *self.login.sees],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind in paths for path in paths[kind])]
 
@@ -508,12 +502,13 @@ def choose(
     causes = dict[str, str]()
     for sandbox in _candidates(setting, root, clone, {"environ": environ, "login": login, "hidden": hidden}):
         if setting in ("auto", sandbox.name):
-            problem = sandbox.problem or sandbox.trial(words, clone)
-            reasons = "; ".join(f"{name}: {cause}" for name, cause in causes.items() if name != sandbox.name)
+            name, problem = sandbox.name.partition(" ")[0], sandbox.problem or sandbox.trial(words, clone)
             if problem is None:
+                causes.pop(sandbox.name, None)
+                reasons = "; ".join(causes.values())
                 return replace(sandbox, warning=f"sandbox: {sandbox.name}, because {reasons}" if reasons else "")
-            causes[sandbox.name.partition(" ")[0]] = problem
-    reasons = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
+            causes[name] = f"{name}: {problem}"
+    reasons = "; ".join(causes.values())
     if setting not in ("auto", NO_SANDBOX):
         raise UsageError(f"--sandbox {reasons}", _FIX)
     risk = "it has your rights, so it can change code, records and scores, and read your files (SECURITY.md)"
@@ -533,13 +528,11 @@ def _candidates(setting: str, root: Path, clone: Clone, fields: Mapping[str, Any
 
 def _other_user(root: Path, clone: Clone, fields: Mapping[str, Any]) -> Sandbox:
     """Return the sandbox with another uid. Makes runs/ and `secrets` private."""
-    home, problem = home_of(fields["environ"]), None
+    problem = None
     if os.getuid() != 0:
         problem = "only root can start a process as another user"
     elif shutil.which("setpriv", path=os.defpath) is None:
         problem = f"no program setpriv (util-linux) in {os.defpath}"
-    elif home == Path("/"):
-        problem = "HOME is /: set it to a folder that no other user may enter"
     if problem is not None:
         return Sandbox(**fields, name="user", problem=problem)
     # .git/config may contain a token. git and the ledger keep the file modes (chmod below) when they rewrite the files.
@@ -547,5 +540,9 @@ def _other_user(root: Path, clone: Clone, fields: Mapping[str, Any]) -> Sandbox:
     closed = [path for path in (root / "runs", *secrets) if path.exists()]
     for path in closed:
         path.chmod(path.stat().st_mode & 0o700)
-    closed += [home, cache_dir(fields["environ"]), *_folders_of(_DATA_VARIABLES, fields["environ"])]
+    closed += [
+        home_of(fields["environ"]),
+        cache_dir(fields["environ"]),
+        *_folders_of(_DATA_VARIABLES, fields["environ"]),
+    ]
     return OtherUser(**fields, name="user", uid=_free_uid(clone), closed=tuple(closed))

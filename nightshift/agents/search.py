@@ -144,8 +144,11 @@ class Dimension:
     steps: tuple[Value, ...]  # the values that a proposal may set
 
     @classmethod
-    def of(cls, key: Key, search: Search, now: Value) -> Dimension | None:
-        """Return the dimension around the incumbent's value `now`; None if `now` is not among the choices."""
+    def of(cls, key: Key, base: Config) -> Dimension | None:
+        """Return the dimension around the value of `base`; None if the key is not searched for this value."""
+        search, now = key.search, _value(key, base)
+        if search is None:
+            return None
         if search.scale == "choice":
             middle, is_known = (len(search.choices) - 1) / 2, now is None or now in search.choices
             steps = tuple(choice for choice in search.choices if choice != now)
@@ -197,8 +200,7 @@ class SearchSpace:
     @classmethod
     def of(cls, keys: Iterable[Key], base: Config, plan: Planner, scope: tuple[str, ...] = ()) -> SearchSpace:
         """Return the space of `keys`, which the engine uses."""
-        searched = (key for key in keys if is_within(scope, key.path))
-        dimensions = [Dimension.of(key, key.search, _value(key, base)) for key in searched if key.search]
+        dimensions = (Dimension.of(key, base) for key in keys if is_within(scope, key.path))
         return cls({dimension.key.path: dimension for dimension in dimensions if dimension}, base, plan, scope)
 
     def places(self, config: Config) -> dict[str, float]:

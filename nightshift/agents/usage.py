@@ -25,7 +25,6 @@ _TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_t
 _ERROR = "error.data.message error.message error"
 _ERRORS = {"None": _ERROR, "error": f"{_ERROR} message", "result": _ERROR, "turn.failed": _ERROR}
 _ANSWERS = {"None": "response", "result": "result", "text": "part.text", "message": "content"}
-_STATUSES = ("api_error_status", "error_status", "error.data.statusCode", "error.code")
 # Lines of a Node.js stack trace without a cause: a frame, a brace, the version.
 _STACK = re.compile(r"\s+at |\s*(?:[{}\[\])^~|]{1,80}\s*$|Node\.js v\d|(?:code|errno|syscall|status|requireStack): )")
 
@@ -42,7 +41,6 @@ class Event(NamedTuple):
 
     text: str
     is_error: bool
-    status: int | None = None  # HTTP
 
 
 def end_of(log_path: Path) -> str:
@@ -73,13 +71,12 @@ def read_output(output: str) -> tuple[list[Mapping[str, Any]], list[str]]:
 def summary_of(output: str) -> Summary:
     """Return the last words and the cost. Without JSON: the last line that is not blank, and no cost."""
     rows, lines = read_output(output)
-    words, num_conversations, costs = "", 0, dict[tuple[str, str], Cost]()  # by kind and conversation
+    words, costs = "", dict[tuple[str, str], Cost]()  # by kind and conversation
     for row in rows:
         kind, event, cost = row.get("type"), read_event(row), _read_cost(row)
         words = event.text if event else words
-        num_conversations += kind in ("thread.started", "init")
         if cost is not None:
-            costs[str(kind), str(row.get("session_id", num_conversations))] = cost
+            costs[str(kind), str(row.get("session_id"))] = cost
     words = words or (lines or [""])[-1]
     return Summary(clean(words, MAX_WORDS), together(costs.values()) or Cost())
 
@@ -89,19 +86,14 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
     kind, paths = str(row.get("type")), _ERRORS.get(str(row.get("type")), "")
     if kind == "result" and (row.get("is_error") is True or str(row.get("subtype")).startswith("error")):
         paths += " result subtype"
-    text = _text_at(row, paths)
-    if row.get("subtype") == "api_retry":  # Claude Code
-        text = f"{'retrying' if row.get('error_status') else 'connection error'}: {row.get('error')}"
-    if text:
-        statuses = (_at(row, path) for path in _STATUSES)
-        status = next((value for value in statuses if type(value) is int and 400 <= value < 600), None)
+    if text := _text_at(row, paths):
         before, brace, rest = text.partition("{")  # some errors contain the JSON of a provider's error
         inner = _text_at(_decode(brace + rest), "error.message message detail")
-        return Event(f"{before}{inner}" if inner else text, True, status)
+        return Event(f"{before}{inner}" if inner else text, True)
     answer = _text_at(row, _ANSWERS.get(kind, ""))
     if kind == "message" and row.get("role") != "assistant":  # Gemini CLI: the prompt
         return None
-    if mapping(row.get("item")).get("type") == "agent_message":  # Codex
+    if _at(row, "item.type") == "agent_message":  # Codex
         answer = _text_at(row, "item.text")
     elif kind == "assistant" and isinstance(pieces := _at(row, "message.content"), list):  # Claude Code
         answer = " ".join(filter(None, (_text_at(mapping(piece), "text") for piece in pieces)))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agents import clone as module
 from nightshift.agents.agent import agent_environment, complete, open_agent
 from nightshift.agents.brief import notes_path
 from nightshift.agents.clone import Clone
@@ -14,7 +13,7 @@ from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
 from nightshift.config.train_toml import parse
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import UsageError
 from nightshift.experiment.checkout import checked_head
 from tests.campaigns import context_of
 from tests.conftest import git
@@ -45,13 +44,12 @@ def test_a_command_that_cannot_be_run_is_refused(agent: str) -> None:
 
 
 def test_the_environment_is_the_persons_without_what_points_elsewhere() -> None:
-    person = {"API_KEY": "secret", "GIT_DIR": "x", "GIT_INDEX_FILE": "x", "PWD": "x", "OLDPWD": "x", "PATH": "p"}
+    person = {"API_KEY": "secret", "GIT_DIR": "x", "GIT_INDEX_FILE": "x", "PWD": "x", "PATH": "p"}
     assert agent_environment(person, Path("/clone/here")) == {
         "API_KEY": "secret",
         "PATH": "p",
         "PWD": "/clone/here",
         "GIT_CEILING_DIRECTORIES": "/clone",
-        "GIT_TERMINAL_PROMPT": "0",
     }
 
 
@@ -104,15 +102,6 @@ def test_a_link_in_place_of_the_clone_is_removed_not_followed(clone: Clone, tmp_
     clone.clear()
     assert not clone.folder.is_symlink()
     assert stat.S_IMODE((precious / "read-only").stat().st_mode) == 0o400
-
-
-def test_what_refuses_to_go_is_one_line(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
-    clone.open(b"lr = 1\n")
-    monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
-    with pytest.raises(EngineError, match="cannot be removed"):
-        clone.clear()
-    monkeypatch.undo()
-    clone.clear()
 
 
 @pytest.mark.parametrize(("agent", "flag"), [("sh -c x", "model"), ("sh", "effort")])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nightshift.agents import availability
-from nightshift.agents.availability import Availability, Meaning, classify, read_ending, read_live
+from nightshift.agents.availability import Availability, Meaning, classify, read_ending
 from nightshift.agents.usage import MAX_LOG_BYTES, summary_of
 from nightshift.campaign.records import Cost
 from tests.agent_outputs import CLAUDE, CODEX, GEMINI
@@ -44,11 +44,6 @@ def is_right(answer: Availability | None, case: dict[str, Any]) -> bool:
 
 def row(kind: str, **fields: object) -> str:
     return json.dumps({"type": kind, **fields}) + "\n"
-
-
-def retry(status: int | None, error: str, delay: float = 500.2) -> str:
-    """Return a row of Claude Code before it tries again."""
-    return row("system", subtype="api_retry", retry_delay_ms=delay, error_status=status, error=error)
 
 
 def test_the_recorded_runs_are_read_right() -> None:
@@ -112,38 +107,12 @@ def test_the_time_is_bounded_whatever_is_printed(bomb: str) -> None:
     assert_linear(lambda size: read_ending(bomb[:size], 1), len(bomb) // 8)
 
 
-@pytest.mark.parametrize(
-    ("output", "meaning"),
-    [
-        (OUTPUTS["Gemini CLI 0.61.0", "usage"], Meaning.LIMIT),  # sleeps for two hours
-        (OUTPUTS["Gemini CLI 0.61.0", "overloaded"], Meaning.OVERLOADED),
-        (OUTPUTS["Codex CLI 0.169.0", "unreachable"], Meaning.NETWORK),
-        (retry(401, "authentication_failed") * 6, Meaning.LOGIN),
-        (WORKED + retry(None, "unknown") * 6, Meaning.NETWORK),
-        (retry(429, "rate_limit", 700_000.5), Meaning.LIMIT),
-        (retry(429, "rate_limit") * 5, None),
-        (retry(429, "rate_limit") * 6 + row("assistant", message={"content": []}), None),
-    ],
-)
-def test_a_program_that_waits_by_itself_is_seen_while_it_runs(output: str, meaning: Meaning | None) -> None:
-    live = read_live(output)
-    assert (live and live.meaning) == meaning
-
-
-def test_a_program_at_work_is_left_alone() -> None:
-    """At no moment of a run that went well is it stopped."""
-    for run in (run for run in RUNS if run["meaning"] in ("ok", "no_edit")):
-        for end in range(0, len(run["output"]), 500):
-            assert read_live(run["output"][:end]) is None
-
-
 # Last words and costs
 
 
 @pytest.mark.parametrize(
     ("output", "words", "cost"),
     [
-        (CODEX + CODEX, "Done: lr is 5e-6.", Cost(53_098, 3_180)),  # a command of one's own may ask twice
         ("warning: an old version\n" + GEMINI + "bye\n", "I halved the batch.", Cost(25_939, 174)),
         (CLAUDE + CODEX, "Done: lr is 5e-6.", Cost(15_512 + 26_549, 812 + 1_590, 0.4, at_least=("dollars",))),
         ("a\x1b[31m\rred\x07\n", "red", Cost()),
