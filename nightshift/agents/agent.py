@@ -1,9 +1,8 @@
 """Ask a coding agent for the next train.toml. Any program that reads a prompt and edits files can be the agent.
 
-Each proposal is a new process with a bounded brief, in a throw-away clone (clone.py) and in a sandbox (sandbox.py). Its
-process group is ended with all its children (executors/process.py). Nightshift copies from the clone: train.toml, if it
-is a regular file of at most 64 KiB; a few lines of text (hypothesis, prediction, lessons of decided experiments); and
-notes for the next call. An agent that is asked for several proposals writes proposal-1.toml, proposal-1.txt and so on.
+Each proposal is a new process with a bounded brief, in a throw-away clone (clone.py) and in a sandbox (sandbox.py).
+Nightshift copies from the clone: train.toml, if it is a regular file of at most 64 KiB; a few lines of text
+(hypothesis, prediction, lessons of decided experiments); and notes for the next call.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ class Agent:
         """Let the agent work once, with the files of `logs`. Returns its answers. A `role` answers without edits."""
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
-        name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
+        name = f"{context.number:04d}-{len(context.refusals) + 1}{role and f'-{role}'}"
         seconds = min(self.timeout_seconds, context.seconds_left or self.timeout_seconds)
         agent = replace(self, timeout_seconds=seconds)
         try:

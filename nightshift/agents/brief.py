@@ -21,10 +21,9 @@ from nightshift.agents.notebook import notebook, unexplained
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
 from nightshift.campaign.records import NOTEBOOK_NAME, Record
 from nightshift.campaign.results import results_tsv, standing_text
-from nightshift.config.allowlist import LOSS, PARAMETERS
-from nightshift.config.losses import keys_with
-from nightshift.config.scope import is_within, scope_of
-from nightshift.config.train_toml import Config, parse
+from nightshift.config.allowlist import PARAMETERS
+from nightshift.config.scope import scope_of
+from nightshift.config.train_toml import parse
 from nightshift.files import read_file, read_rows, write_atomically
 from nightshift.text import clean
 
@@ -127,7 +126,7 @@ def brief(context: Context, role: str, task: str, edits: str, answer: str) -> st
     )
     answer += _NOTES.format(MAX_NOTES) + refusals_of(context)
     room = MAX_CHARACTERS - len(opening(role, task, ""))
-    return opening(role, task, context.direction) + fit(text, _sections(context, config), answer, room)
+    return opening(role, task, context.direction) + fit(text, _sections(context), answer, room)
 
 
 def opening(role: str, task: str, direction: str) -> str:
@@ -166,7 +165,7 @@ def fit(head: str, sections: Mapping[str, Iterable[object]], tail: str, limit: i
         max(shown.values(), key=len).pop()
 
 
-def _sections(context: Context, config: Config) -> dict[str, Iterable[object]]:
+def _sections(context: Context) -> dict[str, Iterable[object]]:
     """Return the lines of the sections by title, the most important lines of a section first."""
     campaign, memory = context.campaign, context.memory
     last = campaign.decided[-1]
@@ -185,7 +184,6 @@ def _sections(context: Context, config: Config) -> dict[str, Iterable[object]]:
         "Where the incumbent is weakest:": [context.weakest],
         "Your notes, from an earlier call:": _read(notes_path(context)).splitlines(),
         "Losses of the user, which replace prime-rl's losses and their keys:": _losses(context),
-        "Keys that you may change and no run changed, with value and range:": _untried(context, config),
         "Decided experiments whose outcome and lesson you report:": map(describe, unexplained(campaign)),
     }
 
@@ -215,14 +213,6 @@ def _diagnosis(program: Path) -> list[str]:
     return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
 
 
-def _untried(context: Context, config: Config) -> Iterable[str]:
-    scope = scope_of(context.direction)
-    keys = {key.path: key for key in keys_with(context.rules.losses, config.get(LOSS))}
-    for path in context.memory.untried_keys:
-        if (key := keys.get(path)) is not None and is_within(scope, path):
-            yield f"{path} = {config.shown(path)} ({key.allowed(context.rules.engine)})"
-
-
 def _losses(context: Context) -> Iterable[str]:
     for loss in context.rules.losses:
         numbers = [f"{name} = {n.default:g} ({n.low:g} to {n.high:g})" for name, n in loss.parameters.items()]
@@ -231,13 +221,9 @@ def _losses(context: Context) -> Iterable[str]:
 
 def describe(record: Record) -> str:
     """Return one line with the change, the hypothesis and the prediction of an experiment."""
-    proposal = record.proposal
-    texts = [clean(", ".join(record.diff), 120) + record.run.with_rider, clean(proposal.description, 160)]
-    texts += [f"predicted {clean(proposal.prediction, 80)}"] if proposal.prediction else []
-    return f"{record.number:04d}: {' | '.join(texts)}"
-
-
-# -- the agent's notes --------------------------------------------------------------------------------
+    change, proposal = clean(", ".join(record.diff), 120) + record.run.with_rider, record.proposal
+    prediction = f" | predicted {clean(proposal.prediction, 80)}" if proposal.prediction else ""
+    return f"{record.number:04d}: {change} | {clean(proposal.description, 160)}{prediction}"
 
 
 def notes_path(context: Context) -> Path:
@@ -259,8 +245,6 @@ def _read(path: Path) -> str:
     except OSError:
         return ""
 
-
-# -- the folder logs/ ---------------------------------------------------------------------------------
 
 _README = f"""\
 Written by Nightshift, about training only: no file contains problems that experiments are scored on. Material to judge,

@@ -32,7 +32,7 @@ _FIELDS = {  # label of a line of the answer: field of Proposal
 }
 _LABEL = re.compile(rf"\b({'|'.join(_FIELDS)})\b[ \t*]*+(?:(\d{{1,9}})[ \t*]*+)?:[ \t*]*")
 
-Lessons = Mapping[int, Mapping[str, str]]  # experiment, or 0 for a lesson without a number: fields of its Proposal
+Lessons = Mapping[int, Mapping[str, str]]  # experiment: fields of its Proposal
 
 
 def unexplained(campaign: Campaign) -> list[Record]:
@@ -59,14 +59,10 @@ def parse_answer(text: str) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
 
 
 def store_lessons(ledger: Ledger, asked: Campaign, lessons: Lessons) -> None:
-    """Write lessons into the records of the experiments that the agent was asked about.
-
-    `asked`: the campaign that the agent saw. A lesson without a number counts if it can belong to one experiment only.
-    """
-    records = unexplained(asked)
-    for record in records:
-        fields = lessons.get(record.number) or (lessons.get(0) if len(records) == 1 else None)
-        stored = ledger.record(record.number)
+    """Write lessons into the records of the experiments that the agent was asked about. `asked`: the campaign that it
+    saw."""
+    for record in unexplained(asked):
+        fields, stored = lessons.get(record.number), ledger.record(record.number)
         if fields and "lesson" in fields and stored.proposal.lesson is None:
             ledger.write(structs.replace(stored, proposal=structs.replace(stored.proposal, **fields)))
 

@@ -1,11 +1,8 @@
-"""The sandbox of an agent: bubblewrap; another uid if bubblewrap cannot run; or none.
+"""The sandbox of an agent: bubblewrap; another uid if bubblewrap cannot run; or none. SECURITY.md has the limits.
 
-bubblewrap: the agent can write to its clone, a new HOME and an empty /tmp. It can read its own program, the system's
-programs and libraries, and a few named variables and files (`Places`, `Login`). It cannot see the checkout, runs/,
-caches, data, the user's HOME, sockets or other processes. Hidden folders in visible folders appear as empty folders.
-Another uid: the agent cannot write to the checkout, and cannot read runs/, data and the user's HOME. It can read all
-files that every user of the machine may read. A script tests these limits before the night.
-The network is available to the agent in every sandbox.
+bubblewrap shows the clone, a new HOME, an empty /tmp, the agent's program, the system's programs and libraries, and a
+few named variables and files (`Places`, `Login`). Hidden folders in visible folders appear as empty folders. With
+another uid, a script tests the limits before the night.
 """
 
 import os
@@ -55,7 +52,7 @@ class Login:
 
     def files(self, environ: Mapping[str, str]) -> dict[str, Path]:
         """Return the paths of the user's files by their names in `credential` and `settings`. A file may be missing."""
-        return {name: self._source(name, environ) for name in (*self.credential.split(), *self.settings.split())}
+        return {name: self._source(name, environ) for name in f"{self.credential} {self.settings}".split()}
 
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
         """Copy the user's files to the agent's `home`. Returns the credential, if any."""
@@ -259,11 +256,9 @@ class Sandbox:
 
     def summary(self, agent: str) -> str:
         """Return a line that names the user's variables and files that the agent gets; "" without a sandbox."""
-        if self.name == NO_SANDBOX:
-            return ""
-        files = [os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file()]
-        names = [*sorted(self.login.chosen(self.environ)), *files, *self.login.sees]
-        return f"your variables and files that {agent} gets: {', '.join(names) or 'none'}"
+        files = (os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file())
+        names = ", ".join((*sorted(self.login.chosen(self.environ)), *files, *self.login.sees))
+        return f"your variables and files that {agent} gets: {names}" if self.name != NO_SANDBOX else ""
 
     def engine_variables(self) -> dict[str, str]:
         """Return variables that keep the temporary files of runs away from the agent."""
@@ -360,8 +355,7 @@ class Bubblewrap(Sandbox):
 
 _UIDS = range(20_000, 40_000)
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # every user may write there
-# Each argument is KIND:PATH; the messages name the condition of each KIND. uv makes empty .lock files that every user
-# may write to. A `find` without -writable (BusyBox) fails at the argument clone:PATH.
+# Each argument is KIND:PATH. uv makes empty .lock files that every user may write to.
 _REACH = """
 writable() { find -H "$1" ! -type l ! -name .lock -writable -print -quit 2>/dev/null; }
 fail() { echo "uid $(id -u) $1" >&2; exit 1; }
@@ -380,10 +374,7 @@ done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherUser(Sandbox):
-    """`--sandbox user`: the agent is another user, who can neither change the checkout nor read runs/ or HOME.
-
-    Only root can use this sandbox.
-    """
+    """`--sandbox user`: the agent is another user, who can neither change the checkout nor read runs/ or HOME."""
 
     uid: int
     closed: tuple[Path, ...]  # folders that the agent must not enter, and files that it must not read
@@ -528,11 +519,9 @@ def _candidates(setting: str, root: Path, clone: Clone, fields: Mapping[str, Any
 
 def _other_user(root: Path, clone: Clone, fields: Mapping[str, Any]) -> Sandbox:
     """Return the sandbox with another uid. Makes runs/ and `secrets` private."""
-    problem = None
-    if os.getuid() != 0:
-        problem = "only root can start a process as another user"
-    elif shutil.which("setpriv", path=os.defpath) is None:
-        problem = f"no program setpriv (util-linux) in {os.defpath}"
+    problem = "only root can start a process as another user" if os.getuid() != 0 else None
+    if shutil.which("setpriv", path=os.defpath) is None:
+        problem = problem or f"no program setpriv (util-linux) in {os.defpath}"
     if problem is not None:
         return Sandbox(**fields, name="user", problem=problem)
     # .git/config may contain a token. git and the ledger keep the file modes (chmod below) when they rewrite the files.

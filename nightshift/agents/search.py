@@ -5,8 +5,8 @@ config is a point of the unit cube: each key has a place in its box, from 0 to 1
 by one step: a factor of two or three, another choice, or a third of a linear box. The length of a schedule follows from
 the expected steps of a run, so that a decay ends with the budget at any batch size.
 
-Not searched: keys that only change the speed (the best value depends on the machine), LoRA (needs another learning
-rate), adv_tau (a scale of the loss, which Adam divides out), min_lr, and the lengths of warm-up and decay.
+Not searched: keys that only change the speed, LoRA (needs another learning rate), adv_tau (a scale of the loss, which
+Adam divides out), min_lr, and the lengths of warm-up and decay.
 """
 
 from __future__ import annotations
@@ -130,9 +130,6 @@ def _tpe(context: Context, space: SearchSpace, ahead: Iterable[Config], rng: ran
     return study.ask(distributions).params
 
 
-# -- the space ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Dimension:
     """One searched key. Its box is `middle` ± `reach` on the scale of `_scaled`; the incumbent is in the middle."""
@@ -165,8 +162,8 @@ class Dimension:
             numbers = [search.low, math.sqrt(search.low * search.high), search.high]
         rounded = [round(n) if search.scale == "power of two" else float(f"{n:.3g}") for n in numbers]
         low, high = min(low, middle), max(high, middle)
-        steps = tuple(n for n in rounded if search.scale == "log" or low <= _scaled(search, n) <= high)
-        return cls(key, search, middle, reach, tuple(n for n in steps if is_accepted(key, n)))
+        allowed = (n for n in rounded if search.scale == "log" or low <= _scaled(search, n) <= high)
+        return cls(key, search, middle, reach, tuple(n for n in allowed if is_accepted(key, n)))
 
     def place(self, value: Value) -> float:
         """Return the place nearest to a value, the middle for None. Raises ValueError for an unknown choice."""
@@ -263,9 +260,6 @@ class SearchSpace:
 def _value(key: Key, config: Config) -> Value:
     """Return a key's value in a config, or the default of a loss parameter, which `resolved` lacks."""
     return config.resolved.get(key.path, key.default if key.table == PARAMETERS else None)
-
-
-# -- the steps of a run ------------------------------------------------------------------------------
 
 
 # Returns the expected steps of a run within its budget, and the sd of their logarithm.

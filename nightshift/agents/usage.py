@@ -84,12 +84,10 @@ def summary_of(output: str) -> Summary:
 def read_event(row: Mapping[str, Any]) -> Event | None:
     """Return the error or the answer in a row; None for other rows."""
     kind, paths = str(row.get("type")), _ERRORS.get(str(row.get("type")), "")
-    if kind == "result" and (row.get("is_error") is True or str(row.get("subtype")).startswith("error")):
+    if kind == "result" and row.get("is_error") is True:
         paths += " result subtype"
     if text := _text_at(row, paths):
-        before, brace, rest = text.partition("{")  # some errors contain the JSON of a provider's error
-        inner = _text_at(_decode(brace + rest), "error.message message detail")
-        return Event(f"{before}{inner}" if inner else text, True)
+        return Event(text, True)
     answer = _text_at(row, _ANSWERS.get(kind, ""))
     if kind == "message" and row.get("role") != "assistant":  # Gemini CLI: the prompt
         return None
@@ -97,7 +95,7 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         answer = _text_at(row, "item.text")
     elif kind == "assistant" and isinstance(pieces := _at(row, "message.content"), list):  # Claude Code
         answer = " ".join(filter(None, (_text_at(mapping(piece), "text") for piece in pieces)))
-    return Event(answer, kind == "assistant" and isinstance(row.get("error"), str)) if answer else None
+    return Event(answer, False) if answer else None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -78,7 +78,6 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "| entropy collapsed: `trainer.optim.lr` down, temperature up, `trainer.loss.kl_tau`\n",
         "| The 40 hardest are worst.\n",
         "Your notes, from an earlier call:\n| the batch is next\n",
-        "| trainer.optim.betas1 = 0.9 (number at least 0, below 1)\n",
         "| 0008: trainer.optim.lr 3e-6 -> 9e-6 | bolder | predicted +5 pp\n",
         *("\nHYPOTHESIS: <", "\nMECHANISM: <", "\nREFUTED BY: <", "\nOUTCOME 0008: <", "\nLESSON 0008: <"),
     )
@@ -136,10 +135,6 @@ def test_lessons_are_stored_with_the_experiments_that_were_asked_about(tmp_path:
     assert ledger.record(2).proposal.reported_outcome == "better"
     store_lessons(ledger, campaign, parse_answer("LESSON 0002: again\nLESSON 0003: groups")[1])
     assert [r.proposal.lesson for r in ledger.records()] == [None, "rates", "groups"]
-    first = Campaign.of(ledger.records()[:2], campaign.branch, campaign.rules_hash)
-    for asked, lesson in ((first, None), (Campaign.of(ledger.records()[:1], campaign.branch, "rules"), None)):
-        store_lessons(ledger, asked, parse_answer("LESSON: without a number")[1])
-        assert ledger.record(1).proposal.lesson is lesson
 
 
 def test_what_runs_and_what_waits_is_named(tmp_path: Path) -> None:
@@ -168,7 +163,7 @@ def test_a_huge_campaign_fits_and_every_section_has_its_first_line(tmp_path: Pat
     context = with_fields(context, description=long, lesson=long, health="\n".join([long] * 5))
     brief = compose(context)
     assert MAX_CHARACTERS - 600 < len(brief) <= MAX_CHARACTERS
-    for title in ("The incumbent", "Health of experiment 0021", "All runs", "Scores by key", "Keys that", "Noise"):
+    for title in ("The incumbent", "Health of experiment 0021", "All runs", "Scores by key", "Noise"):
         assert f"\n{title}" in brief
     assert " more lines are left out. All runs and scores are in logs/history.txt.\n" in brief
 
