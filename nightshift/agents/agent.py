@@ -71,11 +71,8 @@ def open_agent(
     model: str | None = None,
     effort: str | None = None,
 ) -> Agent:
-    """Return the agent `name` in the sandbox that --sandbox names. The last four arguments are flags of the night.
-
-    Raises:
-        UsageError: the program is missing, or the sandbox does not work here.
-    """
+    """Return the agent `name` in the sandbox that --sandbox names. Raises UsageError if the program is missing, or the
+    sandbox does not work here."""
     login = login_of(name, environ, agent_env, agent_sees)
     contained = command_of(name, is_contained=True, model=model, effort=effort)
     chosen = choose(sandbox, contained, login, root, environ, clone)
@@ -125,10 +122,7 @@ class Agent:
     title: str = ""  # name, model and effort, such as `claude (opus, high)`
 
     def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes] = MappingProxyType({})) -> Work:
-        """Run one process in a new clone with `source` as train.toml and the files of `logs`. Returns the Ending.
-
-        The caller clears the clone.
-        """
+        """Run one process in a new clone, which the caller clears, with `source` as train.toml. Returns the Ending."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         began, credential, notes, cause, is_stopped = self.clock(), None, tuple[str, ...](), None, False
         log_path.unlink(missing_ok=True)
@@ -185,11 +179,8 @@ class Agent:
         return first.with_proposal(cost=ending.cost, notes=(*first.proposal.notes, *ending.notes)), *others
 
     def question(self, source: bytes, folder: Path) -> Availability:
-        """Ask the agent one question, which costs a few tokens. Returns whether the model can be reached.
-
-        A preset must answer `ready`, because some programs exit with 0 on a wrong key. Your own command may print
-        nothing.
-        """
+        """Ask the agent one question, which costs a few tokens. Returns whether the model can be reached. A preset must
+        answer `ready`, because some programs exit with 0 on a wrong key."""
         agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
         try:
             with waiting(f"asking {self.name} whether it can be reached", _QUESTION_SECONDS):
@@ -202,11 +193,8 @@ class Agent:
         return answer if answer.is_away else replace(answer, meaning=Meaning.PROGRAM)
 
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
-        """Return the agent's proposals, or one answer without a train.toml and with the cause.
-
-        Without `edits` the answer is a text. A file that cannot be read is a refused proposal. `unavailable` is set if
-        the program failed or made no edit, so that the night asks again.
-        """
+        """Return the agent's proposals (without `edits`: its text), or one answer with the cause. `unavailable` is set
+        if the program failed or made no edit, so that the night asks again."""
         path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
         text, texts = "", dict[bytes | None, str]()
         try:

@@ -15,7 +15,6 @@ import numpy as np
 
 from nightshift.agents.base import Context
 from nightshift.agents.clone import NOTES_NAME
-from nightshift.agents.direction import PROGRAM_NAME, section
 from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, kept_changes
 from nightshift.agents.notebook import notebook, unexplained
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
@@ -106,10 +105,8 @@ def lessons(context: Context, where: str = "") -> str:
 
 
 def brief(context: Context, role: str, task: str, edits: str, answer: str) -> str:
-    """Return direction, rules, state of the campaign, form of the answer, and refusals of earlier proposals.
-
-    `edits`: the rule about the files that this role may write.
-    """
+    """Return direction, rules, state of the campaign, form of the answer, and refusals of earlier proposals. `edits`:
+    the rule about the files that this role may write."""
     rules, config = context.rules, parse(context.source)
     limit = config.get("orchestrator.train.sampling.max_completion_tokens")
     text = _RULES.format(
@@ -179,8 +176,7 @@ def _sections(context: Context) -> dict[str, Iterable[object]]:
         "In flight now. Propose something else:": [*map(describe, context.in_flight), *waiting],
         "Noise, and what is left of the night:": _night(context),
         "The incumbent: the baseline with the kept changes, most certain first:": _incumbent(context),
-        f"Health of experiment {last.number:04d}, the last one:": (last.health or "").splitlines(),
-        "Remedies for such findings:": _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else (),
+        f"Health of experiment {last.number:04d} (program.md has remedies):": (last.health or "").splitlines(),
         "Where the incumbent is weakest:": [context.weakest],
         "Your notes, from an earlier call:": _read(notes_path(context)).splitlines(),
         "Losses of the user, which replace prime-rl's losses and their keys:": _losses(context),
@@ -205,12 +201,6 @@ def _incumbent(context: Context) -> list[str]:
     assert campaign.standing is not None
     scaled = (f"The rules multiply a value: {line}." for line in context.incumbent_run.scaled)
     return [standing_text(campaign.standing, campaign.kept), *kept_changes(campaign), *scaled]
-
-
-def _diagnosis(program: Path) -> list[str]:
-    """Return the list of program.md: a finding of health, and the keys to change."""
-    lines = section(_read(program), "## How to think").partition("And always:")[0].splitlines()
-    return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
 
 
 def _losses(context: Context) -> Iterable[str]:

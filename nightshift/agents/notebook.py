@@ -42,10 +42,8 @@ def unexplained(campaign: Campaign) -> list[Record]:
 
 
 def parse_answer(text: str) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
-    """Read an answer such as `HYPOTHESIS: ... LESSON 0012: ...`, on one line or several.
-
-    Returns the fields of the new Proposal, and the Lessons. The last text of a label counts; `<placeholders>` do not.
-    """
+    """Read an answer such as `HYPOTHESIS: ... LESSON 0012: ...`. Returns the fields of the new Proposal, and the
+    Lessons. The last text of a label counts; `<placeholders>` do not."""
     fields, lessons = dict[str, str](), dict[int, dict[str, str]]()
     for line in text.splitlines():
         pieces = _LABEL.split(line)

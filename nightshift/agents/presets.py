@@ -92,10 +92,8 @@ PROMPT_FILE = "{prompt_file}"
 
 
 def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
-    """Return the login of an agent with the `variables` of --agent-env and the paths `sees` of --agent-sees.
-
-    Your own command gets no keys except those in `variables`. Raises UsageError for a variable that is not set.
-    """
+    """Return the login of an agent with the `variables` of --agent-env and the paths `sees` of --agent-sees. Raises
+    UsageError for a variable that is not set."""
     login = PRESETS[agent].login if agent in PRESETS else Login()
     for name in variables:
         if name not in environ:
@@ -106,11 +104,8 @@ def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = 
 def command_of(
     agent: str, *, is_contained: bool = False, model: str | None = None, effort: str | None = None
 ) -> tuple[str, ...]:
-    """Return the command of a preset, or your own command, as words.
-
-    Raises:
-        UsageError: the program is not on PATH, or has no option for `model` or `effort`.
-    """
+    """Return the command of a preset, or your own command, as words. Raises UsageError if the program is not on PATH,
+    or has no option for `model` or `effort`."""
     preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
     command = agent if preset is None else preset.command.replace("{sandbox}", preset.sandbox_options[is_contained])
     if model:

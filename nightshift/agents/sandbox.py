@@ -63,10 +63,8 @@ class Login:
         return copied.get(self.credential)
 
     def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
-        """Copy a renewed credential back to the user's file. Returns a note if Nightshift refuses to copy it.
-
-        Call this after the agent's processes have ended. `before`: the value that `copy_in` returned.
-        """
+        """Copy a renewed credential back to the user's file. Returns a note if Nightshift refuses to copy it. Call this
+        after the agent's processes have ended. `before`: the value that `copy_in` returned."""
         if before is None:
             return ()
         renewed, original = home / self.credential, self._source(self.credential, environ).resolve()
@@ -122,9 +120,7 @@ def system_places() -> Places:
 
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
     """Return `places` with the agent's program, its interpreter and package, and the files among its arguments.
-
-    `words`: the agent's command line; `search`: the user's PATH. Raises UsageError if one of the files is hidden.
-    """
+    `search`: the user's PATH. Raises UsageError if one of the files is hidden."""
     extended, program = dict(places), Path(shutil.which(words[0], path=search) or "")
     files = [program, *_interpreter(program, search)] if program.is_absolute() else []  # a relative path: in the clone
     for folder in (folder for path in files for step in _resolve_steps(path) for folder in _package_folders(step)):
@@ -483,11 +479,8 @@ def _check_sees(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
 def choose(
     setting: str, words: Sequence[str], login: Login, root: Path, environ: Mapping[str, str], clone: Clone
 ) -> Sandbox:
-    """Return the sandbox that --sandbox names (`setting`), after a test. `auto`: the first sandbox that works.
-
-    Raises:
-        UsageError: the sandbox does not work here, or the command `words` or --agent-sees names a hidden path.
-    """
+    """Return the sandbox that --sandbox names (`setting`), after a test. `auto`: the first sandbox that works. Raises
+    UsageError if the sandbox does not work here, or `words` or --agent-sees names a hidden path."""
     hidden = hidden_places(root, environ)
     login = replace(login, sees=_check_sees(login.sees, (*hidden, clone.folder.parent)))
     causes = dict[str, str]()

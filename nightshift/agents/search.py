@@ -208,10 +208,8 @@ class SearchSpace:
         }
 
     def change(self, rng: random.Random, places: Mapping[str, float]) -> dict[str, Value]:
-        """Return new values for one to three random keys that apply to the base: the steps nearest to `places`.
-
-        Raises ConfigError if no key can change.
-        """
+        """Return new values for one to three random keys that apply to the base: the steps nearest to `places`. Raises
+        ConfigError if no key can change."""
         names = [name for name, d in self.dimensions.items() if d.steps and applies(d.key, name, self.base.resolved)]
         if not names:
             scope = f" within {', '.join(self.scope)}" if self.scope else ""
@@ -220,10 +218,8 @@ class SearchSpace:
         return {name: self.dimensions[name].step(places[name]) for name in chosen}
 
     def build(self, values: Mapping[str, Value]) -> bytes:
-        """Return the base's train.toml with those of the values whose keys apply. Comments are kept.
-
-        Raises ConfigError if the new values do not fit together.
-        """
+        """Return the base's train.toml with those of the values whose keys apply. Raises ConfigError if the new values
+        do not fit together."""
         chosen = dict[str, Any](self.base.values)
         for name, dimension in self.dimensions.items():
             if name in values and applies(dimension.key, name, resolve(chosen)):
@@ -270,8 +266,7 @@ def planner(runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Pla
     """Fit a function that predicts the steps of a run from the keys of its train.toml.
 
     Bayesian linear regression of the logarithm of the seconds per step on the drivers. The prior is from arithmetic on
-    the engine trl (benchmarks/slope.py), wide enough that a few runs fit it to another model and machine. Runs without
-    a step are ignored.
+    the engine trl (benchmarks/slope.py), wide enough that a few runs fit it to another model and machine.
     """
     precision, pull = np.diag(_SDS**-2), _MEANS * _SDS**-2
     for config, run in runs:

@@ -7,7 +7,6 @@ large is None.
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +24,6 @@ _TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_t
 _ERROR = "error.data.message error.message error"
 _ERRORS = {"None": _ERROR, "error": f"{_ERROR} message", "result": _ERROR, "turn.failed": _ERROR}
 _ANSWERS = {"None": "response", "result": "result", "text": "part.text", "message": "content"}
-# Lines of a Node.js stack trace without a cause: a frame, a brace, the version.
-_STACK = re.compile(r"\s+at |\s*(?:[{}\[\])^~|]{1,80}\s*$|Node\.js v\d|(?:code|errno|syscall|status|requireStack): )")
 
 
 class Summary(NamedTuple):
@@ -51,18 +48,16 @@ def end_of(log_path: Path) -> str:
 
 
 def read_output(output: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the JSON objects of an output, and its other lines without escape sequences and stack traces.
-
-    Of JSON objects that extend over several lines, only the last is read.
-    """
+    """Return the JSON objects of an output, and its other lines without escape sequences. Of JSON objects that
+    extend over several lines, only the last is read."""
     rows, lines = list[Mapping[str, Any]](), list[str]()
     output = f"\n{output[-MAX_LOG_BYTES:]}\n"
     for line in output.split("\n"):
-        text = ANSI.sub("", line).rstrip("\r").rpartition("\r")[2]
+        text = ANSI.sub("", line).rstrip("\r").rpartition("\r")[2].strip()
         if row := _decode(line):
             rows.append(row)
-        elif text.strip() and not _STACK.match(text):
-            lines.append(text.strip())
+        elif text:
+            lines.append(text)
     _, brace, rest = output.rpartition("\n{\n")
     last = _decode("{" + rest.partition("\n}\n")[0] + "}") if brace else {}
     return [*rows, last] if last else rows, lines

@@ -35,6 +35,7 @@ MISSED_RUNS = {
     ("opencode 1.18.33", "usage-text"),
     ("Claude Code 2.0.14", "plan-seven-day-opus"),  # "No response requested."
     ("Codex CLI 0.169.0", "refusal"),  # exit code 0 and no text
+    ("Gemini CLI 0.61.0", "credit-text"),  # a stack trace; the preset prints JSON
 }
 
 

@@ -45,7 +45,6 @@ def with_fields(context: Context, **fields: object) -> Context:
 
 def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tmp_path: Path) -> None:
     """The same order as the list of what an agent needs: the task, the tables, the incumbent, the curves, the rest."""
-    (tmp_path / "program.md").write_text(SHIPPED)
     ledger = Ledger(tmp_path)
     rates = {number: f"{LR} {number}e-6 x 50 = {50 * number}e-6 on this model" for number in (3, 9)}
     for _ in range(3):  # of another campaign
@@ -74,8 +73,7 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "\n| 0005 effect +",
         "confirmed: trainer.optim.lr = 3e-6\n",
         f"The rules multiply a value: {rates[3]}.\n",
-        "Health of experiment 0008, the last one:\n| entropy fell\n",
-        "| entropy collapsed: `trainer.optim.lr` down, temperature up, `trainer.loss.kl_tau`\n",
+        "Health of experiment 0008 (program.md has remedies):\n| entropy fell\n",
         "| The 40 hardest are worst.\n",
         "Your notes, from an earlier call:\n| the batch is next\n",
         "| 0008: trainer.optim.lr 3e-6 -> 9e-6 | bolder | predicted +5 pp\n",
