@@ -1,9 +1,8 @@
 """Decide from the output of an agent program why it made no proposal.
 
-Exit codes do not help: Claude Code exits with 1 for every error, Gemini CLI with the HTTP status modulo 256, and some
-programs with 0 on a wrong key. So the errors in the JSON output are read first, then, if the program failed, the
-other lines. A model's answer is not read as an error if the program succeeded. The output is hostile; the night asks
-the agent again in any case (night/proposals.py).
+Exit codes do not help: Claude Code exits with 1 for every error, and some programs with 0 on a wrong key. So the errors
+in the JSON output are read first, then, if the program failed, the other lines. A model's answer is not read as an
+error if the program succeeded. The output is hostile; the night asks the agent again in any case (night/proposals.py).
 """
 
 import re

@@ -251,8 +251,7 @@ NNNN-rollouts.txt  rollouts that the run learned from, the best first, with thei
 def logs(context: Context) -> dict[str, bytes]:
     """Return the files by name: three tables of the campaign, and the curves and rollouts of the latest runs."""
     decided, incumbent = context.campaign.decided, context.incumbent_run
-    role = "a run of the incumbent" if context.campaign.incumbent_run else "the latest kept change"
-    runs = f"{incumbent.number:04d} is {role}{incumbent.run.with_rider}."
+    runs = f"{incumbent.number:04d} is the latest run of the incumbent, or else of a kept change."
     files = {
         README_NAME: _README.format(runs=runs),
         TABLE_NAME: results_tsv(decided),

@@ -1,6 +1,4 @@
-"""The throw-away clone in which an agent works.
-
-The clone is in a private folder in the system's temporary folder. Its path is the same for every proposal of a
+"""The throw-away clone in which an agent works. Its path in the temporary folder is the same for every proposal of a
 checkout, so that the next proposal removes the clone of a killed night.
 """
 

@@ -47,7 +47,6 @@ class RunRow(Row, frozen=True, kw_only=True):
         verdict = self.status + (f" ({clean(self.why, 160)})" if self.verdict == "crash" else "")
         change = ", ".join(self.changes or ("the baseline", *self.kept))
         change += f" (also re-testing {self.rider})" if self.rider else ""
-        change += f" [{self.starts}]" if self.starts else ""
         steps = "" if self.num_steps is None else self.num_steps
         difference = _points(self.difference, self.difference_halfwidth)
         return f"{self.number:04d} | {_percent(self.eval_score)} | {difference} | {steps} | {verdict}: {change}"
@@ -219,8 +218,7 @@ def _setter(record: Record, key: str) -> Change | None:
 
 
 def _touched(change: Change | None, config: Config) -> Iterator[str]:
-    """Yield the keys of a change that apply in a config. A key that no longer applies, because the change chose another
-    variant, was not touched."""
+    """Yield the keys of a change that apply in a config."""
     yield from (key for key in (change.keys if change else ()) if key in config.resolved)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign  # it imports numpy
     from nightshift.campaign.ledger import Ledger
 
-MAX_BYTES = 60_000  # of the entries in the file
+MAX_CHARACTERS = 60_000  # of the entries in the file
 MAX_SENTENCE = 240  # characters of a hypothesis, prediction or lesson
 MAX_ASKED = 6  # experiments whose outcome and lesson one call reports
 _FIELDS = {  # label of a line of the answer: field of Proposal
@@ -84,14 +84,7 @@ def entry(record: Record) -> list[str]:
 
 
 def notebook(campaign: Campaign) -> str:
-    """Return the text of the notebook: the latest entries first, at most MAX_BYTES."""
-    text, room = "# Notebook\n\n", MAX_BYTES
-    for record in reversed(campaign.decided):
-        proposal = record.proposal
-        if proposal.mechanism or proposal.lesson or proposal.reported_outcome:
-            lines = "".join(f"{line}\n" for line in entry(record))
-            room -= len(lines.encode())
-            if room < 0:
-                return f"{text}\n(earlier entries: runs/)\n"
-            text += lines
-    return text
+    """Return the text of the notebook: the latest entries first, cut after MAX_CHARACTERS."""
+    proposals = [(record, record.proposal) for record in reversed(campaign.decided)]
+    records = [record for record, p in proposals if p.mechanism or p.lesson or p.reported_outcome]
+    return "# Notebook\n\n" + "".join(f"{line}\n" for record in records for line in entry(record))[:MAX_CHARACTERS]

@@ -106,7 +106,7 @@ def command_of(
 ) -> tuple[str, ...]:
     """Return the command of a preset, or your own command, as words. Raises UsageError if the program is not on PATH,
     or has no option for `model` or `effort`."""
-    preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
+    preset = PRESETS.get(agent)
     command = agent if preset is None else preset.command.replace("{sandbox}", preset.sandbox_options[is_contained])
     if model:
         command += f" --model {shlex.quote(model)}"
@@ -115,7 +115,7 @@ def command_of(
     if (model and preset is None) or (effort and not (preset and preset.effort)):
         flag = "--agent-effort" if effort else "--agent-model"
         raise UsageError(f"{flag}: Nightshift knows no such option of {agent}", "Write the option into --agent.")
-    fix = f"Install it, or name {presets}, or a command that reads the prompt from stdin or {PROMPT_FILE}."
+    fix = f"Install it, or name {', '.join([*PRESETS, *SEARCHES])}, or a command that reads stdin or {PROMPT_FILE}."
     return program_words("--agent", command, fix)
 
 

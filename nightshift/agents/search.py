@@ -26,7 +26,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.history import load_configs
 from nightshift.campaign.records import Proposal, Result
-from nightshift.config.allowlist import LOSS, PARAMETERS, Key, Search, Value, applies, is_accepted, resolve, shorten
+from nightshift.config.allowlist import LOSS, PARAMETERS, Key, Search, Value, applies, is_accepted, resolve
 from nightshift.config.losses import keys_with
 from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import ABSENT, Config, diff, parse, set_values
@@ -34,7 +34,6 @@ from nightshift.errors import ConfigError
 
 NUM_STARTUP = 8  # random experiments before TPE; Optuna's default of 10 is a quarter of a night of 40
 _MAX_DRAWS = 40  # until a change is new and valid
-_MAX_HYPOTHESIS = 200
 
 KIND, WARMUP, DECAY = (f"trainer.scheduler.{leaf}" for leaf in ("type", "warmup_steps", "decay_steps"))
 STEPS = "max_steps"
@@ -93,7 +92,7 @@ class SearchProposer:
                 continue
             if config.hash not in tried and (changes := diff(space.base, config)):
                 description = f"{self.name}: {', '.join(change.line for change in changes)}"
-                return Answer(config.source, Proposal(description=shorten(description, _MAX_HYPOTHESIS)))
+                return Answer(config.source, Proposal(description=description))
         return Answer(b"", cause=cause)
 
 
@@ -105,8 +104,7 @@ def space_of(context: Context) -> SearchSpace:
 
 
 def scores(context: Context) -> list[tuple[Config, float]]:
-    """Return each decided config with the posterior mean of its score as a fraction of 1. A crash counts as the worst
-    score."""
+    """Return each decided config with the posterior mean of its score. A crash counts as the worst score."""
     posterior, decided = context.campaign.posterior, context.campaign.decided
     assert posterior is not None
     means = {record.number: posterior.predict(record.run.changes)[0] for record in decided if record.score is not None}

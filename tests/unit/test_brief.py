@@ -220,7 +220,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 def test_the_logs_are_the_incumbents_and_the_latest_runs_as_far_as_they_fit(context: Context) -> None:
     files = logs(context)
     run = context.incumbent_run.number
-    assert f"{run:04d} is a run of the incumbent.\n" in files["README.txt"].decode()
+    assert f"{run:04d} is the latest run of the incumbent" in files["README.txt"].decode()
     rollouts = sorted(int(name[:4]) for name in files if name.endswith("-rollouts.txt"))
     assert run in rollouts
     assert len(rollouts) > 10
@@ -258,7 +258,7 @@ def test_a_short_run_has_few_rows(tmp_path: Path) -> None:
     files = logs(context_after(ledger))
     assert files.keys() == {"README.txt", "results.tsv", "notebook.md", "history.txt", "0003-curves.tsv"}
     assert files["0003-curves.tsv"].decode() == "step\treward_mean\tkl\n1\t0.5\t\n2\t\t0.1\n"
-    assert " 0003 is the latest kept change (also re-testing 0002).\n" in files["README.txt"].decode()
+    assert " 0003 is the latest run " in files["README.txt"].decode()
 
 
 # The user's direction: read from the option, a file or program.md, cleaned and bounded

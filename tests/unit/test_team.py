@@ -9,7 +9,7 @@ from msgspec import structs
 from nightshift.agents.agent import complete
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.notebook import MAX_BYTES, entry, notebook
+from nightshift.agents.notebook import MAX_CHARACTERS, entry, notebook
 from nightshift.agents.team import TeamProposer, implementation, members, strategy
 from nightshift.campaign.records import Action, Change, Cost, Decision, Judgement, Proposal, Record, Run
 from nightshift.errors import UsageError
@@ -84,7 +84,7 @@ def test_a_hypothesis_is_not_paid_twice_while_its_implementer_cannot_be_asked(tm
 def test_a_notebook_of_many_experiments_is_within_its_bound(tmp_path: Path) -> None:
     campaign = context_of(tmp_path).campaign
     many = SimpleNamespace(decided=campaign.decided * 30)
-    assert MAX_BYTES - 3_000 < len(notebook(many).encode()) <= MAX_BYTES + 1_000
+    assert len(notebook(many)) == MAX_CHARACTERS + len("# Notebook\n\n")
 
 
 def test_foreign_text_cannot_leave_its_line(tmp_path: Path) -> None:
