@@ -70,7 +70,6 @@ def hang(sign: Path) -> None:
 def actions(hangs: Path) -> dict[str, Callable[[], object]]:
     """What a step can ask for, beside `edit` and `answer`; `hangs` is touched by one that hangs."""
     return {
-        "other files": lambda: (Path("rules.toml").write_text("environments = 1\n"), Path("new\x1b[2J.py").touch()),
         "invalid": lambda: TRAIN.write_text("lr = = 1\n"),
         "locked": lambda: TRAIN.write_text(TRAIN.read_text() + "\n[model]\nname = 'mine'\n"),
         "repeat": lambda: edit(rate(0)),

@@ -1,6 +1,6 @@
 """A stand-in for two agents with a language model: `python -c CODE` strategist|implementer, prompt on stdin.
 
-The strategist asks for another learning rate or weight decay, in turn. After the run it says what came. The implementer
+The strategist asks for another learning rate or weight decay, in turn, and writes a lesson of each run. The implementer
 writes what the hypothesis says, key by key.
 It is given to `python -c`, so that it runs in bubblewrap, where nothing of the checkout can be seen.
 """
@@ -14,13 +14,6 @@ from pathlib import Path
 RATES = ("3e-6", "2e-6", "4e-6", "5e-6", "1e-5", "8e-6", "7e-6", "9e-6", "1.2e-5", "6.5e-6")
 
 
-def reflect(brief: str) -> None:
-    effect = re.search(r", effect ([+-][0-9.]+)", brief)[1]
-    numbers = re.findall(r"^LESSON ([0-9]+)", brief, re.MULTILINE)
-    lines = [f"OUTCOME {number}: {effect} pp\nLESSON {number}: what {number} taught\n" for number in numbers]
-    Path("hypothesis.txt").write_text("".join(lines))
-
-
 def think(brief: str) -> None:
     number = int(re.search(r"next experiment, ([0-9]+)", brief)[1])
     key, value = ("lr", RATES[number % len(RATES)]) if number % 2 else ("weight_decay", f"0.0{number + 1}")
@@ -28,6 +21,7 @@ def think(brief: str) -> None:
         f"HYPOTHESIS: set trainer.optim.{key} = {value}",
         f"MECHANISM: larger steps, of {len([*Path('logs').iterdir()])} files of logs",
         "PREDICTION: +1.0 pp\nREFUTED BY: a lower score",
+        *(f"LESSON {n}: what {n} taught" for n in re.findall(r"^LESSON ([0-9]+)", brief, re.MULTILINE)),
     )
     Path("hypothesis.txt").write_text("\n".join(lines))
 
@@ -50,8 +44,6 @@ def main() -> None:
     brief = sys.stdin.read()
     if sys.argv[1] == "implementer":
         implement(brief)
-    elif "report the outcome of" in brief:
-        reflect(brief)
     else:
         think(brief)
 

@@ -1,10 +1,8 @@
 """Ask a coding agent for the next train.toml. Any program that reads a prompt and edits files can be the agent.
 
-Each proposal is a new process with a bounded brief, in a throw-away clone (clone.py) and in a sandbox (sandbox.py). Its
-process group is ended with all its children (executors/process.py). Nightshift copies from the clone: train.toml, if it
-is a regular file of at most 64 KiB; a few lines of text (hypothesis, prediction, lessons of decided experiments); and
-notes for the next call. An agent that is asked for several proposals writes proposal-1.toml, proposal-1.txt and so on.
-Other changes in the clone are named in the notes of the record.
+Each proposal is a new process with a bounded brief, in a throw-away clone (clone.py) and in a sandbox (sandbox.py).
+Nightshift copies from the clone: train.toml, if it is a regular file of at most 64 KiB; a few lines of text
+(hypothesis, prediction, lessons of decided experiments); and notes for the next call.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from typing import Any
 
 from msgspec import structs
 
-from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
+from nightshift.agents.availability import Availability, Meaning, read_ending
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_GRID, compose, logs, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose
-from nightshift.agents.usage import Log, summary_of
+from nightshift.agents.usage import end_of, summary_of
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
 from nightshift.config.train_toml import read_source
@@ -73,24 +71,22 @@ def open_agent(
     model: str | None = None,
     effort: str | None = None,
 ) -> Agent:
-    """Return the agent `name` in the sandbox that --sandbox names. The last four arguments are flags of the night.
-
-    Raises:
-        UsageError: the program is missing, or the sandbox does not work here.
-    """
+    """Return the agent `name` in the sandbox that --sandbox names. Raises UsageError if the program is missing, or the
+    sandbox does not work here."""
     login = login_of(name, environ, agent_env, agent_sees)
     contained = command_of(name, is_contained=True, model=model, effort=effort)
     chosen = choose(sandbox, contained, login, root, environ, clone)
-    command = command_of(name, model=model, effort=effort) if chosen.name == NO_SANDBOX else contained
-    title, settings = name if name in PRESETS else Path(command[0]).name, tuple(filter(None, (model, effort)))
-    return Agent(title, command, timeout_seconds, clone, chosen, settings=settings)
+    command = command_of(name, is_contained=chosen.name != NO_SANDBOX, model=model, effort=effort)
+    short_name, settings = name if name in PRESETS else Path(command[0]).name, ", ".join(filter(None, (model, effort)))
+    title = f"{short_name} ({settings})" if settings else short_name
+    return Agent(short_name, command, timeout_seconds, clone, chosen, title=title)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
-    """Return `base` without the variables that point git or a shell to a place outside the clone."""
-    kept = {name: value for name, value in base.items() if not name.startswith("GIT_") and name != "OLDPWD"}
+    """Return `base` without the variables that point git to a place outside the clone."""
+    kept = {name: value for name, value in base.items() if not name.startswith("GIT_")}
     # If the agent deletes .git, git must not use a repository above the clone.
-    return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent), "GIT_TERMINAL_PROMPT": "0"}
+    return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +99,12 @@ class Ending:
     words: str  # the last words
     cost: Cost
     notes: tuple[str, ...]
-    live: Availability | None  # the condition that the program waited for, so that it was stopped
     is_stopped: bool = False  # because the night ended
-
-    @property
-    def is_killed(self) -> bool:
-        """True if Nightshift or a signal ended the process: bwrap and shells exit with 128 + the signal."""
-        return self.cause is not None and (self.exit_code is None or not 0 < self.exit_code <= 128)
 
     def availability(self, *, is_edited: bool = False) -> Availability:
         """Return why the process made no proposal."""
-        availability = self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
-        if availability.is_away and (self.live or self.exit_code is not None):
+        availability = read_ending(self.output, self.exit_code, is_edited=is_edited)
+        if availability.is_away and self.exit_code is not None:
             return availability
         return replace(availability, text=self.cause or f"the last words: {self.words or 'none'}")
 
@@ -129,71 +119,54 @@ class Agent:
     clone: Clone
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
-    settings: tuple[str, ...] = ()  # model and effort
-
-    @property
-    def title(self) -> str:
-        """Name, model and effort, such as `claude (opus, high)`."""
-        return self.name + (f" ({', '.join(self.settings)})" if self.settings else "")
+    title: str = ""  # name, model and effort, such as `claude (opus, high)`
 
     def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes] = MappingProxyType({})) -> Work:
-        """Run one process in a new clone with `source` as train.toml and the files of `logs`. Returns the Ending.
-
-        The caller clears the clone.
-        """
+        """Run one process in a new clone, which the caller clears, with `source` as train.toml. Returns the Ending."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
-        began, credential, notes, cause, live = self.clock(), None, tuple[str, ...](), None, None
-        is_stopped = False
+        began, credential, notes, cause, is_stopped = self.clock(), None, tuple[str, ...](), None, False
         log_path.unlink(missing_ok=True)
-        log_path.touch(mode=0o600, exist_ok=False)  # the output of agents may contain secrets
-        with log_path.open("r+b") as file:
-            log = Log(file)
-            try:
-                self.clone.open(source, logs)
-                credential = self.sandbox.furnish(self.clone)
-                child = self._start(group, prompt, log_path)
-                while child.poll() is None and cause is None:
-                    if (yield):
-                        cause, is_stopped = "stopped with the night", True
-                    elif self.clock() - began >= self.timeout_seconds:
-                        cause = f"stopped after {self.timeout_seconds:g} s, the time limit"
-                    elif live is not None:
-                        cause = f"stopped: {live.text}"
-                    group.check()
-                    log.cut()
-                    live = read_live(log.end)
-            finally:
-                survivors = [*group.stop(), *self.sandbox.end()]
-                if not survivors:  # also after a stop: the agent may have renewed its token
-                    home, environ = self.clone.folder / "home", self.sandbox.environ
-                    notes = self.sandbox.login.take_back(environ, home, credential)
-            log.cut()
-        words, cost = summary_of(log.end)
+        log_path.touch(mode=0o600)  # the output of agents may contain secrets
+        try:
+            self.clone.open(source, logs)
+            credential = self.sandbox.furnish(self.clone)
+            child = self._start(group, prompt, log_path)
+            while child.poll() is None and cause is None:
+                if (yield):
+                    cause, is_stopped = "stopped with the night", True
+                elif self.clock() - began >= self.timeout_seconds:
+                    cause = f"stopped after {self.timeout_seconds:g} s, the time limit"
+                group.check()
+        finally:
+            survivors = [*group.stop(), *self.sandbox.end()]
+            if not survivors:  # also after a stop: the agent may have renewed its token
+                home, environ = self.clone.folder / "home", self.sandbox.environ
+                notes = self.sandbox.login.take_back(environ, home, credential)
+        output = end_of(log_path)
+        words, cost = summary_of(output)
         exit_code = None if cause or survivors else child.poll()
         if survivors:
             cause = f"could not be stopped: {', '.join(survivors)}"
         elif exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; the last words: {words}" if words else "")
         cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
-        return Ending(cause, exit_code, log.end, words, cost, notes, live, is_stopped)
+        return Ending(cause, exit_code, output, words, cost, notes, is_stopped)
 
     def _start(self, group: ProcessGroup, prompt: str, log_path: Path) -> Child:
         """Start the program with the prompt on stdin, or in a file if the command has {prompt_file}."""
         write_atomically(self.clone.prompt, prompt.encode())
         words = [word.replace(PROMPT_FILE, str(self.clone.prompt)) for word in self.command]
-        has_file = words != list(self.command)
-        words, environment = self.sandbox.enclose(words, self.clone)
-        options: dict[str, Any] = {"env": agent_environment(environment, self.clone.path), "cwd": self.clone.path}
-        with self.clone.prompt.open("rb") as stdin:
-            return group.start("agent", words, log_path=log_path, stdin=None if has_file else stdin, **options)
+        argv, variables = self.sandbox.enclose(words, self.clone)
+        environ = agent_environment(variables, self.clone.path)
+        with self.clone.prompt.open("rb") as file:
+            stdin = file if words == [*self.command] else None
+            return group.start("agent", argv, log_path=log_path, stdin=stdin, env=environ, cwd=self.clone.path)
 
-    def ask(
-        self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = ""
-    ) -> Generator[None, bool | None, tuple[Answer, ...]]:
+    def ask(self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = "") -> Proposing:
         """Let the agent work once, with the files of `logs`. Returns its answers. A `role` answers without edits."""
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
-        name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
+        name = f"{context.number:04d}-{len(context.refusals) + 1}{role and f'-{role}'}"
         seconds = min(self.timeout_seconds, context.seconds_left or self.timeout_seconds)
         agent = replace(self, timeout_seconds=seconds)
         try:
@@ -206,11 +179,8 @@ class Agent:
         return first.with_proposal(cost=ending.cost, notes=(*first.proposal.notes, *ending.notes)), *others
 
     def question(self, source: bytes, folder: Path) -> Availability:
-        """Ask the agent one question, which costs a few tokens. Returns whether the model can be reached.
-
-        A preset must answer `ready`, because some programs exit with 0 on a wrong key. Your own command may print
-        nothing.
-        """
+        """Ask the agent one question, which costs a few tokens. Returns whether the model can be reached. A preset must
+        answer `ready`, because some programs exit with 0 on a wrong key."""
         agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
         try:
             with waiting(f"asking {self.name} whether it can be reached", _QUESTION_SECONDS):
@@ -219,44 +189,37 @@ class Agent:
             self.clone.clear()
         if ending.cause is None and (self.name not in PRESETS or _READY.search(ending.words)):
             return Availability(Meaning.OK, ending.words)
-        availability = ending.live or read_ending(ending.output, ending.exit_code)
-        cause = ending.cause or f"no answer to the question; the last words: {ending.words or 'none'}"
-        return availability if availability.is_away else Availability(Meaning.PROGRAM, cause)
+        answer = ending.availability()
+        return answer if answer.is_away else replace(answer, meaning=Meaning.PROGRAM)
 
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
-        """Return the agent's proposals, or one answer without a train.toml and with the cause.
-
-        Without `edits` the answer is a text. A file that cannot be read is a refused proposal. `unavailable` is set if
-        the program ended without an edit or was killed, so that the night asks again.
-        """
+        """Return the agent's proposals (without `edits`: its text), or one answer with the cause. `unavailable` is set
+        if the program failed or made no edit, so that the night asks again."""
         path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
-        notes, text, texts = tuple[str, ...](), "", dict[bytes, str]()
+        text, texts = "", dict[bytes | None, str]()
         try:
-            notes, text = self.clone.changes(num_files), _read_answer(path / ANSWER_NAME)
+            text = _read_answer(path / ANSWER_NAME)
             for config, answer in proposal_files(num_files) if edits else ():
                 if config == CONFIG_NAME or os.path.lexists(path / config):
                     texts[read_source(path / config)] = _read_answer(path / answer)
         except ConfigError as error:
             if ending.cause is None:
                 return (Answer(b"", cause=f"{self.name}: {error}"),)
-            texts = {}
         texts.pop(context.source, None)
         lessons = parse_answer("\n".join((text, *texts.values())))[1]
-        bare = Answer(None, Proposal(notes=notes, **parse_answer(text)[0]), lessons)  # type: ignore[arg-type]
+        answers = [
+            Answer(source, Proposal(**parse_answer(words)[0]), lessons)  # type: ignore[arg-type]
+            for source, words in (texts or {None: text}).items()
+        ]
+        bare, is_described = replace(answers[0], source=None), all(a.proposal.description for a in answers)
         if ending.is_stopped:
             return (replace(bare, cause=f"{self.name}: {ending.cause}", is_stopped=True),)
-        answers = [Answer(source, Proposal(**parse_answer(text)[0]), lessons) for source, text in texts.items()]  # type: ignore[arg-type]
-        is_whole = all(answer.proposal.description for answer in answers)
-        if not answers:
-            is_whole = not edits and bool(lessons or bare.proposal.description)
-        if ending.cause is not None or not is_whole:
-            availability = ending.availability(is_edited=bool(answers))
-            if ending.is_killed or availability.is_away or not (answers or is_whole):
+        is_answer = ending.cause is None and bool(texts or (not edits and (is_described or lessons)))
+        if not is_answer or not is_described:
+            availability = ending.availability(is_edited=is_answer)
+            if availability.is_away or not is_answer:
                 return (replace(bare, cause=f"{self.name}: {availability.text}", unavailable=availability),)
-        if ending.cause is not None:
-            notes = (*notes, f"{self.name}: {ending.cause}")
-        first, *others = answers or [bare]
-        return first.with_proposal(notes=notes), *others
+        return tuple(answers)
 
 
 @dataclass(slots=True)

@@ -19,14 +19,12 @@ def read_direction(root: Path, given: str | None = None, only: str | None = None
     """Return the current direction, cleaned, or "". A night reads the direction again before each proposal.
 
     `given`: the argument of --direction: a file (relative to `root`) or the text itself; None: the section
-    `## Direction` of program.md. `only`: the argument of --only, which becomes the first line.
-
-    Raises:
-        UsageError: the direction is too long, its file cannot be read, or its scope names a key that is not open.
+    `## Direction` of program.md. `only`: the argument of --only, which becomes the first line. Raises UsageError for a
+    direction that is too long, cannot be read, or names a key that is not open.
     """
     source, text = _source(root, given)
-    lines = [clean(line, len(line)) for line in _without_comments(text).splitlines()]
-    direction = "\n".join(line for line in lines if line)
+    lines = (clean(line, len(line)) for line in text.splitlines())
+    direction = "\n".join(filter(None, lines))
     if only is not None:
         if scope_of(direction):
             raise UsageError(f"--only and the direction of {source} both name keys", f"Remove the line {LABEL}: ...")
@@ -43,31 +41,21 @@ def read_direction(root: Path, given: str | None = None, only: str | None = None
 def _source(root: Path, given: str | None) -> tuple[str, str]:
     """Return the name and the raw text of the direction."""
     name = PROGRAM_NAME if given is None else given
-    if os.path.lexists(root / name) and name.strip():
-        text = _read(root / name)
-        return name, section(text, HEADING) if given is None else text
-    if given is None or not given.strip():
-        return name, ""
-    is_word = given.isascii() and len(given.split()) == 1
-    if is_word or given.lower().endswith((".md", ".txt")):  # a typo, or a file that was removed during the night
-        fix = 'Name a file, or write a sentence: --direction "only trainer.scheduler".'
-        raise UsageError(f"{OPTION} {given}: no such file, and a file name or a single word is not a direction", fix)
-    return OPTION, given
+    if name.strip() and os.path.lexists(root / name):
+        try:
+            text = _without_comments(read_file(os.path.realpath(root / name), _MAX_BYTES).decode())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the direction in {name} cannot be read: {error}", "Write a plain text file.") from None
+        return name, _section(text) if given is None else text
+    if name.lower().endswith((".md", ".txt")) and given is not None:  # a typo, or the file was removed in the night
+        raise UsageError(f"{OPTION} {name}: no such file", 'Name a file, or write a sentence: --direction "TEXT".')
+    return OPTION, given or ""
 
 
-def _read(path: Path) -> str:
-    try:
-        return read_file(os.path.realpath(path), _MAX_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror or error if isinstance(error, OSError) else "it is not UTF-8 text"
-        cause = f"the direction in {path.name} cannot be read: {reason}"
-        raise UsageError(cause, "Write a plain text file.") from None
-
-
-def section(text: str, heading: str) -> str:
-    """Return the lines below a heading of level 2, up to the next heading of level 1 or 2."""
-    lines = _without_comments(text).splitlines()
-    start = next((number for number, line in enumerate(lines, 1) if line.strip() == heading), len(lines))
+def _section(text: str) -> str:
+    """Return the lines below HEADING, up to the next heading of level 1 or 2."""
+    lines = text.splitlines()
+    start = next((number for number, line in enumerate(lines, 1) if line.strip() == HEADING), len(lines))
     end = next((n for n, line in enumerate(lines[start:], start) if line.startswith(("# ", "## "))), len(lines))
     return "\n".join(lines[start:end])
 

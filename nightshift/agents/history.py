@@ -15,14 +15,12 @@ from msgspec import structs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import JOB_NAME, Z95, Change, Effect, Job, Record, Verdict
-from nightshift.campaign.results import Row, fates_of, last_campaign
-from nightshift.campaign.results import row as row_of
+from nightshift.campaign.records import Z95, Change, Effect, Record, Verdict
+from nightshift.campaign.results import Row, last_campaign
 from nightshift.config.allowlist import ANY, KEYS, PARAMETERS
-from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import Failure, UsageError
-from nightshift.files import Document, read_json
+from nightshift.files import Document
 from nightshift.text import clean
 
 KEPT_TITLE = """\
@@ -31,7 +29,6 @@ confirmed: P(it helps) is above 95 %; unconfirmed: any other kept change):"""
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
 run | score | difference | training steps | verdict: change"""
-MAX_EARLIER = 10  # lines of earlier campaigns
 KEYS_TITLE = """\
 Scores by key and value. Counted are the runs whose only new change set the value, and the runs with the value and no \
 new change. Difference: to the baseline's value of the key, adjusted for the other changes of the counted runs:
@@ -48,9 +45,8 @@ class RunRow(Row, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         verdict = self.status + (f" ({clean(self.why, 160)})" if self.verdict == "crash" else "")
-        change = ", ".join(self.changes) or ", ".join(("the baseline", *self.kept))
+        change = ", ".join(self.changes or ("the baseline", *self.kept))
         change += f" (also re-testing {self.rider})" if self.rider else ""
-        change += f" [{self.starts}]" if self.starts else ""
         steps = "" if self.num_steps is None else self.num_steps
         difference = _points(self.difference, self.difference_halfwidth)
         return f"{self.number:04d} | {_percent(self.eval_score)} | {difference} | {steps} | {verdict}: {change}"
@@ -95,15 +91,14 @@ class KeyHistory(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """One line with the best value of the key, then one line per value."""
         rows = [row for row in self.values if row.difference is not None]
-        names = f"baseline {self.baseline}, incumbent {self.now}"
-        if len(rows) > 1:
-            names += f", best by difference {max(rows, key=lambda row: row.difference or 0.0).name}"
-        return [f"{self.key}: {names}", *(f"  {row}" for row in self.values)]
+        best = max(rows, key=lambda row: row.difference or 0.0).name
+        title = f"{self.key}: baseline {self.baseline}, incumbent {self.now}, best by difference {best}"
+        return [title, *(f"  {row}" for row in self.values)]
 
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
     """The results of one campaign. `kept`: the incumbent's changes, the most certain first. `runs`: in the order of
-    their decisions. `keys`: the most tried key first. `damaged`: the causes why files could not be read."""
+    their decisions. `keys`: the latest changed key first. `damaged`: the causes why files could not be read."""
 
     branch: str
     rules_hash: str
@@ -139,9 +134,8 @@ def history(
     keys, runs = _keys(campaign, configs, now), list[RunRow]()
     for record, row in zip(campaign.decided, campaign.rows(campaign.decided), strict=True):
         effect = campaign.differences.get(record.number)
-        difference, halfwidth = (effect.mean, Z95 * effect.sd) if effect else (None, None)
-        more = {"difference": difference, "difference_halfwidth": halfwidth, "starts": record.starts}
-        runs.append(RunRow(**structs.asdict(row) | more))
+        more = {"difference": effect and effect.mean, "difference_halfwidth": effect and Z95 * effect.sd}
+        runs.append(RunRow(**structs.asdict(row) | more | {"starts": record.starts}))
     tried = {key.key for key in keys}
     parameters = sorted(path for path in used_keys or () if path.startswith(f"{PARAMETERS}.") and ANY not in path)
     paths = [path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved] + parameters
@@ -156,15 +150,13 @@ def history(
 
 
 def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
-    """Return the keys that new changes touched, the key with most runs of its own first. A crash counts if the config
-    caused it."""
+    """Return the keys that new changes touched, the latest first. A crash counts if the config caused it."""
     assert campaign.baseline is not None
-    first = configs.get(campaign.baseline.number)
-    if first is None:
-        return []
+    first = configs[campaign.baseline.number]
     records = [r for r in campaign.decided if r.number in configs and r.failure in (None, Failure.CONFIG)]
     histories = []
-    for key in dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number])):
+    touched = (key for record in reversed(records) for key in _touched(record.run.new, configs[record.number]))
+    for key in dict.fromkeys(touched):
         groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {(spelled(first.shown(key)), ()): []}
         for record in records:
             run, change, config = record.run, _setter(record, key), configs[record.number]
@@ -175,7 +167,7 @@ def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> lis
         rows.append(structs.replace(baseline, difference=0.0, difference_halfwidth=0.0))
         rows.sort(key=lambda row: (bool(row.others), *_order(row.value)))
         histories.append(KeyHistory(key, baseline.value, spelled(now.shown(key)), tuple(rows)))
-    return sorted(histories, key=lambda key: (-sum(len(row.numbers) for row in key.values if not row.others), key.key))
+    return histories
 
 
 def _value_row(
@@ -207,34 +199,6 @@ def kept_changes(campaign: Campaign) -> list[str]:
     ]
 
 
-def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[str]:
-    """Return one line per change that another campaign with the same task or model kept or rejected.
-
-    The latest campaign comes first; its kept changes come before its rejected ones, the clearest first.
-    """
-    campaigns: dict[tuple[str, str], list[Record]] = {}
-    for record in ledger.records():
-        if (name := (record.branch, record.rules_hash)) != (campaign.branch, campaign.rules_hash):
-            campaigns.setdefault(name, []).append(record)
-    lines = list[str]()
-    for (branch, _), records in reversed(campaigns.items()):
-        if set(records[0].environments) & set(rules.environment_names) or _model(ledger, records[0]) == rules.model:
-            fates = fates_of(records)
-            rows = {row.change: row for row in (row_of(record, fates) for record in records) if row.effect}
-            for row in sorted(rows.values(), key=lambda row: (not row.is_kept, abs(row.is_kept - (row.p_helps or 0)))):
-                if row.now != "replaced":
-                    text = f"{'kept' if row.is_kept else 'rejected'} {', '.join(row.changes)}; effect {row.effect}."
-                    lines.append(f"{clean(branch, 60)} {text}")
-    return lines[:MAX_EARLIER]
-
-
-def _model(ledger: Ledger, record: Record) -> str | None:
-    with suppress(UsageError, OSError):
-        job = read_json(ledger.run_dir(record.number) / JOB_NAME, Job, "")
-        return job.rules.model if job else None
-    return None
-
-
 def of_last_campaign(ledger: Ledger) -> Memory:
     """Return the results of the last experiment's campaign, for `nightshift history`. Only keys that train.toml sets
     count as untried. Raises UsageError if no experiment was decided, or the baseline's train.toml is gone."""
@@ -254,8 +218,7 @@ def _setter(record: Record, key: str) -> Change | None:
 
 
 def _touched(change: Change | None, config: Config) -> Iterator[str]:
-    """Yield the keys of a change that apply in a config. A key that no longer applies, because the change chose another
-    variant, was not touched."""
+    """Yield the keys of a change that apply in a config."""
     yield from (key for key in (change.keys if change else ()) if key in config.resolved)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign  # it imports numpy
     from nightshift.campaign.ledger import Ledger
 
-MAX_BYTES = 60_000  # of the entries in the file
+MAX_CHARACTERS = 60_000  # of the entries in the file
 MAX_SENTENCE = 240  # characters of a hypothesis, prediction or lesson
 MAX_ASKED = 6  # experiments whose outcome and lesson one call reports
 _FIELDS = {  # label of a line of the answer: field of Proposal
@@ -32,7 +32,7 @@ _FIELDS = {  # label of a line of the answer: field of Proposal
 }
 _LABEL = re.compile(rf"\b({'|'.join(_FIELDS)})\b[ \t*]*+(?:(\d{{1,9}})[ \t*]*+)?:[ \t*]*")
 
-Lessons = Mapping[int, Mapping[str, str]]  # experiment, or 0 for a lesson without a number: fields of its Proposal
+Lessons = Mapping[int, Mapping[str, str]]  # experiment: fields of its Proposal
 
 
 def unexplained(campaign: Campaign) -> list[Record]:
@@ -42,10 +42,8 @@ def unexplained(campaign: Campaign) -> list[Record]:
 
 
 def parse_answer(text: str) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
-    """Read an answer such as `HYPOTHESIS: ... LESSON 0012: ...`, on one line or several.
-
-    Returns the fields of the new Proposal, and the Lessons. The last text of a label counts; `<placeholders>` do not.
-    """
+    """Read an answer such as `HYPOTHESIS: ... LESSON 0012: ...`. Returns the fields of the new Proposal, and the
+    Lessons. The last text of a label counts; `<placeholders>` do not."""
     fields, lessons = dict[str, str](), dict[int, dict[str, str]]()
     for line in text.splitlines():
         pieces = _LABEL.split(line)
@@ -59,14 +57,10 @@ def parse_answer(text: str) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
 
 
 def store_lessons(ledger: Ledger, asked: Campaign, lessons: Lessons) -> None:
-    """Write lessons into the records of the experiments that the agent was asked about.
-
-    `asked`: the campaign that the agent saw. A lesson without a number counts if it can belong to one experiment only.
-    """
-    records = unexplained(asked)
-    for record in records:
-        fields = lessons.get(record.number) or (lessons.get(0) if len(records) == 1 else None)
-        stored = ledger.record(record.number)
+    """Write lessons into the records of the experiments that the agent was asked about. `asked`: the campaign that it
+    saw."""
+    for record in unexplained(asked):
+        fields, stored = lessons.get(record.number), ledger.record(record.number)
         if fields and "lesson" in fields and stored.proposal.lesson is None:
             ledger.write(structs.replace(stored, proposal=structs.replace(stored.proposal, **fields)))
 
@@ -90,14 +84,7 @@ def entry(record: Record) -> list[str]:
 
 
 def notebook(campaign: Campaign) -> str:
-    """Return the text of the notebook: the latest entries first, at most MAX_BYTES."""
-    text, room = "# Notebook\n\n", MAX_BYTES
-    for record in reversed(campaign.decided):
-        proposal = record.proposal
-        if proposal.mechanism or proposal.lesson or proposal.reported_outcome:
-            lines = "".join(f"{line}\n" for line in entry(record))
-            room -= len(lines.encode())
-            if room < 0:
-                return f"{text}\n(earlier entries: runs/)\n"
-            text += lines
-    return text
+    """Return the text of the notebook: the latest entries first, cut after MAX_CHARACTERS."""
+    proposals = [(record, record.proposal) for record in reversed(campaign.decided)]
+    records = [record for record, p in proposals if p.mechanism or p.lesson or p.reported_outcome]
+    return "# Notebook\n\n" + "".join(f"{line}\n" for record in records for line in entry(record))[:MAX_CHARACTERS]

@@ -20,18 +20,9 @@ class Preset:
 
 
 _BEDROCK = " AWS_BEARER_TOKEN_BEDROCK AWS_REGION AWS_DEFAULT_REGION"
-_PROVIDERS = """
-    AI_GATEWAY ANTHROPIC AZURE AZURE_COGNITIVE_SERVICES CEREBRAS DASHSCOPE DEEPINFRA DEEPSEEK FIREWORKS GEMINI GOOGLE
-    GROQ KIMI MINIMAX MISTRAL MOONSHOT NEBIUS NVIDIA OPENAI OPENCODE OPENROUTER TOGETHER XAI ZAI ZHIPU
-"""
-_MANY = (  # for a program that supports many providers
-    "ANTHROPIC_* OPENAI_* AZURE_OPENAI_* AZURE_*RESOURCE_NAME GOOGLE_CLOUD_* GOOGLE_VERTEX_* GOOGLE_GENERATIVE_AI_*"
-    f" VERTEX_LOCATION {' '.join(f'{name}_API_KEY' for name in _PROVIDERS.split())}{_BEDROCK}"
-)
-_ON_VERTEX = (("GOOGLE_CLOUD_LOCATION GOOGLE_VERTEX_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),)
 
 # Headless, with permission to edit. Checked against `--help` and the code of Claude Code 2.1.197, Codex CLI 0.169.0,
-# Gemini CLI 0.61.0, opencode 1.18.33, pi 0.73.1 and Qwen Code 0.15.10. All read the prompt on stdin and print JSON.
+# Gemini CLI 0.61.0 and opencode 1.18.33. All read the prompt on stdin and print JSON.
 # Their own sandboxes do not work inside a sandbox. With all tools, Claude's first request has 88 kB instead of 15.
 # Without --skip-trust Gemini refuses a new folder; the variable GEMINI_SANDBOX would override its flag.
 PRESETS = {
@@ -79,35 +70,21 @@ PRESETS = {
         "opencode run --format json",
         ("", ""),
         Login(
-            _MANY + " OPENCODE_CONFIG_CONTENT OPENCODE_AUTH_CONTENT",
+            """
+                ANTHROPIC_* OPENAI_* AZURE_OPENAI_* AZURE_*RESOURCE_NAME GOOGLE_CLOUD_* GOOGLE_VERTEX_*
+                GOOGLE_GENERATIVE_AI_* VERTEX_LOCATION OPENCODE_CONFIG_CONTENT OPENCODE_AUTH_CONTENT AI_GATEWAY_API_KEY
+                AZURE_API_KEY AZURE_COGNITIVE_SERVICES_API_KEY CEREBRAS_API_KEY DASHSCOPE_API_KEY DEEPINFRA_API_KEY
+                DEEPSEEK_API_KEY FIREWORKS_API_KEY GEMINI_API_KEY GOOGLE_API_KEY GROQ_API_KEY KIMI_API_KEY
+                MINIMAX_API_KEY MISTRAL_API_KEY MOONSHOT_API_KEY NEBIUS_API_KEY NVIDIA_API_KEY OPENCODE_API_KEY
+                OPENROUTER_API_KEY TOGETHER_API_KEY XAI_API_KEY ZAI_API_KEY ZHIPU_API_KEY
+            """
+            + _BEDROCK,
             ".local/share/opencode/auth.json",
             ".config/opencode/opencode.json .config/opencode/opencode.jsonc .config/opencode/config.json",
             ((".local/share", "XDG_DATA_HOME"), (".config", "XDG_CONFIG_HOME")),
-            _ON_VERTEX,
+            (("GOOGLE_CLOUD_LOCATION GOOGLE_VERTEX_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),),
         ),
         "--variant ",
-    ),
-    "pi": Preset(
-        "pi -p --mode json",
-        ("", ""),
-        Login(
-            _MANY,
-            ".pi/agent/auth.json",
-            ".pi/agent/settings.json .pi/agent/models.json",
-            ((".pi/agent", "PI_CODING_AGENT_DIR"),),
-            _ON_VERTEX,
-        ),
-    ),
-    "qwen": Preset(
-        "qwen --output-format json --approval-mode auto-edit {sandbox}",
-        ("", "--sandbox=false"),
-        Login(
-            "OPENAI_* ANTHROPIC_* GEMINI_API_KEY GEMINI_MODEL GOOGLE_API_KEY QWEN_MODEL QWEN_DEFAULT_AUTH_TYPE"
-            " DASHSCOPE_API_KEY BAILIAN_*_API_KEY OPENROUTER_API_KEY",
-            ".qwen/oauth_creds.json",
-            ".qwen/settings.json .qwen/.env",
-            ((".qwen", "QWEN_HOME"),),
-        ),
     ),
 }
 SEARCHES = ("tpe", "random")  # without a language model: search.py
@@ -115,10 +92,8 @@ PROMPT_FILE = "{prompt_file}"
 
 
 def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
-    """Return the login of an agent with the `variables` of --agent-env and the paths `sees` of --agent-sees.
-
-    Your own command gets no keys except those in `variables`. Raises UsageError for a variable that is not set.
-    """
+    """Return the login of an agent with the `variables` of --agent-env and the paths `sees` of --agent-sees. Raises
+    UsageError for a variable that is not set."""
     login = PRESETS[agent].login if agent in PRESETS else Login()
     for name in variables:
         if name not in environ:
@@ -129,12 +104,9 @@ def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = 
 def command_of(
     agent: str, *, is_contained: bool = False, model: str | None = None, effort: str | None = None
 ) -> tuple[str, ...]:
-    """Return the command of a preset, or your own command, as words.
-
-    Raises:
-        UsageError: the program is not on PATH, or has no option for `model` or `effort`.
-    """
-    preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
+    """Return the command of a preset, or your own command, as words. Raises UsageError if the program is not on PATH,
+    or has no option for `model` or `effort`."""
+    preset = PRESETS.get(agent)
     command = agent if preset is None else preset.command.replace("{sandbox}", preset.sandbox_options[is_contained])
     if model:
         command += f" --model {shlex.quote(model)}"
@@ -143,7 +115,7 @@ def command_of(
     if (model and preset is None) or (effort and not (preset and preset.effort)):
         flag = "--agent-effort" if effort else "--agent-model"
         raise UsageError(f"{flag}: Nightshift knows no such option of {agent}", "Write the option into --agent.")
-    fix = f"Install it, or name {presets}, or a command that reads the prompt from stdin or {PROMPT_FILE}."
+    fix = f"Install it, or name {', '.join([*PRESETS, *SEARCHES])}, or a command that reads stdin or {PROMPT_FILE}."
     return program_words("--agent", command, fix)
 
 

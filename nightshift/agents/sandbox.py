@@ -1,11 +1,8 @@
-"""The sandbox of an agent: bubblewrap; another uid if bubblewrap cannot run; or none.
+"""The sandbox of an agent: bubblewrap; another uid if bubblewrap cannot run; or none. SECURITY.md has the limits.
 
-bubblewrap: the agent can write to its clone, a new HOME and an empty /tmp. It can read its own program, the system's
-programs and libraries, and a few named variables and files (`Places`, `Login`). It cannot see the checkout, runs/,
-caches, data, the user's HOME, sockets or other processes. Hidden folders in visible folders appear as empty folders.
-Another uid: the agent cannot write to the checkout, and cannot read runs/, data and the user's HOME. It can read all
-files that every user of the machine may read. A script tests these limits before the night.
-The network is available to the agent in every sandbox.
+bubblewrap shows the clone, a new HOME, an empty /tmp, the agent's program, the system's programs and libraries, and a
+few named variables and files (`Places`, `Login`). Hidden folders in visible folders appear as empty folders. With
+another uid, a script tests the limits before the night.
 """
 
 import os
@@ -14,27 +11,26 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import count, product
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
-import msgspec
 import psutil
 
 from nightshift.agents.clone import LOGS_NAME, Clone, make_private
 from nightshift.campaign.records import NO_SANDBOX
 from nightshift.errors import UsageError
 from nightshift.executors.process import KILL_SECONDS, describe, is_alive
-from nightshift.files import read_file, remove_tree, write_atomically
+from nightshift.files import cache_dir, parse_json, read_file, remove_tree, write_atomically
 
-MAX_BYTES = 1_000_000  # larger files are not copied; a login has a few thousand bytes
+_MAX_CREDENTIAL = 1_000_000  # bytes; a login has a few thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +52,34 @@ class Login:
 
     def files(self, environ: Mapping[str, str]) -> dict[str, Path]:
         """Return the paths of the user's files by their names in `credential` and `settings`. A file may be missing."""
-        return {name: self._source(name, environ) for name in (*self.credential.split(), *self.settings.split())}
+        return {name: self._source(name, environ) for name in f"{self.credential} {self.settings}".split()}
 
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
-        """Copy the user's files, up to MAX_BYTES each, to the agent's `home`. Returns the credential, if any."""
-        copied = dict[str, bytes]()
-        for name, source in self.files(environ).items():
-            if source.is_file() and source.stat().st_size <= MAX_BYTES:  # also true for a link to a file
-                copied[name] = source.read_bytes()
-                (home / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_atomically(home / name, copied[name], mode=0o600)
+        """Copy the user's files to the agent's `home`. Returns the credential, if any."""
+        copied = {name: path.read_bytes() for name, path in self.files(environ).items() if path.is_file()}
+        for name, data in copied.items():
+            (home / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(home / name, data, mode=0o600)
         return copied.get(self.credential)
 
     def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
-        """Copy a renewed credential back to the user's file. Returns a note if Nightshift refuses to copy it.
-
-        Call this after the agent's processes have ended. `before`: the value that `copy_in` returned.
-        """
+        """Copy a renewed credential back to the user's file. Returns a note if Nightshift refuses to copy it. Call this
+        after the agent's processes have ended. `before`: the value that `copy_in` returned."""
         if before is None:
             return ()
         renewed, original = home / self.credential, self._source(self.credential, environ).resolve()
         try:
-            if renewed.resolve() != home.resolve() / self.credential:
+            if Path(os.path.realpath(renewed)) != home.resolve() / self.credential:
                 raise ValueError("its path contains a symbolic link")
-            after = read_file(renewed, MAX_BYTES)
-            if after == before:
-                return ()
-            if _keys(after) != _keys(before):
-                raise ValueError("the keys differ")
-            if original.read_bytes() != before:
-                raise ValueError(f"{original} changed while the agent ran")
-            write_atomically(original, after, mode=0o600)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symbolic link to itself
-            reason = (error.strerror if isinstance(error, OSError) else None) or error
-            return (f"the agent's {self.credential} was not copied back: {reason}",)
+            after = read_file(renewed, _MAX_CREDENTIAL)
+            if after != before:
+                if parse_json(after, dict[str, Any]).keys() != parse_json(before, dict[str, Any]).keys():
+                    raise ValueError("the keys differ")
+                if original.read_bytes() != before:
+                    raise ValueError(f"{original} changed while the agent ran")
+                write_atomically(original, after, mode=0o600)
+        except (OSError, ValueError) as error:
+            return (f"the agent's {self.credential} was not copied back: {error}",)
         return ()
 
     def _source(self, name: str, environ: Mapping[str, str]) -> Path:
@@ -103,13 +93,9 @@ def home_of(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HOME") or Path.home()).absolute()
 
 
-def _keys(text: bytes) -> set[str]:
-    return set(msgspec.json.decode(text, type=dict[str, Any]))
-
-
 Places = dict[Path, tuple[str, ...]]  # path in the sandbox -> the option of bubblewrap that makes it, and its source
 
-_SYSTEM_FOLDERS = ("/usr", "/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")
 # The files of /etc for libraries, name resolution and TLS. Other files of /etc may contain secrets.
 _ETC_FILES = """
     ld.so.cache ld.so.conf ld.so.conf.d alternatives crypto-policies localtime services protocols
@@ -123,8 +109,7 @@ _NODE_MODULES = re.compile(r".*?/node_modules(?=/)")
 def system_places() -> Places:
     """Return this machine's read-only files that every agent sees: programs, libraries, certificates, resolv.conf."""
     places: Places = {}
-    tops = (path for path in Path("/").iterdir() if path.name in ("bin", "sbin") or path.name.startswith("lib"))
-    for path in (*map(Path, _SYSTEM_FOLDERS), *tops):
+    for path in (*map(Path, _SYSTEM_FOLDERS), *Path("/").glob("lib*")):
         if path.is_dir():
             expose(path, places, ())
     for path in (Path("/etc", name) for name in _ETC_FILES.split()):
@@ -135,19 +120,14 @@ def system_places() -> Places:
 
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
     """Return `places` with the agent's program, its interpreter and package, and the files among its arguments.
-
-    `words`: the agent's command line; `search`: the user's PATH. Raises UsageError if one of the files is hidden.
-    """
-    extended, program = dict(places), shutil.which(words[0], path=search)
-    if program and Path(program).is_absolute():  # a relative path is in the clone, which the agent sees already
-        for path in (Path(program), *_interpreter(Path(program), search)):
-            for folder in (folder for step in _resolve_steps(path) for folder in _package_folders(step)):
-                # Hide the checkout's .venv, and HOME (the folder with a hidden .cache) if it is a virtual environment.
-                if not _is_within(folder, hidden) and folder / ".cache" not in hidden:
-                    expose(folder, extended, hidden)
-            expose(path, extended, hidden)
-    for word in filter(_is_absolute_file, words[1:]):
-        expose(Path(word), extended, hidden)
+    `search`: the user's PATH. Raises UsageError if one of the files is hidden."""
+    extended, program = dict(places), Path(shutil.which(words[0], path=search) or "")
+    files = [program, *_interpreter(program, search)] if program.is_absolute() else []  # a relative path: in the clone
+    for folder in (folder for path in files for step in _resolve_steps(path) for folder in _package_folders(step)):
+        if not _is_within(folder, hidden):  # such as the checkout's .venv
+            expose(folder, extended, hidden)
+    for path in (*files, *map(Path, filter(_is_absolute_file, words[1:]))):
+        expose(path, extended, hidden)
     return extended
 
 
@@ -157,13 +137,12 @@ def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
     if _is_within(real, hidden):
         fix = "Move the file out of the checkout, caches and data; or use --sandbox none."
         raise UsageError(f"the agent needs {real}, which is in a folder that is hidden from agents", fix)
-    added: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
-    added[real] = ("--ro-bind", os.fspath(real))
-    for place, option in added.items():
-        parents = [p for p, mount in places.items() if mount[0] == "--ro-bind" and place.is_relative_to(p)]
-        is_covered = _is_within(place, [path for path in hidden if _is_within(path, parents)])  # by `cover`
-        if place not in places and (is_covered or not parents):  # else the agent sees the place already
-            places[place] = option
+    visible = [place for place, option in places.items() if option[0] == "--ro-bind"]
+    for link in links:
+        if not _is_within(link, visible):
+            places[link] = ("--symlink", os.fspath(link.readlink()))
+    if not _is_within(real, visible):
+        places[real] = ("--ro-bind", os.fspath(real))
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -171,9 +150,8 @@ def cover(places: Places, hidden: Sequence[Path]) -> Places:
     visible = [(place, option[1]) for place, option in places.items() if option[0] == "--ro-bind"]
     return places | {
         place / path.relative_to(source): ("--tmpfs",)
-        for place, source in visible
-        for path in hidden
-        if path.is_relative_to(source) and os.access(path, os.F_OK) and path.is_dir()
+        for (place, source), path in product(visible, hidden)
+        if path.is_relative_to(source) and path.is_dir()
     }
 
 
@@ -181,8 +159,8 @@ def _is_absolute_file(name: str) -> bool:
     return Path(name).is_absolute() and Path(name).is_file()
 
 
-def _is_within(path: Path, folders: Sequence[Path]) -> bool:
-    return any(path.is_relative_to(folder) for folder in folders)
+def _is_within(path: Path, folders: Iterable[Path]) -> bool:
+    return any(map(path.is_relative_to, folders))
 
 
 def _resolve_steps(path: Path) -> list[Path]:
@@ -199,27 +177,22 @@ def _resolve_steps(path: Path) -> list[Path]:
 
 
 def _package_folders(path: Path) -> list[Path]:
-    """Return the node_modules, virtual environment, /opt/NAME or else Python library that a program belongs to."""
+    """Return the node_modules, virtual environment or else Python library that a program belongs to."""
+    top = path.parent.parent
     if modules := _NODE_MODULES.match(os.fspath(path)):
         return [Path(modules[0])]
-    top = path.parent.parent
     if (top / "pyvenv.cfg").is_file():
         return [top]
-    if path.parts[1] == "opt" and len(path.parts) > 3:
-        return [Path(*path.parts[:3])]
     return [*top.glob("lib/python3*"), *top.glob("lib/libpython*")] if path.name.startswith("python") else []
 
 
 def _interpreter(program: Path, search: str) -> list[Path]:
     """Return the interpreter in a script's first line, if any. Other programs that the script starts are not found."""
-    with suppress(OSError), program.open("rb") as file:
-        head = os.fsdecode(file.read(_MAX_HEAD).partition(b"\n")[0])
-        name, *words = head[2:].split() if head.startswith("#!") else [""]
-        if Path(name).name == "env":
-            names = [word for word in words if not word.startswith("-") and "=" not in word]
-            name = shutil.which((names or [""])[0], path=search) or ""
-        return [Path(name)] if _is_absolute_file(name) else []
-    return []
+    with program.open("rb") as file:
+        head = os.fsdecode(file.readline(_MAX_HEAD))
+    words = [word for word in head[2:].split() if Path(word).name != "env" and not word.startswith("-")]
+    path = shutil.which(words[0], path=search) if head.startswith("#!") and words else None
+    return [Path(path)] if path else []
 
 
 HOME = Path("/agent")  # the agent's HOME in bubblewrap; not below /tmp, where Codex refuses to keep its helper programs
@@ -240,14 +213,12 @@ _FIX = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none,
 
 def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders that no agent may see: the checkout with .git, runs/ and .venv, caches and data."""
-    home = home_of(environ)
-    places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
-    if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
-        git_folder = root / (root / ".git").read_text().removeprefix("gitdir:").strip()
-        places.append(git_folder)
-        if (git_folder / "commondir").is_file():
-            places.append(git_folder / (git_folder / "commondir").read_text().strip())
-    places += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []  # visible otherwise
+    git, home = root / ".git", home_of(environ)
+    places = [root, git, root / "runs", root / ".venv", home / ".cache"]
+    places += [home] if home.is_relative_to("/usr") else []  # visible otherwise
+    if git.is_file():  # a linked worktree, or git init --separate-git-dir
+        folder = root / git.read_text().removeprefix("gitdir:").strip()
+        places.append(folder.parents[1] if folder.parent.name == "worktrees" else folder)
     places += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
     places += _folders_of((*_DATA_VARIABLES, *_CACHE_VARIABLES.split()), environ)
     return tuple(dict.fromkeys(path for place in places for path in (place.absolute(), place.resolve())))
@@ -266,6 +237,7 @@ class Sandbox:
     hidden: tuple[Path, ...] = ()  # folders that bubblewrap hides, and that another uid must not change
     name: str = NO_SANDBOX  # the name that records store
     warning: str = ""  # a line that is printed before a night
+    problem: str | None = None  # why this machine cannot run it, known before the test
 
     def furnish(self, clone: Clone) -> bytes | None:
         """Prepare the folder of a new clone. Returns the credential's bytes if a credential was copied, else None."""
@@ -281,11 +253,9 @@ class Sandbox:
 
     def summary(self, agent: str) -> str:
         """Return a line that names the user's variables and files that the agent gets; "" without a sandbox."""
-        if self.name == NO_SANDBOX:
-            return ""
-        files = [os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file()]
-        names = [*sorted(self.login.chosen(self.environ)), *files, *self.login.sees]
-        return f"your variables and files that {agent} gets: {', '.join(names) or 'none'}"
+        files = (os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file())
+        names = ", ".join((*sorted(self.login.chosen(self.environ)), *files, *self.login.sees))
+        return f"your variables and files that {agent} gets: {names}" if self.name != NO_SANDBOX else ""
 
     def engine_variables(self) -> dict[str, str]:
         """Return variables that keep the temporary files of runs away from the agent."""
@@ -300,16 +270,12 @@ class Sandbox:
             self.furnish(clone)
             argv, variables = self.enclose(words, clone)
             command = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone)]
-            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-            done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, errors="replace", **options)
-        except subprocess.TimeoutExpired:
-            return f"the test of the sandbox did not end within {_TRIAL_SECONDS:g} s"
-        except OSError as error:
-            return f"the test of the sandbox cannot be started: {error}"
+            with clone.prompt.open() as stdin:
+                done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, stdin=stdin, stderr=PIPE)
         finally:
             self.end()
             clone.clear()
-        last_line = done.stderr.strip().rpartition("\n")[2].removeprefix("bwrap: ")
+        last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("bwrap: ")
         return None if done.returncode == 0 else last_line or f"exit code {done.returncode}"
 
     def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
@@ -343,18 +309,6 @@ FORMS = (
 )
 
 
-def build_argv(bwrap: str, options: Sequence[str], places: Places, folder: Path) -> list[str]:
-    """Return the command line of bubblewrap up to `--`. The command of the program follows; it runs in `folder`."""
-    argv = [*_ENTRY, bwrap, *_ALWAYS.split(), *options]
-    for place in sorted(places, key=lambda place: place.parts):  # parents first
-        argv += [*places[place], os.fspath(place)]
-    # /proc too: if root starts the night, the agent could otherwise write to most of /proc/sys.
-    read_only = [place for place, option in places.items() if option in (("--tmpfs",), ("--proc",))]
-    for place in (*read_only, Path("/")):
-        argv += ["--remount-ro", os.fspath(place)]
-    return [*argv, "--chdir", os.fspath(folder), "--"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubblewrap(Sandbox):
     """`--sandbox bwrap`: the agent sees a file system that contains only the paths of `_places`."""
@@ -369,22 +323,27 @@ class Bubblewrap(Sandbox):
         return self._make_home(clone)
 
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
-        places = self._places(words, clone)
-        argv = build_argv(self.bwrap, self.options, places, clone.path)
+        places, argv = self._places(words, clone), [*_ENTRY, self.bwrap, *_ALWAYS.split(), *self.options]
+        for place in sorted(places, key=lambda place: place.parts):  # parents first
+            argv += [*places[place], os.fspath(place)]
+        # /proc too: if root starts the night, the agent could otherwise write to most of /proc/sys.
+        read_only = [place for place, option in places.items() if option in (("--tmpfs",), ("--proc",))]
+        for place in (*read_only, Path("/")):
+            argv += ["--remount-ro", os.fspath(place)]
         path = f"{self._search}:/usr/local/bin:/usr/bin:/bin"
-        return [*argv, *words], self._variables(HOME=os.fspath(HOME), TMPDIR="/tmp", PATH=path)
+        variables = self._variables(HOME=os.fspath(HOME), TMPDIR="/tmp", PATH=path)
+        return [*argv, "--chdir", os.fspath(clone.path), "--", *words], variables
 
     def _places(self, words: Sequence[str], clone: Clone) -> Places:
         places = program_places(words, self._search, system_places(), self.hidden)
         files = filter(_is_absolute_file, self.login.chosen(self.environ).values())  # such as a variable's certificate
-        visible_files = (name for name in files if not _is_within(Path(name).resolve(), self.hidden))
-        for name in (*visible_files, *self.login.sees):
+        for name in (*files, *self.login.sees):
             expose(Path(name), places, self.hidden)
         writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
-        logs = clone.path / LOGS_NAME
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
-            **{path: ("--ro-bind", os.fspath(path)) for path in (clone.prompt, logs) if path.exists()},
+            clone.prompt: ("--ro-bind", os.fspath(clone.prompt)),
+            clone.path / LOGS_NAME: ("--ro-bind-try", f"{clone.path}/{LOGS_NAME}"),
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             Path("/dev"): ("--dev",),
             Path("/proc"): self.proc,
@@ -393,8 +352,7 @@ class Bubblewrap(Sandbox):
 
 _UIDS = range(20_000, 40_000)
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # every user may write there
-# Each argument is KIND:PATH; the messages name the condition of each KIND. uv makes empty .lock files that every user
-# may write to. A `find` without -writable (BusyBox) fails at the argument clone:PATH.
+# Each argument is KIND:PATH. uv makes empty .lock files that every user may write to.
 _REACH = """
 writable() { find -H "$1" ! -type l ! -name .lock -writable -print -quit 2>/dev/null; }
 fail() { echo "uid $(id -u) $1" >&2; exit 1; }
@@ -413,10 +371,7 @@ done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherUser(Sandbox):
-    """`--sandbox user`: the agent is another user, who can neither change the checkout nor read runs/ or HOME.
-
-    Only root can use this sandbox.
-    """
+    """`--sandbox user`: the agent is another user, who can neither change the checkout nor read runs/ or HOME."""
 
     uid: int
     closed: tuple[Path, ...]  # folders that the agent must not enter, and files that it must not read
@@ -432,10 +387,9 @@ class OtherUser(Sandbox):
         return before
 
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
-        inside = self._variables(
-            PATH=self._search, HOME=f"{clone.folder}/home", TMPDIR=f"{clone.folder}/tmp", USER="agent", LOGNAME="agent"
-        )
-        return [*_ENTRY, *_as_user(self.uid), *words], inside
+        folders = {"HOME": f"{clone.folder}/home", "TMPDIR": f"{clone.folder}/tmp"}
+        variables = self._variables(PATH=self._search, USER="agent", LOGNAME="agent", **folders)
+        return [*_ENTRY, *_as_user(self.uid), *words], variables
 
     def engine_variables(self) -> dict[str, str]:
         folder = Path(tempfile.gettempdir(), f"runs-of-nightshift-{os.getuid()}")
@@ -446,16 +400,13 @@ class OtherUser(Sandbox):
         return end_user(self.uid)
 
     def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
-        places = program_places(words, self._search, {}, ())
-        variables = self.login.chosen(self.environ).items()
-        key_files = filter(_is_absolute_file, (v for name, v in variables if name not in _COMMON_VARIABLES.split()))
-        read_only = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))
+        program = program_places(words, self._search, {}, ()).items()
         paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
-            "needed": [*(p for p, option in places.items() if option[0] == "--ro-bind"), *self.login.sees, *key_files],
+            "needed": [*(path for path, option in program if option[0] == "--ro-bind"), *self.login.sees],
             "closed": self.closed,
-            "above": dict.fromkeys(parent for path in read_only for parent in path.parents),
-            "read-only": [*read_only, *self.login.sees, *filter(os.path.isabs, self._search.split(os.pathsep))],
+            "above": {parent for path in self.hidden for parent in path.parents},
+            "read-only": [*self.hidden, *self.login.sees],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind in paths for path in paths[kind])]
 
@@ -487,7 +438,7 @@ def end_user(uid: int) -> list[str]:
             subprocess.run(kill, capture_output=True, check=False, timeout=1.0)
         time.sleep(0.02)
     for folder in {tempfile.gettempdir(), *_SHARED}:
-        for path in [*Path(folder).iterdir()] if os.access(folder, os.R_OK) else []:
+        for path in [*Path(folder).iterdir()] if Path(folder).is_dir() else []:
             with suppress(OSError):  # other programs create and remove files there
                 if path.lstat().st_uid == uid:
                     remove_tree(path)
@@ -503,81 +454,78 @@ def end_earlier(clone: Clone, note: Callable[[str], None]) -> None:
 
 def _free_uid(clone: Clone) -> int:
     """Return a uid that no user and no process of this machine has."""
-    for step in range(len(_UIDS)):
-        uid = _UIDS[(int(clone.folder.name, 16) + step) % len(_UIDS)]
+    for number in count(int(clone.folder.name, 16)):  # two checkouts begin with different uids
+        uid = _UIDS[number % len(_UIDS)]
         try:
             pwd.getpwuid(uid)
         except KeyError:
             if not _processes_of(uid):
-                return uid
-    raise UsageError(f"every uid from {_UIDS[0]} to {_UIDS[-1]} is taken", _FIX)
+                break
+    return uid
 
 
 def _check_sees(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
     """Return the paths of --agent-sees. Raises UsageError if a path is missing, or would show a hidden path."""
     paths = [Path(name).expanduser().absolute() for name in sees]
-    for path, place in product(paths, (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))):
-        if not path.is_file() and not path.is_dir():
+    for path in paths:
+        if not path.exists():
             raise UsageError(f"--agent-sees {path}: no such file or folder", "Give a path that exists.")
-        names = [path, Path(os.path.realpath(path))]
-        if any(_is_within(name, [place]) for name in names) or _is_within(place, names):
-            raise UsageError(
-                f"--agent-sees {path} would show {place}, which no agent may see", "Name a copy in another folder."
-            )
+        for name, place in product((path, path.resolve()), (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))):
+            if name.is_relative_to(place) or place.is_relative_to(name):
+                cause = f"--agent-sees {path} would show {place}, which no agent may see"
+                raise UsageError(cause, "Name a copy in another folder.")
     return tuple(map(os.fspath, paths))
 
 
 def choose(
     setting: str, words: Sequence[str], login: Login, root: Path, environ: Mapping[str, str], clone: Clone
 ) -> Sandbox:
-    """Return the sandbox that --sandbox names (`setting`), after a test. `auto`: the first sandbox that works.
-
-    Raises:
-        UsageError: the sandbox does not work here, or the command `words` or --agent-sees names a hidden path.
-    """
+    """Return the sandbox that --sandbox names (`setting`), after a test. `auto`: the first sandbox that works. Raises
+    UsageError if the sandbox does not work here, or `words` or --agent-sees names a hidden path."""
     hidden = hidden_places(root, environ)
     login = replace(login, sees=_check_sees(login.sees, (*hidden, clone.folder.parent)))
-    fields: dict[str, Any] = {"environ": environ, "login": login, "hidden": hidden}
-    causes = list[str]()
-    for name, build in {"bwrap": _bubblewraps, "user": _other_users}.items():
-        if setting in ("auto", name):
-            candidates, cause = build(root, clone, fields)
-            for sandbox in (s for s in candidates if setting == "auto" or s.name == name):
-                problem = sandbox.trial(words, clone)
-                if problem is None:
-                    causes += [f"{name}: {cause}"] if sandbox.name != name else []
-                    warning = f"sandbox: {sandbox.name}, because {'; '.join(causes)}" if causes else ""
-                    return replace(sandbox, warning=warning)
-                cause = problem
-            causes.append(f"{name}: {cause}")
+    causes = dict[str, str]()
+    for sandbox in _candidates(setting, root, clone, {"environ": environ, "login": login, "hidden": hidden}):
+        if setting in ("auto", sandbox.name):
+            name, problem = sandbox.name.partition(" ")[0], sandbox.problem or sandbox.trial(words, clone)
+            if problem is None:
+                causes.pop(sandbox.name, None)
+                reasons = "; ".join(causes.values())
+                return replace(sandbox, warning=f"sandbox: {sandbox.name}, because {reasons}" if reasons else "")
+            causes[name] = f"{name}: {problem}"
+    reasons = "; ".join(causes.values())
     if setting not in ("auto", NO_SANDBOX):
-        raise UsageError(f"--sandbox {causes[0]}", _FIX)
+        raise UsageError(f"--sandbox {reasons}", _FIX)
     risk = "it has your rights, so it can change code, records and scores, and read your files (SECURITY.md)"
-    return Sandbox(environ=environ, warning=f"agent: not isolated: {risk}; {'; '.join(causes) or '--sandbox none'}")
+    return Sandbox(environ=environ, warning=f"agent: not isolated: {risk}; {reasons or '--sandbox none'}")
 
 
-def _bubblewraps(root: Path, clone: Clone, fields: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
-    """Return the forms of bubblewrap in the order of the attempts, and ""; or no form, and the cause."""
-    bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
-    if bwrap is None:
-        return [], "no program bwrap on PATH"
-    return [Bubblewrap(**fields, name=name, bwrap=bwrap, options=o, proc=proc) for name, o, proc in FORMS], ""
+def _candidates(setting: str, root: Path, clone: Clone, fields: Mapping[str, Any]) -> Iterator[Sandbox]:
+    """Yield the sandboxes in the order of the attempts."""
+    if bwrap := shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap"):
+        for name, options, proc in FORMS:
+            yield Bubblewrap(**fields, name=name, bwrap=bwrap, options=options, proc=proc)
+    else:
+        yield Sandbox(**fields, name="bwrap", problem="no program bwrap on PATH")
+    if setting in ("auto", "user"):
+        yield _other_user(root, clone, fields)
 
 
-def _other_users(root: Path, clone: Clone, fields: Mapping[str, Any]) -> tuple[list[Sandbox], str]:
-    """Return the sandbox with another uid; or no sandbox, and the cause. Makes runs/ and `secrets` private."""
-    home = home_of(fields["environ"])
-    if os.getuid() != 0:
-        return [], "only root can start a process as another user"
+def _other_user(root: Path, clone: Clone, fields: Mapping[str, Any]) -> Sandbox:
+    """Return the sandbox with another uid. Makes runs/ and `secrets` private."""
+    problem = "only root can start a process as another user" if os.getuid() != 0 else None
     if shutil.which("setpriv", path=os.defpath) is None:
-        return [], f"no program setpriv (util-linux) in {os.defpath}"
-    if home == Path("/"):
-        return [], "HOME is /: set it to a folder that no other user may enter"
+        problem = problem or f"no program setpriv (util-linux) in {os.defpath}"
+    if problem is not None:
+        return Sandbox(**fields, name="user", problem=problem)
     # .git/config may contain a token. git and the ledger keep the file modes (chmod below) when they rewrite the files.
     secrets = [root / "results.tsv", *(place / "config" for place in fields["hidden"] if (place / "HEAD").is_file())]
     closed = [path for path in (root / "runs", *secrets) if path.exists()]
     for path in closed:
         path.chmod(path.stat().st_mode & 0o700)
-    cache = Path(fields["environ"].get("XDG_CACHE_HOME") or home / ".cache")
-    closed += [home, cache / "nightshift", *_folders_of(_DATA_VARIABLES, fields["environ"])]
-    return [OtherUser(**fields, name="user", uid=_free_uid(clone), closed=tuple(closed))], ""
+    closed += [
+        home_of(fields["environ"]),
+        cache_dir(fields["environ"]),
+        *_folders_of(_DATA_VARIABLES, fields["environ"]),
+    ]
+    return OtherUser(**fields, name="user", uid=_free_uid(clone), closed=tuple(closed))

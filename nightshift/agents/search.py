@@ -5,8 +5,8 @@ config is a point of the unit cube: each key has a place in its box, from 0 to 1
 by one step: a factor of two or three, another choice, or a third of a linear box. The length of a schedule follows from
 the expected steps of a run, so that a decay ends with the budget at any batch size.
 
-Not searched: keys that only change the speed (the best value depends on the machine), LoRA (needs another learning
-rate), adv_tau (a scale of the loss, which Adam divides out), min_lr, and the lengths of warm-up and decay.
+Not searched: keys that only change the speed, LoRA (needs another learning rate), adv_tau (a scale of the loss, which
+Adam divides out), min_lr, and the lengths of warm-up and decay.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import optuna
-from msgspec.structs import replace
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, FloatDistribution
 
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.history import load_configs
 from nightshift.campaign.records import Proposal, Result
-from nightshift.config.allowlist import LOSS, PARAMETERS, Key, Search, Value, applies, is_accepted, resolve, shorten
+from nightshift.config.allowlist import LOSS, PARAMETERS, Key, Search, Value, applies, is_accepted, resolve
 from nightshift.config.losses import keys_with
 from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import ABSENT, Config, diff, parse, set_values
@@ -35,14 +34,12 @@ from nightshift.errors import ConfigError
 
 NUM_STARTUP = 8  # random experiments before TPE; Optuna's default of 10 is a quarter of a night of 40
 _MAX_DRAWS = 40  # until a change is new and valid
-_MAX_HYPOTHESIS = 200
 
 KIND, WARMUP, DECAY = (f"trainer.scheduler.{leaf}" for leaf in ("type", "warmup_steps", "decay_steps"))
 STEPS = "max_steps"
 DECAYING = ("linear", "cosine")  # schedules that end with the budget
 MAX_KEYS = 3  # of a proposal, without the length of a schedule
 FACTORS = (1 / 3, 1 / 2, 2, 3)  # by which a number changes; a smaller step is lost in noise
-_DIGITS = 3  # of a number
 _SHARES = {DECAY: 0.5, WARMUP: 0.05}  # of a new schedule's steps
 # Planned steps beyond the expected steps, in sd: losing the end of a decay costs less than losing a part of the budget.
 _BEYOND = 0.5
@@ -76,131 +73,121 @@ class SearchProposer:
         space = space_of(context)
         # Every proposal has another seed, also after a refusal and in a resumed night.
         seed = f"{self.seed} {len(context.campaign.decided)} {len(context.refusals)}"
+        ahead = [*load_configs(context.ledger, context.in_flight).values()]
+        ahead += [parse(answer.source) for answer in context.waiting if answer.source]
         if context.in_flight or context.waiting:
             seed += f" {context.number + len(context.waiting)}"
         rng = random.Random(seed)
-        name = "random" if len(context.campaign.decided) < NUM_STARTUP else self.name
-        tried = {config.hash for config in (*context.configs.values(), *_configs_ahead(context))}
+        is_random = self.name == "random" or len(context.campaign.decided) < NUM_STARTUP
+        tried = {config.hash for config in (*context.configs.values(), *ahead)}
         cause = "no change by one step is left to try"
         for _ in range(_MAX_DRAWS):
+            places = (
+                {name: rng.random() for name in space.dimensions} if is_random else _tpe(context, space, ahead, rng)
+            )
             try:
-                config = parse(space.build(space.change(rng, _draw(name, context, space, rng))))
+                config = parse(space.build(space.change(rng, places)))
             except ConfigError as error:
                 cause = str(error)
                 continue
             if config.hash not in tried and (changes := diff(space.base, config)):
                 description = f"{self.name}: {', '.join(change.line for change in changes)}"
-                return Answer(config.source, Proposal(description=shorten(description, _MAX_HYPOTHESIS)))
+                return Answer(config.source, Proposal(description=description))
         return Answer(b"", cause=cause)
 
 
 def space_of(context: Context) -> SearchSpace:
-    results = {record.number: record.result for record in context.campaign.decided}
-    runs = [(config, result) for number, config in context.configs.items() if (result := results[number])]
-    plan = planner(runs, context.rules.budget_seconds)
-    base, used = parse(context.source), context.used_keys
+    configs, base, used = context.configs, parse(context.source), context.used_keys
+    runs = [(configs[r.number], r.result) for r in context.campaign.decided if r.result and r.number in configs]
     keys = (key for key in keys_with(context.rules.losses, base.get(LOSS)) if used is None or key.path in used)
-    return SearchSpace.of(keys, base, plan, scope_of(context.direction))
+    return SearchSpace.of(keys, base, planner(runs, context.rules.budget_seconds), scope_of(context.direction))
 
 
 def scores(context: Context) -> list[tuple[Config, float]]:
-    """Return each decided config with the posterior mean of its score as a fraction of 1. A crash counts as the worst
-    score."""
-    campaign = context.campaign
-    means = {
-        record.number: campaign.posterior.predict(record.run.changes)[0]
-        for record in campaign.decided
-        if campaign.posterior is not None and record.score is not None and record.number in context.configs
-    }
-    worst = min(means.values(), default=0.0)
-    return [(config, means.get(number, worst)) for number, config in context.configs.items()] if means else []
+    """Return each decided config with the posterior mean of its score. A crash counts as the worst score."""
+    posterior, decided = context.campaign.posterior, context.campaign.decided
+    assert posterior is not None
+    means = {record.number: posterior.predict(record.run.changes)[0] for record in decided if record.score is not None}
+    worst = min(means.values())
+    return [(config, means.get(number, worst)) for number, config in context.configs.items()]
 
 
-def _configs_ahead(context: Context) -> list[Config]:
-    """Return the configs that are in flight or wait for a slot."""
-    in_flight = [*load_configs(context.ledger, context.in_flight).values()]
-    return in_flight + [parse(answer.source) for answer in context.waiting if answer.source]
-
-
-def _draw(name: str, context: Context, space: SearchSpace, rng: random.Random) -> dict[str, float]:
-    """Return a random point of the unit cube, or the point that TPE proposes."""
-    if name == "random":
-        return {dimension.name: rng.random() for dimension in space.dimensions}
+def _tpe(context: Context, space: SearchSpace, ahead: Iterable[Config], rng: random.Random) -> dict[str, float]:
+    """Return the point of the unit cube that TPE proposes. `ahead`: the configs that run or wait for a slot."""
     # Multivariate TPE gains 2.2 ± 0.5 pp less in 40 nights. The constant liar keeps simultaneous proposals different.
     seed = rng.getrandbits(32)
     sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=sampler, direction="maximize")
-    distributions: dict[str, BaseDistribution] = {d.name: FloatDistribution(0, 1) for d in space.dimensions}
+    distributions: dict[str, BaseDistribution] = {name: FloatDistribution(0, 1) for name in space.dimensions}
     trials: list[tuple[Config, dict[str, Any]]] = [(config, {"value": score}) for config, score in scores(context)]
-    trials += [(config, {"state": optuna.trial.TrialState.RUNNING}) for config in _configs_ahead(context)]
+    trials += [(config, {"state": optuna.trial.TrialState.RUNNING}) for config in ahead]
     for config, result in trials:
         with suppress(ValueError):  # a config outside the space
             study.add_trial(optuna.create_trial(params=space.places(config), distributions=distributions, **result))
     return study.ask(distributions).params
 
 
-# -- the space ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One searched key."""
+    """One searched key. Its box is `middle` ± `reach` on the scale of `_scaled`; the incumbent is in the middle."""
 
     key: Key
-    box: Search  # the values at places 0 to 1, with the incumbent's number in the middle
+    search: Search
+    middle: float
+    reach: float
     steps: tuple[Value, ...]  # the values that a proposal may set
 
-    @property
-    def name(self) -> str:
-        return self.key.path
-
     @classmethod
-    def of(cls, key: Key, search: Search, now: Value) -> Dimension | None:
-        """Return the dimension around the incumbent's value `now`; None if `now` is not among the choices."""
+    def of(cls, key: Key, base: Config) -> Dimension | None:
+        """Return the dimension around the value of `base`; None if the key is not searched for this value."""
+        search, now = key.search, _value(key, base)
+        if search is None:
+            return None
         if search.scale == "choice":
-            is_known = now is None or now in search.choices
-            return cls(key, search, tuple(choice for choice in search.choices if choice != now)) if is_known else None
-        is_whole, is_linear = search.scale == "power of two", search.scale == "linear"
-        if not isinstance(now, int | float) or (now <= 0 and not is_linear):
-            spread = (search.low, math.sqrt(search.low * search.high), search.high)
-            return cls(key, search, tuple(round(n) if is_whole else float(f"{n:.3g}") for n in spread))
-        low, high = min(search.low, now), max(search.high, now)
-        if is_linear:
-            reach, step = max(now - low, high - now), (search.high - search.low) / 3
-            box, numbers = replace(search, low=now - reach, high=now + reach), [now + n * step for n in (-2, -1, 1, 2)]
+            middle, is_known = (len(search.choices) - 1) / 2, now is None or now in search.choices
+            steps = tuple(choice for choice in search.choices if choice != now)
+            return cls(key, search, middle, middle, steps) if is_known else None
+        low, high, is_linear = _scaled(search, search.low), _scaled(search, search.high), search.scale == "linear"
+        if isinstance(now, int | float) and (now > 0 or is_linear):
+            middle, third = _scaled(search, now), (search.high - search.low) / 3
+            reach = max(middle - low, high - middle, 0.0 if is_linear else math.log2(FACTORS[-1]))
+            numbers = [now + n * third for n in (-2, -1, 1, 2)] if is_linear else [now * factor for factor in FACTORS]
+            if search.scale == "power of two":
+                numbers = [now * 2] if now % 2 else [now // 2, now * 2]
         else:
-            reach = max(now / low, high / now, FACTORS[-1])
-            box, numbers = replace(search, low=now / reach, high=now * reach), [now * factor for factor in FACTORS]
-        if is_whole:
-            numbers = [*([] if now % 2 else [now // 2]), now * 2]
-        steps = [int(number) if is_whole else float(f"{number:.{_DIGITS}g}") for number in numbers]
-        is_free = search.scale == "log"
-        return cls(key, box, tuple(n for n in steps if (is_free or low <= n <= high) and is_accepted(key, n)))
+            middle, reach = (low + high) / 2, (high - low) / 2
+            numbers = [search.low, math.sqrt(search.low * search.high), search.high]
+        rounded = [round(n) if search.scale == "power of two" else float(f"{n:.3g}") for n in numbers]
+        low, high = min(low, middle), max(high, middle)
+        allowed = (n for n in rounded if search.scale == "log" or low <= _scaled(search, n) <= high)
+        return cls(key, search, middle, reach, tuple(n for n in allowed if is_accepted(key, n)))
 
     def place(self, value: Value) -> float:
         """Return the place nearest to a value, the middle for None. Raises ValueError for an unknown choice."""
-        choices = self.box.choices
+        number, choices = self.middle, self.search.choices
         if choices and (value is not None or None in choices):
-            return choices.index(value) / max(len(choices) - 1, 1)
-        low, high = self._scaled(self.box.low), self._scaled(self.box.high)
-        if not isinstance(value, int | float) or low == high:
-            return 0.5
-        return min(max((self._scaled(max(value, self.box.low)) - low) / (high - low), 0.0), 1.0)
+            number = choices.index(value)
+        elif isinstance(value, int | float):
+            number = _scaled(self.search, value)
+        return min(max(0.5 + (number - self.middle) / (2 * self.reach or 1.0), 0.0), 1.0)
 
     def step(self, place: float) -> Value:
         """Return the step nearest to a place."""
         return min(self.steps, key=lambda value: abs(self.place(value) - place))
 
-    def _scaled(self, number: float) -> float:
-        return math.log2(number) if self.box.scale in ("log", "power of two") else number
+
+def _scaled(search: Search, number: float) -> float:
+    if search.scale == "linear":
+        return number
+    return math.log2(number) if number > 0 else -math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
     """The search space around the config `base`."""
 
-    dimensions: tuple[Dimension, ...]  # the key of a variant before the keys of its variants
+    dimensions: Mapping[str, Dimension]  # by key; the key of a variant before the keys of its variants
     base: Config
     plan: Planner
     scope: tuple[str, ...] = ()  # keys and tables that may change; empty: all
@@ -208,44 +195,41 @@ class SearchSpace:
     @classmethod
     def of(cls, keys: Iterable[Key], base: Config, plan: Planner, scope: tuple[str, ...] = ()) -> SearchSpace:
         """Return the space of `keys`, which the engine uses."""
-        keys = (key for key in keys if is_within(scope, key.path))
-        dimensions = (Dimension.of(key, key.search, _value(key, base)) for key in keys if key.search)
-        return cls(tuple(filter(None, dimensions)), base, plan, scope)
+        dimensions = (Dimension.of(key, base) for key in keys if is_within(scope, key.path))
+        return cls({dimension.key.path: dimension for dimension in dimensions if dimension}, base, plan, scope)
 
     def places(self, config: Config) -> dict[str, float]:
         """Return the place of each key, the middle for a key that does not apply. Raises ValueError like `place`."""
-        return {d.name: d.place(_value(d.key, config)) if _applies(d, config) else 0.5 for d in self.dimensions}
+        return {
+            name: d.place(_value(d.key, config)) if applies(d.key, name, config.resolved) else 0.5
+            for name, d in self.dimensions.items()
+        }
 
     def change(self, rng: random.Random, places: Mapping[str, float]) -> dict[str, Value]:
-        """Return new values for one to three random keys that apply to the base: the steps nearest to `places`.
-
-        Raises ConfigError if no key can change.
-        """
-        dimensions = [dimension for dimension in self.dimensions if dimension.steps and _applies(dimension, self.base)]
-        if not dimensions:
+        """Return new values for one to three random keys that apply to the base: the steps nearest to `places`. Raises
+        ConfigError if no key can change."""
+        names = [name for name, d in self.dimensions.items() if d.steps and applies(d.key, name, self.base.resolved)]
+        if not names:
             scope = f" within {', '.join(self.scope)}" if self.scope else ""
             raise ConfigError(f"the search has no key to change{scope}", "Name other keys, or use an agent.")
-        chosen = rng.sample(dimensions, min(rng.randint(1, MAX_KEYS), len(dimensions)))
-        return {dimension.name: dimension.step(places[dimension.name]) for dimension in chosen}
+        chosen = rng.sample(names, min(rng.randint(1, MAX_KEYS), len(names)))
+        return {name: self.dimensions[name].step(places[name]) for name in chosen}
 
     def build(self, values: Mapping[str, Value]) -> bytes:
-        """Return the base's train.toml with those of the values whose keys apply. Comments are kept.
-
-        Raises ConfigError if the new values do not fit together.
-        """
+        """Return the base's train.toml with those of the values whose keys apply. Raises ConfigError if the new values
+        do not fit together."""
         chosen = dict[str, Any](self.base.values)
-        for dimension in self.dimensions:
-            if dimension.name in values and applies(dimension.key, dimension.name, resolve(chosen)):
-                chosen[dimension.name] = values[dimension.name]
+        for name, dimension in self.dimensions.items():
+            if name in values and applies(dimension.key, name, resolve(chosen)):
+                chosen[name] = values[name]
         if chosen.get(LOSS) != self.base.values.get(LOSS):  # another loss starts from its defaults
             chosen = {path: value for path, value in chosen.items() if not path.startswith(f"{PARAMETERS}.")}
         if KIND in values or (STEPS in chosen and is_within(self.scope, STEPS)):
             self._schedule(chosen)
         resolved = resolve(chosen)
-        changes: dict[str, Any] = {path: ABSENT for path in self.base.values if path not in chosen.keys() & resolved}
-        for path, value in chosen.items():
-            if path in resolved and self.base.resolved.get(path, ABSENT) != value:
-                changes[path] = value
+        kept = {path: value for path, value in chosen.items() if path in resolved}
+        changes: dict[str, Any] = {path: ABSENT for path in self.base.values if path not in kept}
+        changes |= {path: value for path, value in kept.items() if self.base.resolved.get(path, ABSENT) != value}
         return set_values(self.base.source, changes)
 
     def _schedule(self, chosen: dict[str, Any]) -> None:
@@ -255,8 +239,7 @@ class SearchSpace:
             chosen.pop(STEPS, None)
             return
         num_steps, log_sd = self.plan(resolved)
-        steps = max(round(num_steps * math.exp(_BEYOND * log_sd)), LEAST_STEPS)
-        before: Any = self.base.get(STEPS)
+        steps, before = max(round(num_steps * math.exp(_BEYOND * log_sd)), LEAST_STEPS), self.base.get(STEPS)
         if before and abs(math.log(steps / before)) < _SETTLED:
             steps = before
         shares = {path: (before and (self.base.get(path) or 0) / before) or share for path, share in _SHARES.items()}
@@ -273,13 +256,6 @@ def _value(key: Key, config: Config) -> Value:
     return config.resolved.get(key.path, key.default if key.table == PARAMETERS else None)
 
 
-def _applies(dimension: Dimension, config: Config) -> bool:
-    return applies(dimension.key, dimension.name, config.resolved)
-
-
-# -- the steps of a run ------------------------------------------------------------------------------
-
-
 # Returns the expected steps of a run within its budget, and the sd of their logarithm.
 Planner = Callable[[Mapping[str, Value]], tuple[float, float]]
 
@@ -288,8 +264,7 @@ def planner(runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Pla
     """Fit a function that predicts the steps of a run from the keys of its train.toml.
 
     Bayesian linear regression of the logarithm of the seconds per step on the drivers. The prior is from arithmetic on
-    the engine trl (benchmarks/slope.py), wide enough that a few runs fit it to another model and machine. Runs without
-    a step are ignored.
+    the engine trl (benchmarks/slope.py), wide enough that a few runs fit it to another model and machine.
     """
     precision, pull = np.diag(_SDS**-2), _MEANS * _SDS**-2
     for config, run in runs:

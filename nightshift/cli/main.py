@@ -125,7 +125,7 @@ def history(as_json: bool) -> None:
 
 
 @commands.command()
-@option("--agent", help="claude, codex, gemini, opencode, pi, qwen, team:A,B, tpe, random, or a command.")
+@option("--agent", help="claude, codex, gemini, opencode, team:A,B, tpe, random, or a command.")
 @option("--direction", metavar="TEXT|FILE", help="What the agent should try. Default: Direction in program.md.")
 @option("--only", metavar="KEYS", help="Change only these keys or tables: trainer.scheduler,trainer.optim.lr.")
 @option("--hours", type=Finite(0, 10_000, min_open=True), help="Start no run that would end later than this.")
@@ -135,7 +135,7 @@ def history(as_json: bool) -> None:
 @option("--certify", type=IntRange(1, 100), metavar="N", help="Certify at the end: N fresh runs of each config.")
 @option("--fill/--no-fill", default=None, help="Let TPE propose while the agent is unavailable. Not with a direction.")
 @option("--until", type=Finite(0, 1, min_open=True), metavar="SCORE", help="Stop at this score (lower bound, 95 %).")
-@option("--agent-model", metavar="NAME", help="The model of claude, codex, gemini, opencode, pi or qwen.")
+@option("--agent-model", metavar="NAME", help="The model of claude, codex, gemini or opencode.")
 @option("--agent-effort", metavar="LEVEL", help="The reasoning effort of claude, codex or opencode.")
 @option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at this many dollars, as agents report them.")
 @option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")

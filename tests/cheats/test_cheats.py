@@ -66,7 +66,7 @@ def put(name, text):
 # What is noticed though the agent has the rights of the user.
 NAMED_WITHOUT_SANDBOX = (
     "scorer of the checkout", "HEAD of the checkout", "answer that is a link to a secret",
-    "link to the checkout in place of its clone", "FIFO, then link, in place of train.toml",
+    "FIFO, then link, in place of train.toml",
 )  # fmt: skip
 
 

@@ -66,20 +66,6 @@ AGENTS = {
         ("--variant", "high"),
         {"GOOGLE_VERTEX_LOCATION": "GOOGLE_APPLICATION_CREDENTIALS"},
     ),
-    "pi": Expected(
-        "pi 0.73.1",
-        "OPENROUTER_API_KEY AZURE_OPENAI_BASE_URL GEMINI_API_KEY GOOGLE_CLOUD_PROJECT ANTHROPIC_OAUTH_TOKEN",
-        Cost(),
-        None,
-        {"GOOGLE_CLOUD_LOCATION": "GOOGLE_APPLICATION_CREDENTIALS"},
-    ),
-    "qwen": Expected(
-        "Qwen Code 0.15.10",
-        "OPENAI_API_KEY OPENAI_BASE_URL OPENAI_MODEL DASHSCOPE_API_KEY BAILIAN_CODING_PLAN_API_KEY",
-        Cost(8_000, 160),
-        None,
-        {},
-    ),
 }
 
 

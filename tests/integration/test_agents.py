@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from nightshift.agents.brief import MAX_CHARACTERS
-from nightshift.agents.usage import MAX_LOG_BYTES
 from tests.conftest import git
 from tests.night_checkout import good_night, nightshift, records, state
 from tests.waiting import HANG_SECONDS
@@ -78,9 +77,7 @@ GOOD = ["edit", "answer"]
 
 @pytest.mark.slow
 def test_a_proposal_that_is_refused_is_named_and_another_one_is_asked_for(root: Path) -> None:
-    steps = [[*GOOD, "other files"], ["invalid"], ["locked"], ["repeat"], GOOD]  # GOOD: 0002 and 0003
-    drive(root, steps, experiments=3, fill=False)
-    assert "changed files other than train.toml: new\\u001b[2J.py, rules.toml: dropped" in notes(root, 2)
+    drive(root, [GOOD, ["invalid"], ["locked"], ["repeat"], GOOD], experiments=3, fill=False)  # GOOD: 0002 and 0003
     assert [bool(re.match(r"proposal \d refused: ", line)) for line in notes(root, 3).splitlines()] == [True] * 3
     assert "is not TOML" in notes(root, 3)
     assert 'model.name = "mine" is locked' in notes(root, 3)
@@ -91,31 +88,25 @@ def test_a_proposal_that_is_refused_is_named_and_another_one_is_asked_for(root: 
 @pytest.mark.timeout(1200)  # fourteen proposals, each with a limit of its own
 def test_the_night_goes_on_whatever_the_agent_leaves_in_its_clone(root: Path) -> None:
     steps = [[*GOOD, "5 MB"], ["link"], ["fifo"], ["device"], ["link to fifo"], ["huge"], ["no train.toml"]]  # 0002
-    steps += [[*GOOD, "commit", "results.tsv"]]  # 0003
-    steps += [["hang"], [*GOOD, "long path"], [*GOOD, "50,001 files"], ["edit", "link answer"]]
-    steps += [[*GOOD, "grandchild", "2 MB"], ["edit", "exit 1"]]  # 0004, 0005
+    steps += [[*GOOD, "commit", "results.tsv"], ["hang"], ["edit", "link answer"], ["german"]]  # 0003
+    steps += [[*GOOD, "grandchild", "2 MB", "long path", "50,001 files"], ["edit", "exit 1"], ["edit"]]  # 0004, 0005
     main = git(root, "rev-parse", "main")
     _, stderr = drive(root, steps, experiments=5, fill=False)
     assert git(root, "rev-parse", "main") == main
     assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
     log = root / "runs" / "agent" / "0002-1.log"
-    assert log.stat().st_size == MAX_LOG_BYTES
     assert log.stat().st_mode & 0o777 == 0o600  # agents print what they are told, and that may be secret
     assert notes(root, 2) == ""
     assert "train.toml cannot be read: it is a symbolic link" in stderr
     assert "it is not a regular file" in stderr
     assert "200,000 bytes" in notes(root, 3)
     assert "train.toml cannot be read: No such file" in notes(root, 3)
-    assert "results.tsv: dropped" in notes(root, 3)
     causes = [wait["cause"] for wait in state(root)["waits"]]
     assert any(f"stopped after {LIMIT_SECONDS:.0f} s, the time limit" in cause for cause in causes), causes
-    clone = "refused: python: {} in the agent's clone {}"
-    assert clone.format(60 * "d", "")[:50] in notes(root, 4)
-    assert "File name too long" in notes(root, 4)
-    assert "has more than 50,000 files" in notes(root, 4)
-    assert clone.format("hypothesis.txt", "cannot be read: it is a symbolic link") in notes(root, 4)
+    answer = "refused: python: hypothesis.txt in the agent's clone cannot be read: it is a symbolic link"
+    assert answer in notes(root, 4)
     assert "this machine is ready" not in stderr  # no failure of ours
-    assert "exit code 1" in notes(root, 5)
+    assert any("exit code 1; the last words: stand-in: cannot go on" in cause for cause in causes), causes
     last = records(root)[-1]
     assert (last.proposal.description, last.proposal.prediction) == ("; ".join(last.diff), None)
 

@@ -16,7 +16,7 @@ CODE = (Path(__file__).parents[1] / "stand_in_team.py").read_text()
 
 
 @pytest.mark.slow
-def test_what_the_strategist_asks_for_is_implemented_and_what_came_is_told_in_a_call_of_its_own(root: Path) -> None:
+def test_what_the_strategist_asks_for_is_implemented_and_each_run_gets_a_lesson(root: Path) -> None:
     strategist, implementer = (shlex.join([sys.executable, "-c", CODE, role]) for role in ("strategist", "implementer"))
     good_night(root, agent=f"team:{strategist},{implementer}", sandbox="none", experiments=4)
     ours = records(root)
@@ -28,18 +28,11 @@ def test_what_the_strategist_asks_for_is_implemented_and_what_came_is_told_in_a_
         assert proposal.description.startswith("set trainer.optim.")
         assert re.fullmatch(r"larger steps, of [1-9]\d* files of logs", proposal.mechanism or "")
         assert (proposal.prediction or "+1.0 pp", proposal.falsifier) == ("+1.0 pp", "a lower score")
-    # The lesson comes in a call of its own, when the numbers are there.
     taught = [record for record in ours if record.proposal.lesson]
     assert taught
-    for record in taught:
-        assert record.proposal.lesson == f"what {record.number:04d} taught"
-        assert record.decision is not None
-        assert record.decision.effect is not None
-        assert record.proposal.reported_outcome == f"{100 * record.decision.effect:+.1f} pp"
+    assert [record.proposal.lesson for record in taught] == [f"what {record.number:04d} taught" for record in taught]
     logs = {path.name for path in (root / "runs" / "agent").iterdir()}
     assert logs >= {"0002-1-hypothesis.log", "0002-1.log"}
-    assert len([name for name in logs if name.endswith("-outcome.log")]) == len(taught)
-    assert not [note for record in ours for note in record.proposal.notes if "changed files" in note]
 
 
 @pytest.mark.slow

@@ -2,13 +2,10 @@
 
 import os
 import stat
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nightshift.agents import clone as module
 from nightshift.agents.agent import agent_environment, complete, open_agent
 from nightshift.agents.brief import notes_path
 from nightshift.agents.clone import Clone
@@ -16,7 +13,7 @@ from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
 from nightshift.config.train_toml import parse
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.errors import UsageError
 from nightshift.experiment.checkout import checked_head
 from tests.campaigns import context_of
 from tests.conftest import git
@@ -47,13 +44,12 @@ def test_a_command_that_cannot_be_run_is_refused(agent: str) -> None:
 
 
 def test_the_environment_is_the_persons_without_what_points_elsewhere() -> None:
-    person = {"API_KEY": "secret", "GIT_DIR": "x", "GIT_INDEX_FILE": "x", "PWD": "x", "OLDPWD": "x", "PATH": "p"}
+    person = {"API_KEY": "secret", "GIT_DIR": "x", "GIT_INDEX_FILE": "x", "PWD": "x", "PATH": "p"}
     assert agent_environment(person, Path("/clone/here")) == {
         "API_KEY": "secret",
         "PATH": "p",
         "PWD": "/clone/here",
         "GIT_CEILING_DIRECTORIES": "/clone",
-        "GIT_TERMINAL_PROMPT": "0",
     }
 
 
@@ -71,12 +67,7 @@ def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clo
     assert (clone.path / "train.toml").read_bytes() == b"lr = 7\n"
     with pytest.raises(UsageError, match=r"is the temporary clone of an agent, in which no experiment may run\. Edit"):
         checked_head(Repo(clone.path))
-    assert clone.changes() == ()
-    (clone.path / "folder").mkdir()
-    (clone.path / "train.toml").unlink()
-    assert clone.changes() == ()  # folders are no files, and train.toml is what it may change
-    (clone.path / "program.md").chmod(0o755)
-    assert clone.changes() == ("changed files other than train.toml: program.md: dropped",)
+    (clone.path / "folder").mkdir(mode=0o500)
     clone.open(b"lr = 8\n")
     assert not (clone.path / "folder").exists()
     clone.clear()
@@ -84,30 +75,13 @@ def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clo
     assert git(checkout, "status", "--porcelain") == ""
 
 
-def test_logs_are_read_only_and_proposals_and_notes_are_no_other_files(checkout: Path, clone: Clone) -> None:
+def test_logs_are_read_only_and_the_branchs_notes_are_not_the_agents(checkout: Path, clone: Clone) -> None:
     (checkout / "notes.md").write_text("of the user\n")
     git(checkout, "add", "notes.md")
     git(checkout, "commit", "-qm", "notes")
     clone.open(b"lr = 7\n", {"0001-curves.tsv": b"step\n"})
     assert not (clone.path / "notes.md").exists()
-    (clone.path / "notes.md").write_text("of the agent\n")
     assert stat.S_IMODE((clone.path / "logs" / "0001-curves.tsv").stat().st_mode) == 0o444
-    assert module.proposal_files(1) == [("train.toml", "hypothesis.txt")]
-    for names in module.proposal_files(2)[1:]:
-        for name in names:
-            (clone.path / name).touch()
-    assert clone.changes(2) == ()
-    proposals = "proposal-1.toml, proposal-1.txt, proposal-2.toml, proposal-2.txt"
-    assert clone.changes() == (f"changed files other than train.toml: {proposals}: dropped",)
-
-
-@pytest.mark.parametrize("put", [lambda path, there: path.symlink_to(there), lambda path, there: None])
-def test_a_clone_that_was_moved_away_is_refused(clone: Clone, tmp_path: Path, put: Callable[..., object]) -> None:
-    clone.open(b"lr = 7\n")
-    clone.path.rename(tmp_path / "moved")
-    put(clone.path, tmp_path / "moved")
-    with pytest.raises(ConfigError, match="the agent's clone"):
-        clone.changes()
 
 
 def test_a_clone_of_somebody_else_is_not_used(checkout: Path, clone: Clone) -> None:
@@ -128,23 +102,6 @@ def test_a_link_in_place_of_the_clone_is_removed_not_followed(clone: Clone, tmp_
     clone.clear()
     assert not clone.folder.is_symlink()
     assert stat.S_IMODE((precious / "read-only").stat().st_mode) == 0o400
-
-
-def test_files_that_cannot_be_read_stay_in_the_clone_and_what_refuses_to_go_is_one_line(clone, monkeypatch):
-    clone.open(b"lr = 1\n")
-    (clone.path / ".venv/bin").mkdir(parents=True)
-    (clone.path / ".venv/bin/python").symlink_to(sys.executable)
-    os.mkfifo(clone.path / "a-pipe")
-    for number in range(30):
-        (clone.path / f"large-{number}").touch()
-        os.truncate(clone.path / f"large-{number}", 5_000_000_000)
-    names = ".venv/bin/python, a-pipe, large-0, large-1, large-10 and 27 more"
-    assert clone.changes() == (f"changed files other than train.toml: {names}: dropped",)
-    monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
-    with pytest.raises(EngineError, match="cannot be removed"):
-        clone.clear()
-    monkeypatch.undo()
-    clone.clear()
 
 
 @pytest.mark.parametrize(("agent", "flag"), [("sh -c x", "model"), ("sh", "effort")])

@@ -9,7 +9,6 @@ import pytest
 
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import (
-    MAX_BYTES,
     MAX_CHARACTERS,
     MAX_NOTES,
     NUM_ROLLOUTS,
@@ -21,7 +20,7 @@ from nightshift.agents.brief import (
 from nightshift.agents.direction import MAX_CHARACTERS as MAX_DIRECTION
 from nightshift.agents.direction import read_direction
 from nightshift.agents.notebook import parse_answer, store_lessons
-from nightshift.agents.team import implementation, reflection, strategy
+from nightshift.agents.team import implementation, strategy
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, write_steps
@@ -46,19 +45,15 @@ def with_fields(context: Context, **fields: object) -> Context:
 
 def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tmp_path: Path) -> None:
     """The same order as the list of what an agent needs: the task, the tables, the incumbent, the curves, the rest."""
-    (tmp_path / "program.md").write_text(SHIPPED)
     ledger = Ledger(tmp_path)
     rates = {number: f"{LR} {number}e-6 x 50 = {50 * number}e-6 on this model" for number in (3, 9)}
-    for changes, score in (({LR: 2e-6}, 0.61), ({LR: 5e-6}, 0.80), ({GROUP: 2}, 0.40)):
-        tell(ledger, changes, score, branch="autoresearch/earlier")
+    for _ in range(3):  # of another campaign
+        tell(ledger, {LR: 2e-6}, 0.61, branch="autoresearch/earlier")
     tell(ledger, {}, 0.35, hardware="2 cores of a machine")
     tell(ledger, {LR: 3e-6}, 0.60, scaled=(rates[3],))
     tell(ledger, {GROUP: 8}, 0.55, description="larger groups", lesson="too few prompts", scaled=(rates[3],))
     tell(ledger, {DECAY: 0.1}, 0.62, rider=ledger.record(6).run.new, scaled=(rates[3],), lesson="no effect")
     tell(ledger, {LR: 9e-6}, 0.40, scaled=(rates[9],), prediction="+5 pp", description="bolder", health="entropy fell")
-    for record in ledger.records():
-        steps = [Step(n, reward_mean=n // 10 / 10) for n in range(100)]
-        write_steps(ledger.run_dir(record.number) / METRICS_NAME, steps)
     context = context_after(ledger, weakest="The 40 hardest are worst.", seconds_left=5400.0, runs_left=9)
     notes_path(context).parent.mkdir()
     notes_path(context).write_text("the batch is next\n")
@@ -78,14 +73,9 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "\n| 0005 effect +",
         "confirmed: trainer.optim.lr = 3e-6\n",
         f"The rules multiply a value: {rates[3]}.\n",
-        "| 0007 (also re-testing 0006): 0.00 0.10 0.20 0.30 0.40 0.50 0.60 0.70 0.80 0.90\n| 0008: 0.00 ",
-        "Health of experiment 0008, the last one:\n| entropy fell\n",
-        "| entropy collapsed: `trainer.optim.lr` down, temperature up, `trainer.loss.kl_tau`\n",
+        "Health of experiment 0008 (program.md has remedies):\n| entropy fell\n",
         "| The 40 hardest are worst.\n",
         "Your notes, from an earlier call:\n| the batch is next\n",
-        "| trainer.optim.betas1 = 0.9 (number at least 0, below 1)\n",
-        "| autoresearch/earlier kept trainer.optim.lr 2e-6 -> 5e-6; effect +",
-        "| autoresearch/earlier rejected orchestrator.group_size 4 -> 2; effect -",
         "| 0008: trainer.optim.lr 3e-6 -> 9e-6 | bolder | predicted +5 pp\n",
         *("\nHYPOTHESIS: <", "\nMECHANISM: <", "\nREFUTED BY: <", "\nOUTCOME 0008: <", "\nLESSON 0008: <"),
     )
@@ -143,10 +133,6 @@ def test_lessons_are_stored_with_the_experiments_that_were_asked_about(tmp_path:
     assert ledger.record(2).proposal.reported_outcome == "better"
     store_lessons(ledger, campaign, parse_answer("LESSON 0002: again\nLESSON 0003: groups")[1])
     assert [r.proposal.lesson for r in ledger.records()] == [None, "rates", "groups"]
-    first = Campaign.of(ledger.records()[:2], campaign.branch, campaign.rules_hash)
-    for asked, lesson in ((first, None), (Campaign.of(ledger.records()[:1], campaign.branch, "rules"), None)):
-        store_lessons(ledger, asked, parse_answer("LESSON: without a number")[1])
-        assert ledger.record(1).proposal.lesson is lesson
 
 
 def test_what_runs_and_what_waits_is_named(tmp_path: Path) -> None:
@@ -175,7 +161,7 @@ def test_a_huge_campaign_fits_and_every_section_has_its_first_line(tmp_path: Pat
     context = with_fields(context, description=long, lesson=long, health="\n".join([long] * 5))
     brief = compose(context)
     assert MAX_CHARACTERS - 600 < len(brief) <= MAX_CHARACTERS
-    for title in ("The incumbent", "Health of experiment 0021", "All runs", "Scores by key", "Keys that", "Noise"):
+    for title in ("The incumbent", "Health of experiment 0021", "All runs", "Scores by key", "Noise"):
         assert f"\n{title}" in brief
     assert " more lines are left out. All runs and scores are in logs/history.txt.\n" in brief
 
@@ -234,7 +220,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 def test_the_logs_are_the_incumbents_and_the_latest_runs_as_far_as_they_fit(context: Context) -> None:
     files = logs(context)
     run = context.incumbent_run.number
-    assert f"{run:04d} is a run of the incumbent.\n" in files["README.txt"].decode()
+    assert f"{run:04d} is the latest run of the incumbent" in files["README.txt"].decode()
     rollouts = sorted(int(name[:4]) for name in files if name.endswith("-rollouts.txt"))
     assert run in rollouts
     assert len(rollouts) > 10
@@ -248,10 +234,10 @@ def test_the_logs_are_the_incumbents_and_the_latest_runs_as_far_as_they_fit(cont
 
 def test_it_is_bounded_and_cleaned_and_of_training_only(context: Context) -> None:
     files = logs(context)
-    assert sum(map(len, files.values())) <= MAX_BYTES
+    assert sum(map(len, files.values())) <= 2_500_000
     rows = list(csv.DictReader(files["0061-curves.tsv"].decode().splitlines(), delimiter="\t"))
     assert len(rows) == 30
-    assert (rows[0]["step"], rows[-1]["step"]) == ("133", "3999")
+    assert (rows[0]["step"], rows[-1]["step"]) == ("66.5", "3933")
     assert rows[0].keys() == {"step", "time", "reward_mean", "entropy"}
     assert float(rows[0]["time"]) == 66.5, "the mean of steps 0 to 133"
     rollouts = files["0061-rollouts.txt"].decode()
@@ -263,24 +249,16 @@ def test_it_is_bounded_and_cleaned_and_of_training_only(context: Context) -> Non
     assert "\u202e" not in everything
 
 
-def test_a_run_that_crashed_has_its_last_log_lines_and_a_short_run_few_rows(tmp_path: Path) -> None:
+def test_a_short_run_has_few_rows(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     tell(ledger, {}, 0.35)
     rider = tell(ledger, {"orchestrator.group_size": 8}, 0.30).run.new
     tell(ledger, {"trainer.optim.lr": 3e-6}, 0.60, rider=rider)
-    tell(ledger, {"trainer.optim.lr": 1e-4}, None)
-    folder = ledger.run_dir(4)
-    (folder / "trainer.log").write_text("a line\n" * 100_000 + "CUDA error \x1b[31m\u202e\n")
-    (folder / "inference.log").write_text("what a server was asked")
     write_steps(ledger.run_dir(3) / METRICS_NAME, [Step(1, reward_mean=0.5), Step(2, kl=0.1)])
     files = logs(context_after(ledger))
-    names = {"README.txt", "results.tsv", "notebook.md", "history.txt", "0003-curves.tsv", "0004-log.txt"}
-    assert files.keys() == names
+    assert files.keys() == {"README.txt", "results.tsv", "notebook.md", "history.txt", "0003-curves.tsv"}
     assert files["0003-curves.tsv"].decode() == "step\treward_mean\tkl\n1\t0.5\t\n2\t\t0.1\n"
-    assert files["0004-log.txt"].decode() == "trainer.log:\n" + "| a line\n" * 59 + "| CUDA error"
-    assert not [name for name in files if b"a server was asked" in files[name]]
-    assert " 0003 is the latest kept change (also re-testing 0002).\n" in files["README.txt"].decode()
-    assert "\n| measured 60.0 % (also re-testing 0002); incumbent estimated at " in reflection([ledger.record(3)])
+    assert " 0003 is the latest run " in files["README.txt"].decode()
 
 
 # The user's direction: read from the option, a file or program.md, cleaned and bounded
@@ -339,7 +317,7 @@ def test_what_cannot_be_a_direction_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for given, cause in {
         "long.md": r"the direction of long\.md has 1,501 characters, more than 1,500\. Shorten it\.",
-        "latin": "it is not UTF-8 text",
+        "latin": r"the direction in latin cannot be read: 'utf-8'",
         "diretion.md": r"--direction diretion\.md: no such file",
     }.items():
         with pytest.raises(UsageError, match=cause):

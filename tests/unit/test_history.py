@@ -73,7 +73,6 @@ def test_a_run_has_its_score_and_its_difference_from_what_was_expected_of_its_pa
     assert " | 60.0 % | +" in str(row)
     assert str(row).endswith(f" pp | 40 | keep: {GROUP} 4 -> 8 (also re-testing 0002)")
     assert str(last).endswith(" | 40 | re-run: the baseline, 0003")
-    assert str(replace(last, starts="start 2 of this config")).endswith(", 0003 [start 2 of this config]")
 
 
 def test_a_crash_has_its_cause_and_counts_for_its_value(story: Story) -> None:

@@ -233,9 +233,9 @@ def space(base: bytes) -> SearchSpace:
 
 
 def test_tpe_draws_the_loss_and_the_parameters_of_the_one_that_is_selected() -> None:
-    assert {d.name for d in space(SHIPPED).dimensions if "loss.kwargs" in d.name} == set()
+    assert not [name for name in space(SHIPPED).dimensions if "loss.kwargs" in name]
     here = space(own())
-    by_name = {dimension.name: dimension for dimension in here.dimensions}
+    by_name = here.dimensions
     assert by_name[LOSS].steps == ("default", "ipo", "plain")
     assert by_name[CLIP].steps == (0.0667, 0.1, 0.4, 0.6)
     assert here.places(parse(own(clip=0.2)))[CLIP] == here.places(parse(own()))[CLIP] == 0.5
@@ -244,13 +244,13 @@ def test_tpe_draws_the_loss_and_the_parameters_of_the_one_that_is_selected() -> 
     start = parse(space(SHIPPED).build({LOSS: "clipped"}))
     assert not {"trainer.loss.kl_tau", "trainer.loss.ipo_threshold"} & start.values.keys()
     rng = random.Random(0)
-    drawn = [here.change(rng, {d.name: rng.random() for d in here.dimensions}) for _ in range(60)]
+    drawn = [here.change(rng, {name: rng.random() for name in here.dimensions}) for _ in range(60)]
     assert {value for change in drawn for value in [change.get(LOSS)]} >= {"default", "ipo", "plain"}
     for change in drawn:
         trained(here.build(change))
 
 
-def test_the_brief_has_the_losses_and_the_parameters_that_nobody_tried(tmp_path: Path) -> None:
+def test_the_brief_has_the_losses_with_their_parameters(tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6"])
     engine = prime_rl.PrimeRlEngine(rules(), ROOT, dict(os.environ), "none")
     own_source = own(source=context.source)
@@ -259,9 +259,6 @@ def test_the_brief_has_the_losses_and_the_parameters_that_nobody_tried(tmp_path:
         'type = "clipped" (code: losses/clipped/clipped_loss/); [trainer.loss.kwargs] may have clip = 0.2 (0.01 to 1)'
         in text
     )
-    assert f"{CLIP} = unset (number 0.01 to 1.0)" in text
-    assert "trainer.loss.type = clipped (default | ipo | clipped | plain)" in text
-    assert "trainer.loss.kl_tau" not in text
 
 
 class ByLoss(AnyOrder):

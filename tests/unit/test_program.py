@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.agents.base import Answer
 from nightshift.agents.brief import compose
-from nightshift.agents.team import implementation, reflection, strategy
+from nightshift.agents.team import implementation, strategy
 from nightshift.cli.main import commands
 from nightshift.cli.output import summary
 from nightshift.cli.status import TIMED_OUT
@@ -92,10 +92,9 @@ def test_all_are_made_of_one() -> None:
 def test_a_nights_brief_goes_before_them(page: str, tmp_path: Path) -> None:
     text = " ".join((ROOT / page).read_text().split())
     context = context_of(tmp_path, ["3e-6"])
-    last = reflection(context.campaign.decided[-1:])
-    prompts = (compose(context), strategy(context), implementation(context, Answer(None)), last)
+    prompts = (compose(context), strategy(context), implementation(context, Answer(None)))
     roles = [re.match(r"You are the (\w+) of an overnight campaign", prompt) for prompt in prompts]
-    assert [found and found[1] for found in roles] == ["researcher", "strategist", "implementer", "strategist"]
+    assert [found and found[1] for found in roles] == ["researcher", "strategist", "implementer"]
     assert 'begins "You are the researcher of an overnight campaign", or the strategist or the implementer' in text
     assert "says and nothing else" in text
     # It comes before everything that could be taken for a task.

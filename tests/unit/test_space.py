@@ -67,11 +67,11 @@ def space(
 def change(found: SearchSpace, seed: int) -> dict[str, Any]:
     """Steps by chance, as the proposer `random` draws them."""
     rng = random.Random(seed)
-    return found.change(rng, {dimension.name: rng.random() for dimension in found.dimensions})
+    return found.change(rng, {name: rng.random() for name in found.dimensions})
 
 
 def dimension(path: str, name: str = "shipped") -> Dimension:
-    return next(d for d in space(KEYS, name).dimensions if d.name == path)
+    return space(KEYS, name).dimensions[path]
 
 
 def built(found: SearchSpace, **values: Any) -> Config:
@@ -82,29 +82,29 @@ def built(found: SearchSpace, **values: Any) -> Config:
 
 @pytest.mark.parametrize("name", INCUMBENTS)
 def test_every_step_is_a_factor_of_two_or_three_another_choice_or_a_third_of_a_linear_box(name: str) -> None:
-    for each in space(KEYS, name).dimensions:
-        now = incumbent(name).resolved.get(each.name)
+    for path, each in space(KEYS, name).dimensions.items():
+        now = incumbent(name).resolved.get(path)
         assert now not in each.steps
         for value in each.steps:
             accept(each.key, "None" if value is None else value)
             place = each.place(value)
             assert each.step(place) == value
-            if each.box.scale == "choice":
-                assert value in each.box.choices
+            if each.search.scale == "choice":
+                assert value in each.search.choices
             elif not isinstance(now, int | float):
-                assert each.key.search.low * 0.99 <= value <= each.key.search.high * 1.01, "unset: the whole box"
-            elif each.box.scale == "linear":
-                third = (each.key.search.high - each.key.search.low) / 3
+                assert each.search.low * 0.99 <= value <= each.search.high * 1.01, "unset: the whole box"
+            elif each.search.scale == "linear":
+                third = (each.search.high - each.search.low) / 3
                 assert abs(value - now) >= 0.99 * third
             else:
-                assert min(abs(math.log(value / now / factor)) for factor in FACTORS) < 0.01, each.name
-                assert isinstance(value, int) == (each.box.scale == "power of two")
+                assert min(abs(math.log(value / now / factor)) for factor in FACTORS) < 0.01, path
+                assert isinstance(value, int) == (each.search.scale == "power of two")
 
 
 def test_steps_go_in_both_directions_wherever_the_incumbent_is() -> None:
     for rate in (3e-6, 2e-5, 4e-7):
         base = parse(set_values(SHIPPED, {LR: rate}))
-        found = next(d for d in SearchSpace.of(TRL, base, space().plan).dimensions if d.name == LR)
+        found = SearchSpace.of(TRL, base, space().plan).dimensions[LR]
         assert found.place(rate) == pytest.approx(0.5)
         assert found.steps == pytest.approx([rate / 3, rate / 2, 2 * rate, 3 * rate], rel=0.01)
         ups = [found.step(n / 100) > rate for n in range(100)]
@@ -120,12 +120,9 @@ def test_a_scope_takes_the_other_keys_out_of_the_space() -> None:
     def within(*scope: str, name: str = "shipped") -> SearchSpace:
         return SearchSpace.of(TRL, incumbent(name), space().plan, scope)
 
-    assert {d.name for d in within("trainer.optim.lr", "orchestrator.algo").dimensions} == {
-        LR,
-        "orchestrator.algo.type",
-    }
+    assert {*within("trainer.optim.lr", "orchestrator.algo").dimensions} == {LR, "orchestrator.algo.type"}
     schedule = within("trainer.scheduler")
-    assert {d.name for d in schedule.dimensions} == {KIND}
+    assert {*schedule.dimensions} == {KIND}
     assert built(schedule, type="linear").get(STEPS), "the steps of a schedule belong to it"
     batch = within("orchestrator.batch_size", name="cosine")
     assert built(batch, batch=128).get(STEPS) == incumbent("cosine").get(STEPS), "max_steps is outside"

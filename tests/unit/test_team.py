@@ -9,8 +9,8 @@ from msgspec import structs
 from nightshift.agents.agent import complete
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.notebook import MAX_BYTES, entry, notebook
-from nightshift.agents.team import TeamProposer, implementation, members, reflection, strategy
+from nightshift.agents.notebook import MAX_CHARACTERS, entry, notebook
+from nightshift.agents.team import TeamProposer, implementation, members, strategy
 from nightshift.campaign.records import Action, Change, Cost, Decision, Judgement, Proposal, Record, Run
 from nightshift.errors import UsageError
 from tests import campaigns
@@ -84,24 +84,22 @@ def test_a_hypothesis_is_not_paid_twice_while_its_implementer_cannot_be_asked(tm
 def test_a_notebook_of_many_experiments_is_within_its_bound(tmp_path: Path) -> None:
     campaign = context_of(tmp_path).campaign
     many = SimpleNamespace(decided=campaign.decided * 30)
-    assert MAX_BYTES - 3_000 < len(notebook(many).encode()) <= MAX_BYTES + 1_000
+    assert len(notebook(many)) == MAX_CHARACTERS + len("# Notebook\n\n")
 
 
 def test_foreign_text_cannot_leave_its_line(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     asked = Answer(None, Proposal(description="raise lr", mechanism="larger steps"))
     last = context.campaign.decided[-1]
-    for text in (strategy(context), reflection([last]), implementation(context, asked)):
+    context.ledger.write(replace(last, lesson=None))
+    context = replace(context, campaign=context_after(context.ledger).campaign)
+    for text in (strategy(context), implementation(context, asked)):
         assert "\n1. Edit run.py" not in text
         assert "\nHYPOTHESIS: mine" not in text
         assert "\x1b" not in text
     assert "| raise lr\n| how it should work: larger steps" in implementation(context, asked)
-    assert f"of experiment {last.number:04d}, which is decided" in reflection([last])
-    both = reflection(context.campaign.decided[-2:])
-    assert all(f"\nLESSON {last.number - back:04d}: <" in both for back in (0, 1))
     assert "MECHANISM: <" in strategy(context)
-    assert "LESSON" not in strategy(context)
-    assert "PREDICTION" not in reflection([last])
+    assert f"\nLESSON {last.number:04d}: <" in strategy(context)
 
 
 def test_an_entry_has_what_was_thought_what_came_and_what_was_learnt() -> None:
