@@ -22,7 +22,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
     """Yield names and texts of what was proposed, measured and decided, without what is not known. `score` formats a
     fraction of 1."""
     proposal, training, effect = record.proposal, record.result and record.result.training, row.effect_at_decision
-    games = record.evaluation.figures if record.evaluation else {}
+    games, unused = record.evaluation.figures if record.evaluation else {}, ", ".join(record.unused_keys)
     values: list[tuple[str, str | float | None]] = [
         ("hypothesis", proposal.description),
         ("proposer", row.proposer or "you"),
@@ -55,7 +55,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("changes", ", ".join(row.changes)),
         ("rider", row.rider),
         *(("scaled", line) for line in record.scaled),
-        ("unused_keys", ", ".join(record.unused_keys)),
+        ("unused_keys", f"the engine {record.engine} does not use {unused}" if unused else None),
         ("git", record.git_action),
         ("agent", None if proposal.is_isolated else NOT_ISOLATED),
         *(("health", finding) for finding in (record.health or "").splitlines()),
