@@ -51,14 +51,14 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     lines = stdout.splitlines()
     assert [line[:5] for line in lines[:5]] == [f"{number:04d} " for number in range(1, 6)]
     assert re.match(
-        r"0002 trainer.optim.lr 6e-7 -> 1e-6: measured \S+ %, effect \S+ ± \S+ pp, \w+: P\(it helps\) ([<>] )?\d+ %, ",
+        r"0002 trainer.optim.lr 6e-7 -> 1e-6: measured \S+ %, effect \S+ ± \S+ pp, \w+: P\(it helps\) ([<>] )?\d+ %",
         lines[1],
     )
     labels = [line.partition(":")[0] for line in lines]
     assert {*labels[labels.index("page") + 1 :]} == {"next"}
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
-    assert "stopped:      5 experiments are done\n" in summary
+    assert "stopped:          5 experiments are done\n" in summary
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
     assert "Traceback" not in night.stderr.read()
     code, stdout, _ = finish(night)
     assert code == 130
-    assert "stopped:      stopped by SIGINT" in stdout
+    assert "stopped:          stopped by SIGINT" in stdout
     assert 'http-equiv="refresh"' not in page.read_text()
     interrupted = records(root)[1:]
     assert [(r.status, r.failure) for r in interrupted] == [("crash", Failure.INTERRUPTED)] * 2
@@ -193,7 +193,7 @@ def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> N
     summary, _, tagged = followed.rstrip().rpartition("\n")
     assert summary.endswith((root / "runs" / "night.txt").read_text().rstrip())
     assert tagged.startswith("tagged as night/autoresearch/")
-    assert followed.count("stopped:      3 experiments are done") == 1
+    assert followed.count("stopped:          3 experiments are done") == 1
     assert nightshift(root, "wait", "--night") == (0, (root / "runs" / "night.txt").read_text(), "")
     assert len(records(root)) == 3
     wait_for(lambda: not psutil.pid_exists(pid) or not is_alive(psutil.Process(pid)))
@@ -241,7 +241,7 @@ def test_a_certificate_is_made_in_all_slots_resumed_by_its_night_and_told(root: 
 
 def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> None:
     stdout, _ = good_night(root, agent="random", proposer="lr", experiments=1, certify=2)
-    assert "certificate:  not certified: no change is kept" in stdout
+    assert "certificate:      not certified: no change is kept" in stdout
     assert not (root / "runs" / "certify").exists()
 
 

@@ -59,7 +59,7 @@ def test_a_page_that_cannot_be_written_stops_neither_summary_nor_notification(co
     stop = made.run()
     assert stop.cause.startswith("8 proposals in a row were refused")
     assert told.events == [("end", stop.cause)]
-    assert "\nstopped:      8 proposals in a row were refused" in said[-1]
+    assert "\nstopped:          8 proposals in a row were refused" in said[-1]
     assert "the page cannot be written: OSError: [Errno 28] No space left on device" in controller.reporter.notes
 
 

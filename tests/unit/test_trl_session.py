@@ -109,7 +109,7 @@ STEP = 'print(json.dumps({"event": "step", "row": {"step": 1, "time": 0.1, "rewa
 
 
 def test_a_trainer_that_stands_still_is_shown_ended_and_no_fault_of_the_config(start: Start, monkeypatch) -> None:
-    ten_times = partial(Standstill, seconds=3.0, clock=lambda: 10 * time.monotonic())
+    ten_times = partial(Standstill, seconds=30.0, clock=lambda: 10 * time.monotonic())
     monkeypatch.setattr(trl_session, "Standstill", ten_times)
     monkeypatch.setattr(trl_session, "LOOK_SECONDS", 0.1)
     session = start(f"{READY}sys.stdin.readline()\n{STEP}os.kill(os.getpid(), 19)\n")  # SIGSTOP
