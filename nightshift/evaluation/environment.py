@@ -31,8 +31,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from numbers import Real
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Protocol
@@ -122,8 +122,9 @@ class Question:
     def score(self) -> float:
         """Return the score, 0..1. EngineError if the scoring raises an error or returns another value."""
         score = _call(self._scorer.score, self._text or "", self._answer)
-        if isinstance(score, Real) and 0 <= (value := float(score)) <= 1:
-            return value
+        with suppress(TypeError, ValueError):
+            if 0 <= (value := float(score)) <= 1:
+                return value
         name = getattr(self._scoring, "__name__", "scoring")
         raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Correct the environment's scoring.")
 

@@ -33,6 +33,7 @@ LOAD_SECONDS = 300.0  # importing verifiers alone takes 3 to 15 s
 MEMORY_BYTES = 4 << 30  # limit of private memory; memory-mapped data sets do not count
 MIN_ALL_FAILED = 32  # the run ends if all of at least so many answers failed
 CONCURRENCY = 128  # parallel episodes; verifiers needs milliseconds of CPU time per turn
+_FEWER = 8  # after the process died, a batch has an eighth of the episodes at once, to find the one that kills it
 _LATE = "scoring timed out"  # verifiers' words
 _RETRIES = 3  # retries of an episode after a server error, the same number as an engine's for a broken connection
 _PAUSE_SECONDS = 0.5  # before the first retry; doubles
@@ -155,8 +156,9 @@ class Scorer:
         width, left = CONCURRENCY, list(keys)
         while left:
             began, pause = time.monotonic(), 0.0
+            batch = left if width == CONCURRENCY else left[: width * _FEWER]
             try:
-                request = {"play": left, "policy": {**policy, "concurrency": width, "stall_seconds": STALL_SECONDS}}
+                request = {"play": batch, "policy": {**policy, "concurrency": width, "stall_seconds": STALL_SECONDS}}
                 with closing(self._episodes(request, lambda: tick(len(played)))) as episodes:
                     for episode in episodes:
                         began = time.monotonic()
@@ -169,15 +171,16 @@ class Scorer:
                             raise EngineError(f"environment {self._name}: the server fails: {self._shown(cause)}")
                         else:
                             played[episode.key] = episode
+                width = CONCURRENCY
             except _Failed as failed:
                 self._lost_seconds += time.monotonic() - began
                 if self._lost_seconds > LOST_SECONDS:
                     cause = f"environment {self._name}: {self._shown(failed)} ({self._lost_seconds:.0f} s lost)"
                     raise EngineError(cause, f"{_FIX} {self._name}.") from None
-                if width == 1:  # episodes begin in the order of the request
-                    key = next(key for key in left if key not in played)
+                if width == 1:  # the episodes of a batch begin in its order
+                    key = next(key for key in batch if key not in played)
                     played[key] = Played(failed=str(failed), key=key)
-                width = 1  # from now on, to find the episodes that kill the process
+                width = CONCURRENCY if width == 1 else max(1, width // _FEWER)
             left = [key for key in left if key not in played]
             time.sleep(pause)
         for episode in played.values():

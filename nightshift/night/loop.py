@@ -92,6 +92,9 @@ class Night:
             return f"not certified: {now or 'a detached HEAD'} is checked out instead of {state.branch}"
         try:
             task = certify.open_task(self._controller, state.request.certify, night=state.started)
+            needed = timedelta(seconds=(task.num_waves() - 0.5) * self.desk.run_seconds())  # the last run may be slow
+            if state.deadline is not None and self._controller.now() + needed > state.deadline:
+                return f"not certified: too few hours are left for {2 * task.plan.num_seeds} runs"
             return certified_line(certify.certify(task))
         except (UsageError, EngineError, IntegrityError) as error:
             return f"not certified: {error}"

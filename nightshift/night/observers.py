@@ -174,6 +174,7 @@ class Notifier:
             self._note(f"--notify: the notification of {event} failed: {error}")
             return
         self._events[process] = event
+        self._tree.children.append(process)
         with suppress(BrokenPipeError), process.stdin:  # a command need not read its stdin
             process.stdin.write(as_json(message))  # never blocks: a message is smaller than the pipe's buffer
 

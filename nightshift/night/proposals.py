@@ -125,9 +125,10 @@ class Proposals:
         """Return how many proposals are missing for the free slots and for `num_ahead` more."""
         desk, num_queued = self._desk, len(self.queue())
         num_missing = min(desk.num_free() + num_ahead, desk.runs_left()) - num_queued
-        if num_missing < 1 or desk.is_spent() or desk.stage(num_queued) is not Stage.SEARCH:
+        if desk.is_spent():
             return 0
-        return min(int(num_missing), desk.executor.num_slots)
+        most = int(min(max(num_missing, 0), desk.executor.num_slots))
+        return sum(desk.stage(num_queued + number) is Stage.SEARCH for number in range(most))
 
     def _fill(self, campaign: Campaign) -> bool:
         """Let TPE propose for a free slot while the agent is unavailable. Returns True if there is a proposal."""

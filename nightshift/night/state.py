@@ -281,7 +281,8 @@ class Desk:
             if bound >= request.until:
                 cause = f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)"
                 return Stop(cause)
-        if self.is_spent() and not self.state.pending:  # proposals that were paid for run first
+        # Proposals that were paid for run first, except those of an earlier direction, which never run.
+        if self.is_spent() and all(answer.direction != self.state.direction for answer in self.state.pending):
             return Stop(f"--max-cost {request.max_cost:g} is reached")
         ended = [record for record in closed if record.failure is not Failure.INTERRUPTED]
         for records, most in ((done, MAX_CRASHES), (ended, MAX_CRASHES * self.executor.num_slots)):  # lost together

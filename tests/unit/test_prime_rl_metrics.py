@@ -168,7 +168,7 @@ def test_lines_with_strange_values_are_left_out(tmp_path: Path) -> None:
     assert read_steps(path) == [Step(2), Step(3, reward_mean=0.9)]
 
 
-def test_environments_whose_seats_differ_have_rewards_only_and_errors_of_every_seat(tmp_path: Path) -> None:
+def test_environments_whose_seats_differ_have_mean_rewards_and_errors_of_every_seat(tmp_path: Path) -> None:
     numbers = {"first/all/agent": 0.25, "second/all/player0": 0.75, "second/all/agent": 0.0, "agg/all/agent": 0.1}
     row = {f"train/{place}/reward/mean": number for place, number in numbers.items()}
     row |= {f"train/agg/all/{seat}/error/ProviderError": 1.0 for seat in ("agent", "player0")}
@@ -177,5 +177,5 @@ def test_environments_whose_seats_differ_have_rewards_only_and_errors_of_every_s
     tail = MetricsTail(written(tmp_path / "rows", rows), seats={"first": "agent", "second": "player0"})
     tail.poll()
     [step] = tail.steps(began=0.0)
-    assert (step.reward_mean, step.server_error_share) == (None, 0.25)
+    assert (step.reward_mean, step.server_error_share) == (0.5, 0.25)
     assert step.rewards == {"first": 0.25, "second": 0.75}

@@ -67,7 +67,9 @@ class PrimeRlEngine(Engine):
             note("model and data are complete")
         gpus = self.free_gpus()
         mark("install")
-        install(installation, self._environ, note, has_gpus=bool(gpus))
+        installation.root.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{installation.root}.lock"):  # another prepare.py may run
+            install(installation, self._environ, note, has_gpus=bool(gpus))
         mark("install", f"prime-rl {installation.pins.commit[:9]}, torch {installation.version('torch')}")
         runs_dir = installation.state_dir / "runs"
         if flags.smoke is not None:

@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from nightshift.campaign.git import Repo
 from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check, Note
@@ -99,9 +101,12 @@ class Installation:
         return self.state_dir / "environments" / hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
     def copy_environments(self, root: Path, rules: Rules) -> None:
-        """Copy the environments unless a copy exists."""
+        """Copy the environments unless a copy exists. Several workers may call this at once."""
         target = self.environments_dir(root, rules)
-        if not target.exists():
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.state_dir / "environments.lock"):
+            if target.exists():
+                return
             with whole_folder(target) as folder:
                 for name, data in environment_files(root, rules).items():
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)

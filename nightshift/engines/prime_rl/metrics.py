@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +38,8 @@ def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
     """Write up to NUM_ROLLOUTS rollouts of the last steps to `path` as lines of JSON (`Sample`), if there are any.
     Rollouts are evenly spaced over a step to cover several problems."""
     rollouts: list[dict[str, Any]] = []
-    steps = {int(path.parents[2].name.removeprefix("step_")): path for path in rollout_files(rollouts_dir)}
+    names = ((path.parents[2].name.removeprefix("step_"), path) for path in rollout_files(rollouts_dir))
+    steps = {int(name): path for name, path in names if name.isdecimal()}
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()
@@ -111,13 +113,15 @@ class MetricsTail:
 
         Args:
             is_group_relative: an advantage is the reward minus the mean of its group.
-            seats: by source, the seat whose rollouts count. If they differ, prime-rl has no aggregated values, and of
-                the rollouts only `rewards` is measured.
+            seats: by source, the seat whose rollouts count. If they differ, a value is the mean over the sources.
         """
         self._seats, self._is_group_relative = seats, is_group_relative
         names = {*seats.values()} or {"agent"}
-        seat = names.pop() if len(names) == 1 else ""
-        self._fields = {key.replace("/all/agent/", f"/all/{seat}/"): name for key, name in _FIELDS.items()}
+        sources = {"agg": names.pop()} if len(names) == 1 else seats
+        self._keys = {
+            name: {key.replace("/agg/all/agent/", f"/{source}/all/{seat}/") for source, seat in sources.items()}
+            for key, name in _FIELDS.items()
+        }
         self._offsets = dict.fromkeys(paths, 0)
         self._rows: dict[int, dict[str, Any]] = {}
 
@@ -178,7 +182,8 @@ class MetricsTail:
     def _add(self, row: dict[str, float]) -> None:
         if not (step := row.get("step", math.nan)).is_integer():
             return
-        values: dict[str, Any] = {name: row[key] for key, name in self._fields.items() if key in row}
+        measured = {name: [row[key] for key in keys if key in row] for name, keys in self._keys.items()}
+        values: dict[str, Any] = {name: fmean(numbers) for name, numbers in measured.items() if numbers}
         if errors := [row[key] for key in row if _SERVER_ERRORS.fullmatch(key)]:
             values["_server_errors"] = sum(errors)
         if "train_seconds" in values:
