@@ -93,7 +93,8 @@ def test_a_failed_experiment_is_a_record_with_its_cause(
     root = controller.bench.root
     before = (root / "train.toml").read_bytes(), git(root, "rev-parse", "HEAD")
     record = run_with(controller, fault)
-    assert (record.status, record.failure, record.decided) == ("crash", failure, None)
+    assert (record.status, record.failure) == ("crash", failure)
+    assert (record.decided is None) is (failure is Failure.INFRASTRUCTURE)
     assert ((root / "train.toml").read_bytes(), git(root, "rev-parse", "HEAD")) == before
     assert cause in record.judgement.why
     assert "incumbent" not in record.judgement.why, "a baseline has none whose start tells whose fault it is"
@@ -174,11 +175,10 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert "needs 2 NVIDIA GPUs" in stderr
     assert "--engine trl" in stderr
     (checkout / "prime-rl").mkdir()
-    code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--prime-rl", "prime-rl"))
-    assert code == 2, stderr
-    assert stdout.startswith("missing:  a run needs 2 NVIDIA GPUs")
-    assert f"\nmissing:  prime-rl is not installed in {checkout / 'prime-rl'}" in stdout
     code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl"))
+    assert code == 2, stderr
+    assert "missing:  a run needs 2 NVIDIA GPUs" in stdout
+    assert f"\nmissing:  prime-rl is not installed in {checkout / 'prime-rl'}" in stdout
     for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "hardware:"):
         assert word in stdout
     assert not (checkout / "runs").exists()

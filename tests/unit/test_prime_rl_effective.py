@@ -225,7 +225,6 @@ def test_each_gpu_has_its_process_and_none_means_none() -> None:
     assert devices(launch_of(variant("train"), RUN_DIR, gpu_ids=())) == others | {"inference": "", "trainer": ""}
     for infer, train, parallel, served, trained in (
         (1, 3, 1, "3", "0,1,2"),
-        (2, 6, 1, "3,0", "1,2,4,5,6,7"),
         (2, 6, 2, "3,0", "1,2,4,5,6,7"),
     ):
         chosen = Chosen(environments=["gsm8k"], infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
