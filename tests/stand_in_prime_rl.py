@@ -97,14 +97,8 @@ def say(text: str, prefix: str = "") -> None:
     print("".join(f"{prefix}{line}\n" for line in text.splitlines()), end="", file=sys.stderr, flush=True)
 
 
-def fail(message: str) -> None:
-    """End as prime-rl's clean_exit does: a traceback in the log, exit code 1."""
-    say(f"17:45:37   ERROR Fatal error in main\n{TRACEBACK}{message}")
-    sys.exit(1)
-
-
 def fail_below_torchrun(message: str) -> None:
-    """The same of the worker of torchrun, which has the last words."""
+    """End as the worker of torchrun, which has the last words."""
     say(f"17:45:37   ERROR Fatal error in train\n{TRACEBACK}{message}", "[trainer0]:")
     say(TORCHRUN.format(code=1, why="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"))
     sys.exit(1)
@@ -123,9 +117,6 @@ def fail_in_rank_1(fault: str) -> None:
 
 def metrics_path(config: dict[str, Any]) -> Path:
     return Path(config["output_dir"]) / config["monitors"]["file"]["path"]
-
-
-# --- trainer ---------------------------------------------------------------------------------------------
 
 
 def broadcast(folder: Path, step: int) -> None:
@@ -163,8 +154,6 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
             fail_in_rank_1(fault)
         if step == at and fault == "trainer_out_of_memory":
             fail_below_torchrun("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
-        if step == at and fault == "trainer_dies":
-            os.kill(os.getpid(), signal.SIGKILL)
         row = {"step": step, "time": time.time()}
         losses = {} if step >= at and fault == "nan" else {"loss/mean": 0.01, "loss/std": 0.02}
         norms = {} if step >= at and fault == "nan" else {"optim/grad_norm": 0.0 if fault == "no_gradient" else 0.5}
@@ -181,9 +170,6 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
         shutil.rmtree(broadcasts / f"step_{step - 2}", ignore_errors=True)
     if fault == "slow_exit":
         time.sleep(600)
-
-
-# --- orchestrator ----------------------------------------------------------------------------------------
 
 
 def post(base: str, path: str, body: dict[str, Any]) -> None:
@@ -219,7 +205,6 @@ def trace(reward: float, number: int) -> dict[str, Any]:
 
 
 def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
-    fault, at = orders["fault"], orders["step"]
     run_dir = Path(config["output_dir"])
     base = config["model"]["client"]["base_url"].removesuffix("/v1")
     unreached = "Inference server was not reached after 10 seconds (Error: All connection attempts failed)"
@@ -231,17 +216,10 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
         or not (run_dir / "broadcasts" / "step_0" / "STABLE").exists()
     ):
         time.sleep(0.05)
-    with urllib.request.urlopen(f"{base}/v1/models") as answer:
-        if config["model"]["name"] not in {model["id"] for model in json.load(answer)["data"]}:
-            fail(f"ValueError: Model {config['model']['name']} was not found in the inference pool on {base}")
     print("\x1b[2m17:41:57\x1b[0m   INFO \x1b[22mStarting orchestrator loop (max_steps=infinite)\x1b[0m", flush=True)
     step, version = 0, 0
     while config["max_steps"] is None or step < config["max_steps"]:
         step += 1
-        if step == at and fault == "rollout_fails":
-            problem = "ERROR Fatal error in a tool of the environment"
-            say(f"17:45:36 WARNING Episode task failed in group 3 (arithmetic): RuntimeError({problem!r})")
-            say(f"17:45:36 WARNING Trace failed in group 3 (arithmetic) - RuntimeError: {problem}")
         while version < step - 2:  # as TARGET_LAG: batch N waits for version N - 2
             if not (run_dir / "broadcasts" / f"step_{version + 1}" / "STABLE").exists():
                 time.sleep(0.05)
@@ -250,7 +228,7 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
             post(base, "/pause", {})
             post(base, "/update_weights", {"weight_dir": str(run_dir / "broadcasts" / f"step_{version}")})
             post(base, "/resume", {})
-        if fault == "no_rollout":
+        if orders["fault"] == "no_rollout":
             time.sleep(600)
         rollouts = run_dir / "rollouts" / f"step_{step}" / "train"
         for number in range(2 * GROUPS):
@@ -278,9 +256,6 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
         )
         append(rollouts / "effective" / "traces.jsonl", trace(1.0, 1))
     time.sleep(0.2)
-
-
-# --- the others ------------------------------------------------------------------------------------------
 
 
 NUM_WORKERS = 4

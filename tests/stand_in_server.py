@@ -119,8 +119,6 @@ class StandInServer:
             for token in tokens
         ]
         rows[0] = None
-        if self.fault == "logprobs_null":
-            rows = [None] * len(rows)
         if self.fault == "logprobs_another_token":
             rows[5] = likeliest
         return {"prompt_logprobs": rows, "prompt_token_ids": tokens}
@@ -179,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/liveness":
             self._send(200, {"status": "ok"})
         elif path == "/v1/models":
-            names = ["another/model"] if server.fault == "no_model" else [server.model, *server.adapters]
+            names = [server.model, *server.adapters]
             models = [{"id": name, "object": "model", "max_model_len": server.max_model_len} for name in names]
             self._send(200, {"object": "list", "data": models})
         else:

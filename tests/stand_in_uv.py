@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """A stand-in for uv: records what it was asked, and makes the layout of an environment, or fails on demand.
 
-UV_STAND_IN: `ok`, `run:FAULT` (with prime-rl's stand-ins), `fail`, `full` (disk) or `die` (killed half-way). It
-installs nothing.
+UV_STAND_IN: `ok`, `run:FAULT` (with prime-rl's stand-ins), `fail` or `die` (killed half-way). It installs nothing.
 """
 
 import json
@@ -23,9 +22,6 @@ for number in range(6):
     print(f"Downloaded package-{number}", flush=True)
 if mode == "fail":
     sys.exit("error: The lockfile at `uv.lock` needs to be updated, but `--locked` was provided.")
-if mode == "full":
-    print("error: failed to write to file `libtorch_cuda.so`: No space left on device (os error 28)", file=sys.stderr)
-    sys.exit(2)
 if mode == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 if mode.startswith("run:"):

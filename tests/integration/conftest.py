@@ -1,11 +1,14 @@
 """Fixtures that several files of whole processes share."""
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nightshift.engines.prime_rl.install import SUBMODULES
+from tests.checkouts import ROOT
 from tests.conftest import git
 from tests.night_checkout import BASELINE, furnish, leftovers
 from tests.waiting import wait_for
@@ -23,6 +26,25 @@ def root(checkout: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     for process in leftovers(checkout):
         process.kill()
     wait_for(lambda: not leftovers(checkout), "the end of its processes")
+
+
+def with_stand_in_uv(folder: Path, mode: str) -> dict[str, str]:
+    """The variables of a user with an empty home whose uv is stand_in_uv.py."""
+    programs, home = folder / "programs", folder / "home"
+    programs.mkdir()
+    home.mkdir()
+    (programs / "uv").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "stand_in_uv.py"} "$@"\n')
+    (programs / "uv").chmod(0o755)
+    return {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "UV_STAND_IN": mode,
+        "UV_STAND_IN_LOG": str(folder / "uv.log"),
+        # As a user's own settings by variables, which must reach git beside ours: submodules from local folders.
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "protocol.file.allow",
+        "GIT_CONFIG_VALUE_0": "always",
+    }
 
 
 @pytest.fixture(scope="session")

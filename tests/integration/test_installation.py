@@ -1,9 +1,7 @@
 """Installing prime-rl from a small stand-in of its repository: real git, a stand-in uv, no network."""
 
 import json
-import os
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import SUBMODULES, Installation, Pins, install
 from nightshift.errors import EngineError
 from tests.conftest import git
-from tests.integration.conftest import ORG
+from tests.integration.conftest import ORG, with_stand_in_uv
 from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
@@ -30,7 +28,6 @@ PINS = Pins.read(ROOT / "pyproject.toml")
 class Place:
     """A user's home, an upstream in place of github.com, and where prime-rl shall be installed."""
 
-    home: Path
     installation: Installation
     environ: dict[str, str]
     notes: list[str]
@@ -54,31 +51,17 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, upstream: tuple[Path, str]) -> Place:
     organisation, commit = upstream[0] / ORG, upstream[1]
-    home, programs, hooks = tmp_path / "home", tmp_path / "programs", tmp_path / "hooks"
-    for folder in (home, programs, hooks):
-        folder.mkdir()
+    hooks, environ = tmp_path / "hooks", with_stand_in_uv(tmp_path, "ok")
+    hooks.mkdir()
     hook = hooks / "post-checkout"
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hook-ran\n")
     hook.chmod(0o755)
-    (home / ".gitconfig").write_text(
+    (tmp_path / "home" / ".gitconfig").write_text(
         f'[core]\n\thooksPath = {hooks}\n[url "git@github.com:"]\n\tinsteadOf = https://github.com/\n'
     )
-    uv = programs / "uv"
-    uv.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "stand_in_uv.py"} "$@"\n')
-    uv.chmod(0o755)
     pins = replace(PINS, repository=f"file://{organisation}/prime-rl", commit=commit)
-    environ = {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "HOME": str(home),
-        "UV_STAND_IN": "ok",
-        "UV_STAND_IN_LOG": str(tmp_path / "uv.log"),
-        # As a user's own settings by variables, which must reach git beside ours: submodules from local folders.
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "protocol.file.allow",
-        "GIT_CONFIG_VALUE_0": "always",
-    }
     installation = Installation(tmp_path / "cache" / "prime-rl", pins)
-    return Place(home, installation, environ, [])
+    return Place(installation, environ, [])
 
 
 def tree(folder: Path, without: Path) -> dict[str, bytes]:
@@ -132,12 +115,7 @@ def test_a_persons_own_checkout_is_completed_in_place_but_not_at_another_commit(
 @pytest.mark.slow
 def test_a_sync_that_fails_is_quoted_and_resumed(place: Place) -> None:
     downloads = "Downloaded package-3 | Downloaded package-4 | Downloaded package-5"
-    last_words = {
-        "fail": f"exit code 1; its last lines: {downloads} | error",
-        "full": "No space left on device",
-        "die": "killed by SIGKILL",
-    }
-    for mode, words in last_words.items():
+    for mode, words in (("fail", f"exit code 1; its last lines: {downloads} | error"), ("die", "killed by SIGKILL")):
         with pytest.raises(EngineError) as caught:
             place.install(UV_STAND_IN=mode)
         assert words in str(caught.value)

@@ -35,7 +35,6 @@ PROMPTS = [[{"role": "user", "content": f"question {n}"}] for n in range(16)]
 DECODING = Decoding(max_completion_tokens=24)
 
 Open = Callable[..., PrimeRlSession]
-Done = Callable[[Progress], bool]
 BUDGET_SECONDS = 600.0
 
 
@@ -93,11 +92,11 @@ def start(engine: PrimeRlEngine, run_dir: Path, timing: Timing) -> Iterator[Open
 
 @pytest.fixture
 def train(clock: Clock) -> Callable[..., Training]:
-    """Trains until so many steps are seen, or something else: then the budget is over."""
+    """Trains until so many steps are seen: then the budget is over."""
 
-    def until(session: PrimeRlSession, steps: int = 2, is_done: Done = lambda reading: True) -> Training:
+    def until(session: PrimeRlSession, steps: int = 2) -> Training:
         def watch(reading: Progress) -> None:
-            if reading.num_steps >= steps and is_done(reading):
+            if reading.num_steps >= steps:
                 clock.now += BUDGET_SECONDS
 
         return session.train(BUDGET_SECONDS, watch)
@@ -140,13 +139,15 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
     ("fault", "cause", "failure"),
     [
         ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.CONFIG),
-        slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.INFRASTRUCTURE),
         slow("trainer_hang", "no step and no rollout for", Failure.INFRASTRUCTURE),
         slow("nan", "NaN or infinite at step 2", Failure.CONFIG),
+        # and not "Connection closed", which rank 0 logs
+        ("rank_1_raises", "trainer ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
+        slow("rank_1_stays", "trainer ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
     ],
 )
-def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):
-    session = start(fault)
+def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, tmp_path, timing, clock, fault, cause, failure):
+    session = start(fault, engine=engine_for(replace(RULES, num_gpus=3, train_gpus=2), tmp_path / "two", timing))
 
     def tick(reading: Progress) -> None:
         clock.now += 0.1  # hang_seconds are 30 readings without anything new
@@ -156,25 +157,6 @@ def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fa
     assert cause in (training.cause or "")
     assert training.failure is failure
     assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("fault", "cause", "failure"),
-    [
-        ("rank_1_raises", "trainer ended: exit code 1: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
-        slow("rank_1_stays", "trainer ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
-    ],
-)
-def test_a_death_of_another_rank_of_the_trainer_is_explained_by_its_own_output(
-    start, timing, tmp_path, clock, fault, cause, failure
-):
-    def tick(reading: Progress) -> None:
-        clock.now += 0.1
-
-    engine = engine_for(replace(RULES, num_gpus=3, train_gpus=2), tmp_path / "two", timing)
-    training = start(fault, engine=engine).train(math.inf, tick)
-    assert (training.outcome, training.failure, training.log) == (Outcome.CRASHED, failure, "trainer.log")
-    assert (training.cause or "").startswith(cause)  # and not "Connection closed", which rank 0 logs
 
 
 def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -> None:
@@ -202,13 +184,6 @@ def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train,
     assert re.match(cause, training.cause or "")
 
 
-@pytest.mark.slow
-def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, run_dir: Path) -> None:
-    log = run_dir / "orchestrator.log"
-    training = train(start("rollout_fails"), 2, lambda reading: b"Fatal error" in log.read_bytes())
-    assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, None)
-
-
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
     # A reading without news moves the clock, too.
@@ -222,34 +197,19 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, timing
     assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "cause", "failure"),
-    [
-        ("server_out_of_memory", "inference: no GPU memory is left for the KV cache", Failure.CONFIG),
-        slow("server_never_ready", "the inference server was not ready after 20 s", Failure.INFRASTRUCTURE),
-        (
-            "no_model",
-            f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found",
-            Failure.UNKNOWN,
-        ),
-    ],
-)
-def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, failure):
+def test_a_server_that_is_never_ready_is_named(start, clock, monkeypatch):
     really = PrimeRlSession._wait_for
 
     def wait_for(self: PrimeRlSession, problem: str, name: str, is_there: Callable[[], bool]) -> None:
-        clock.now += 20.0 * cause.startswith(problem)  # all that comes before the part has its time
+        clock.now += 20.0 * (name == "inference")  # all that comes before it has its time
         really(self, problem, name, is_there)
 
     monkeypatch.setattr(PrimeRlSession, "_wait_for", wait_for)
-    with pytest.raises(EngineError) as caught:
-        start(fault)
-    assert cause in str(caught.value)
-    assert "last in its log: " in str(caught.value) or "not reached" not in str(
-        caught.value
-    )  # what every start warns of
-    assert caught.value.failure is failure
+    with pytest.raises(
+        EngineError, match=r"the inference server was not ready after 20 s; last in its log: "
+    ) as caught:
+        start("server_never_ready")
+    assert caught.value.failure is Failure.INFRASTRUCTURE
     assert living_children() == []
 
 

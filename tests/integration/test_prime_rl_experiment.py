@@ -77,31 +77,24 @@ def test_a_measured_experiment(controller: Controller) -> None:
     assert proof in page
 
 
-def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_settled(controller: Controller) -> None:
-    before = (controller.bench.root / "train.toml").read_bytes(), git(controller.bench.root, "rev-parse", "HEAD")
-    record = run_with(controller, "serves_the_start")
-    assert (record.status, record.failure, record.decided) == ("crash", Failure.INFRASTRUCTURE, None)
-    assert "the server did not serve the file: its log-probabilities are 0." in record.judgement.why  # type: ignore[union-attr]
-    assert (
-        (controller.bench.root / "train.toml").read_bytes(),
-        git(controller.bench.root, "rev-parse", "HEAD"),
-    ) == before
-    assert list(controller.ledger.run_dir(1).glob("**/*.safetensors")) == []
-
-
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
         ("config_refused", Failure.CONFIG, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.INFRASTRUCTURE, "500"),
+        ("serves_the_start", Failure.INFRASTRUCTURE, "the server did not serve the file: its log-probabilities are 0."),
         ("swapped_after_scoring", Failure.INFRASTRUCTURE, "the server's weights after the scoring are not those"),
     ],
 )
 def test_a_failed_experiment_is_a_record_with_its_cause(
     controller: Controller, fault: str, failure: Failure, cause: str
 ) -> None:
+    root = controller.bench.root
+    before = (root / "train.toml").read_bytes(), git(root, "rev-parse", "HEAD")
     record = run_with(controller, fault)
     assert (record.status, record.failure) == ("crash", failure)
+    assert (record.decided is None) is (failure is Failure.INFRASTRUCTURE)
+    assert ((root / "train.toml").read_bytes(), git(root, "rev-parse", "HEAD")) == before
     assert cause in record.judgement.why
     assert "incumbent" not in record.judgement.why, "a baseline has none whose start tells whose fault it is"
     assert list(controller.ledger.run_dir(1).glob("**/*.safetensors")) == []
@@ -182,12 +175,10 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert "needs 2 NVIDIA GPUs" in stderr
     assert "--engine trl" in stderr
     (checkout / "prime-rl").mkdir()
-    code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--prime-rl", "prime-rl"))
+    code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl"))
     assert code == 2, stderr
-    assert stdout.startswith("missing:  a run needs 2 NVIDIA GPUs")
+    assert "missing:  a run needs 2 NVIDIA GPUs" in stdout
     assert f"\nmissing:  prime-rl is not installed in {checkout / 'prime-rl'}" in stdout
-    flags = (*flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl")
-    code, stdout, stderr = finish(start_run(checkout, *flags))
     for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "hardware:"):
         assert word in stdout
     assert not (checkout / "runs").exists()

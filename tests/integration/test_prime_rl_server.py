@@ -65,9 +65,6 @@ def complete(server: Server, num: int = 3, seconds: list[int] | None = None) -> 
     return server.complete([prompt(f"{i}+1=") for i in range(num)], GREEDY, MODEL, readings.append)
 
 
-# --- the stand-in answers as the real server did ---------------------------------------------------------
-
-
 def shape(value: Any) -> Any:
     """Keys and types, as far as the client depends on them."""
     if isinstance(value, dict):
@@ -93,9 +90,6 @@ def test_the_stand_in_answers_what_was_recorded(weights: Path) -> None:
                 assert shape(answer.json()) == shape(entry["response"]), entry["name"]
             elif entry["path"] in ("/pause", "/resume") or entry["name"].startswith("update to"):
                 assert answer.json() == entry["response"], entry["name"]
-
-
-# --- health, models, weights -----------------------------------------------------------------------------
 
 
 def test_nobody_listens() -> None:
@@ -127,27 +121,14 @@ def test_an_adapter_is_loaded_under_its_own_name(stand_in: StandInServer, server
     assert [path for path, _ in stand_in.requests] == ["/resume", "/load_lora_adapter"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("update_500", r"answered /update_weights with 500: \{.error.: .*collective_rpc"),
-        ("update_hang", "did not answer /update_weights within 0 s: ReadTimeout"),
-    ],
-)
-def test_weights_that_cannot_be_loaded_are_an_error(stand_in, server, weights, monkeypatch, fault, cause):
-    def post(self: Server, path: str, *arguments: float, **body: object) -> httpx.Response:
-        limit = 0.2 if (path, fault) == ("/update_weights", "update_hang") else HANG_SECONDS
-        monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", limit)
-        return really(self, path, *arguments, **body)
-
-    really = Server.post
-    monkeypatch.setattr(Server, "post", post)
-    stand_in.fault = fault
-    with pytest.raises(EngineError, match=cause):
+def test_weights_that_cannot_be_loaded_are_an_error(stand_in, server, weights, monkeypatch):
+    stand_in.fault = "update_500"
+    with pytest.raises(EngineError, match=r"answered /update_weights with 500: \{.error.: .*collective_rpc"):
         server.load_weights(weights, MODEL)
-
-
-# --- completions -----------------------------------------------------------------------------------------
+    stand_in.fault = "update_hang"
+    monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", 0.2)
+    with pytest.raises(EngineError, match="did not answer /update_weights within 0 s: ReadTimeout"):
+        server.post("/update_weights")
 
 
 def test_every_prompt_is_answered_once_in_order(stand_in: StandInServer, server: Server) -> None:

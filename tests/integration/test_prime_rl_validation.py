@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ PYTHON = INSTALLATION / ".venv" / "bin" / "python"
 needs_prime_rl = pytest.mark.skipif(
     not PYTHON.exists(), reason="NIGHTSHIFT_PRIME_RL names no installation with prime-rl's config classes"
 )
-# Imports take seconds, a validation milliseconds: one process for many configs.
 BOTH = rules_of(Path(__file__).parents[2], Chosen(environments=["gsm8k", "arithmetic"]), "prime-rl", 2)
 LOSS = b"""
 environments = ["gsm8k"]
@@ -128,8 +126,7 @@ def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path
         parse(SHIPPED + OPPONENT + b"interval = 5")
 
 
-# infer_gpus, train_gpus, tensor_parallel; what prime-rl derives: data_parallel_size and api_server_count.
-SPLITS = {(1, 3, 1): (1, 1), (2, 6, 1): (2, 2), (2, 6, 2): (1, 1), (4, 4, 2): (2, 2)}
+SPLITS = ((1, 3, 1), (2, 6, 1), (2, 6, 2), (4, 4, 2))  # infer_gpus, train_gpus, tensor_parallel
 
 
 def split_rules(infer: int, train: int, parallel: int) -> Rules:
@@ -185,38 +182,28 @@ def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_eng
         assert differing == set(), folder
 
 
-def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Sets a key of a tree; `source` is the first one."""
-
-    def change(tree: dict[str, Any]) -> None:
-        node: Any = tree
-        *tables, leaf = path.split(".")
-        for table in tables:
-            node = node["source"][0] if table == "source" else node.setdefault(table, {})
-        node[leaf] = value
-
-    return change
-
-
-# Each goes past our own checks, as a gap in them would.
-BAD: dict[str, Callable[[dict[str, Any]], None]] = {
-    "unknown key": put("trainer.optim.lrr", 1.0),
-    "text for a number": put("trainer.optim.lr", "abc"),
-    "out of range": put("orchestrator.train.sampling.temperature", 3.0),
-    "unknown variant": put("trainer.loss.type", "ppo"),
-    "two settings for one": put("trainer.model.seq_len", 1024),
-    "the test split": put("orchestrator.train.source.env.taskset.split", "test"),
-    "a taskset that is not installed": put("orchestrator.train.source.env.taskset.id", "nowhere"),
+# Each goes past our own checks, as a gap in them would: a key, of the first source, and its value.
+BAD: dict[str, tuple[str, Any]] = {
+    "unknown key": ("trainer.optim.lrr", 1.0),
+    "text for a number": ("trainer.optim.lr", "abc"),
+    "out of range": ("orchestrator.train.sampling.temperature", 3.0),
+    "unknown variant": ("trainer.loss.type", "ppo"),
+    "two settings for one": ("trainer.model.seq_len", 1024),
+    "the test split": ("orchestrator.train.source.env.taskset.split", "test"),
+    "a taskset that is not installed": ("orchestrator.train.source.env.taskset.id", "nowhere"),
 }
 
 
 @needs_prime_rl
 def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path) -> None:
     folders = {}
-    for number, (name, change) in enumerate(BAD.items()):
+    for number, (name, (path, value)) in enumerate(BAD.items()):
         launch = written(parse(SHIPPED), tmp_path / str(number))
-        tree = copy.deepcopy(dict(launch.tree))
-        change(tree)
+        tree = node = copy.deepcopy(dict(launch.tree))
+        *tables, leaf = path.split(".")
+        for table in tables:
+            node = node["source"][0] if table == "source" else node.setdefault(table, {})
+        node[leaf] = value
         (launch.run_dir / "rl.json").write_text(json.dumps(tree))
         folders[name] = launch.run_dir
     found = dict(zip(folders, verdicts(list(folders.values())), strict=True))

@@ -21,7 +21,7 @@ from nightshift.executors import network
 from nightshift.experiment.prove import STEPS
 from tests import stand_in_prime_rl
 from tests.checkouts import CAMPAIGN, ROOT, git, leftovers, make_checkout, python, site_packages
-from tests.integration.conftest import ORG
+from tests.integration.conftest import ORG, with_stand_in_uv
 from tests.waiting import wait_for
 
 CONFIG = "max_steps = 12\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
@@ -152,21 +152,7 @@ def test_one_gpu_is_proved_with_trl_row_by_row(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_gpus_are_proved_with_prime_rl_row_by_row(tmp_path: Path, upstream: tuple[Path, str]) -> None:
-    programs, home = tmp_path / "programs", tmp_path / "home"
-    programs.mkdir()
-    home.mkdir()
-    uv = programs / "uv"
-    uv.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "stand_in_uv.py"} "$@"\n')
-    uv.chmod(0o755)
-    environ = {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "HOME": str(home),
-        "UV_STAND_IN": "fail",
-        "UV_STAND_IN_LOG": str(tmp_path / "uv.log"),
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "protocol.file.allow",
-        "GIT_CONFIG_VALUE_0": "always",
-    }
+    environ = with_stand_in_uv(tmp_path, "fail")
     machine, short = Machine(tmp_path, "prime-rl", environ), ("--smoke", "5")
     pins, project = Pins.read(ROOT / "pyproject.toml"), machine.root / "pyproject.toml"
     text = project.read_text().replace(pins.repository, f"file://{upstream[0] / ORG}/prime-rl")

@@ -127,12 +127,9 @@ def test_a_rollout_by_its_own_harness_ends_with_the_right_reward_and_starts_no_p
         episode = rollout(taskset_id, stand_in)
     assert not episode.errors
     (trace,) = episode.traces
-    assert episode.ok
-    assert trace.reward == 1.0
-    assert trace.num_turns == 1
+    assert (episode.ok, trace.reward, trace.num_turns) == (True, 1.0, 1)
     assert (episode.task.key, episode.task.hash) == (task.key, task.hash)
-    ((path, request),) = stand_in.requests
-    assert path == "/v1/chat/completions"
+    ((_, request),) = stand_in.requests
     assert request["model"] == "the-policy"
     assert request["temperature"] == 0.25  # the run's sampling, laid over the harness's request
     assert request["messages"] == [{"role": "user", "content": task.data.prompt_text}]

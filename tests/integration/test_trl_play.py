@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from nightshift_tictactoe import data, game
@@ -50,15 +51,9 @@ def first_free(module: ModuleType, tokenizer: Any) -> Any:
 def test_a_trace_is_what_the_seat_saw_and_said(module: ModuleType, tokenizer: Any) -> None:
     episodes = [game.practice(one, "self", number, number) for number, one in enumerate(data.load("train", 40))]
     say = first_free(module, tokenizer)
-    asked: list[int] = []
-
-    def other(prompts: list[list[int]]) -> list[Any]:
-        asked.append(len(prompts))
-        found: list[Any] = say(prompts)
-        return found
-
+    other = Mock(side_effect=say)
     traces = module.play(episodes, tokenizer, say, other, 512)
-    assert sum(asked) > 40
+    assert sum(len(call.args[0]) for call in other.call_args_list) > 40
     assert all(episode.is_over for episode in episodes)
     for trace, episode in zip(traces, episodes, strict=True):
         chat = episode._chats[episode.seat]
@@ -70,10 +65,8 @@ def test_a_trace_is_what_the_seat_saw_and_said(module: ModuleType, tokenizer: An
             text = tokenizer.apply_chat_template(chat, tokenize=False)
             assert text.startswith(tokenizer.decode(ids))
     assert not any(trace.truncated for trace in traces)
-
-    def wins(prompts: list[list[int]]) -> list[Any]:
-        return [module.Sample([*tokenizer("d")["input_ids"], tokenizer.eos_token_id], False) for _ in prompts]
-
+    win = module.Sample([*tokenizer("d")["input_ids"], tokenizer.eos_token_id], False)
+    wins = Mock(return_value=[win])
     lost = game.Match("XXcdOOXhi", "X", None, "self", random.Random(0))
     (trace,) = module.play([lost], tokenizer, wins, wins, 512)
     assert (trace.is_own, lost.score()) == ([0], 0.0), "a seat that was never asked teaches nothing: O had the move"
@@ -136,16 +129,13 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
 
 
 @pytest.mark.parametrize("kind", [slow("self"), "previous", slow("pool")])
-def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind: str, tmp_path: Path, tokenizer: Any) -> None:
+def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind, tmp_path, tokenizer, monkeypatch):
     selfplay = importlib.import_module("nightshift.engines.trl.selfplay")
     trainer, rows = make_trainer(tmp_path, tokenizer, type=kind)
-    games: list[list[Any]] = []
-    play = selfplay.play
-    selfplay.play = lambda episodes, *others: (games.append(list(episodes)), play(episodes, *others))[1]
-    try:
-        assert trainer.train_for(HANG_SECONDS)["outcome"] == "finished"
-    finally:
-        selfplay.play = play
+    play = Mock(side_effect=selfplay.play)
+    monkeypatch.setattr(selfplay, "play", play)
+    assert trainer.train_for(HANG_SECONDS)["outcome"] == "finished"
+    games = [call.args[0] for call in play.call_args_list]
     assert len(games) == 3
     assert 0 < trainer._is_trained.sum() < 0.5 * trainer._is_trained.numel()  # what the trained seat said
     for played, row in zip(games, rows, strict=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 from nightshift_gsm8k import data
@@ -35,13 +36,8 @@ def cache(trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path / ".cache" / "nightshift" / "gsm8k"
 
 
-def refuse_all(*arguments: object, **named: object) -> None:
-    raise ConnectionError("Couldn't reach\nthe hub")
-
-
 def write(path: Path, answers: dict[str, str]) -> None:
-    rows = [{"question": question, "answer": answer} for question, answer in answers.items()]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\n".join(json.dumps({"question": ask, "answer": answer}) for ask, answer in answers.items()))
 
 
 def test_a_held_out_question_is_never_trained_on_however_it_is_spaced(tmp_path: Path) -> None:
@@ -115,7 +111,8 @@ def test_rows_from_the_hub_give_the_bytes_of_the_official_files(cache: Path, mon
     prepare(progress=notes.append)
     for name in data.SHA256:
         assert (cache / name).read_bytes() == (GSM8K / name).read_bytes()
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=refuse_all))
+    refuse = Mock(side_effect=ConnectionError("Couldn't reach\nthe hub"))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=refuse))
     prepare(progress=notes.append)  # nothing is missing: nothing is loaded
     assert len(notes) == 2
     (cache / "train.jsonl").unlink()

@@ -12,7 +12,7 @@ import pytest
 
 from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
-from nightshift.engines.prime_rl.diagnose import diagnose
+from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal
 from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
 from nightshift.errors import Failure
 from nightshift.text import clean
@@ -25,11 +25,6 @@ FAULTS = {True: CONFIG, False: INFRASTRUCTURE, None: UNKNOWN}  # of "is config f
 FIXES = {CONFIG: "uv run run.py --keys", UNKNOWN: "Undo"}
 
 TORCHRUN_1 = TORCHRUN.format(code=1, why="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html")
-# torch's whole line; c10/cuda/CUDACachingAllocator.cpp names the processes on the GPU.
-OUT = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of"
-)
-OURS = "Including non-PyTorch memory, this process has 77.90 GiB memory in use."
 
 
 def worker(exception: str) -> str:
@@ -46,21 +41,16 @@ def core(exception: str, wrapper: str = CORE_FAILED) -> str:
 
 # Whose log, how it ends and what wraps that, words of the cause and of its fix, whose fault, and sometimes why.
 ENDS: list[dict[str, Any]] = json.loads((LOGS.parents[1] / "log-ends.json").read_text())
-ENDS += [
-    {"program": "trainer", "log": (LOGS / "kill9-trainer.txt").read_text(), "cause": "a process was killed",
-     "fix": "dmesg", "is config fault": False},
+ENDS.append(
     {"program": "inference", "wrapped by": "core", "log": "AssertionError: block size",
      "last words": 512 * f"{ENGINE_DEAD}\n", "cause": "AssertionError: block size", "fix": "",
      "is config fault": None},
-]  # fmt: skip
+)  # fmt: skip
 
 
-def end_of(name: str, log: str, ending: str = "exit code 1"):
-    return diagnose(name, ending, [line for line in map(clean_line, log.split("\n")) if line])
-
-
-def clean_line(line: str) -> str:
-    return clean(line, 1000)
+def end_of(name: str, log: str, ending: str = "exit code 1", is_shared: bool = False):
+    lines = [line for line in (clean(line, 1000) for line in log.split("\n")) if line]
+    return diagnose(name, ending, lines, is_shared=is_shared)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -73,61 +63,37 @@ def test_whose_fault_an_end_is_and_in_which_words(end):
     assert fix in cause.fix
     assert bool(fix) == bool(cause.fix)
     assert cause.failure is FAULTS[end["is config fault"]]
-    for wrapper in ("ChildFailedError", "EngineDeadError", "initialization failed", "not reached"):
+    for wrapper in ("ChildFailedError", "EngineDeadError", "initialization failed", "not reached", "and so on"):
         assert wrapper not in cause.cause
 
 
 @pytest.mark.parametrize(
-    "log",
+    ("name", "log", "ending"),
     [
-        "17:41:57    INFO Step 3 | 2.0s | Reward 0.5",
-        "[W1129 07:54:40.184 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+        ("orchestrator", "17:41:57    INFO Step 3 | 2.0s | Reward 0.5", "killed by SIGKILL"),
+        ("inference", f"{API}{ENGINE_DEAD}", "exit code 1"),
+        ("trainer", (LOGS / "kill9-trainer.txt").read_text(), "exit code 1"),
     ],
 )
-def test_a_killed_program_does_not_quote_its_last_news(log: str) -> None:
-    """Met: a killed orchestrator was explained by its last INFO line. The other line is torch's without a network."""
-    cause = end_of("orchestrator", log, "killed by SIGKILL")
-    assert str(cause).startswith("orchestrator ended: killed by SIGKILL: a process was killed. Check the kernel log")
+def test_what_was_killed_is_not_explained_by_its_last_line(name: str, log: str, ending: str) -> None:
+    """Met: a killed orchestrator was explained by its last INFO line, an engine core by vLLM's EngineDeadError."""
+    cause = end_of(name, log, ending)
+    assert str(cause).startswith(f"{name} ended: {ending}: a process was killed. Check the kernel log")
     assert cause.failure is INFRASTRUCTURE
 
 
-def test_an_engine_that_is_gone_is_not_quoted_as_the_cause_of_its_death() -> None:
-    """Met: a killed engine core was explained by vLLM's EngineDeadError, and a full disk by a warning's code."""
-    cause = end_of("inference", f"{API}{ENGINE_DEAD}")
-    assert str(cause).startswith("inference ended: exit code 1: a process was killed. Check the kernel log")
-    assert cause.failure is INFRASTRUCTURE
-    cause = end_of("inference", "warnings.warn('resource_tracker: There appear to be %d '")
-    assert str(cause) == "inference ended: exit code 1; its log does not say why"
-
-
-SCHEDULER = """pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig
-  Value error, max_num_batched_tokens (2048) must be greater than or equal to max_num_seqs (8192). [type=value_error]
-    For further information visit https://errors.pydantic.dev/2.12/v/value_error
-and so on"""
-
-
-@pytest.mark.parametrize(
-    ("name", "log", "words"),
-    [
-        ("inference", core(SCHEDULER), "for SchedulerConfig Value error, max_num_batched_tokens (2048) must be"),
-        ("trainer", worker("KeyError: 'a'\nfirst\nsecond\nthird"), "exit code 1: KeyError: 'a' first second"),
-    ],
-)
-def test_an_exception_is_quoted_with_two_lines_of_its_message(name: str, log: str, words: str) -> None:
-    cause = end_of(name, log).cause
-    assert words in cause
-    assert cause.endswith(words) or name == "inference"
-    assert "and so on" not in cause
+def test_what_prime_rl_logs_and_survives_is_not_fatal() -> None:
+    problem = "ERROR Fatal error in a tool of the environment"
+    assert is_fatal([f"17:45:36   {problem.replace('a tool', 'train')}"])
+    assert not is_fatal([f"17:45:36 WARNING Trace failed in group 3 (arithmetic) - RuntimeError: {problem}"])
 
 
 def test_our_own_server_on_the_same_card_is_no_other_process() -> None:
     """torch's line names the server, which also belongs to the run."""
-    text = worker(f"{OUT} which 1.20 GiB is free. Process 4711 has 7.00 GiB memory in use. {OURS}")
-    lines = [line for line in map(clean_line, text.split("\n")) if line]
-    assert [diagnose("trainer", "exit code 1", lines, is_shared=it).failure for it in (True, False)] == [
-        CONFIG,
-        INFRASTRUCTURE,
-    ]
+    used = "Process 4711 has 7.00 GiB memory in use. Including non-PyTorch memory, this process has 77.90 GiB memory"
+    log = worker(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {used} in use.")
+    for is_shared, failure in ((True, CONFIG), (False, INFRASTRUCTURE)):
+        assert end_of("trainer", log, is_shared=is_shared).failure is failure
 
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "prime_rl" / "refusals.json"
