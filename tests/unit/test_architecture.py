@@ -28,7 +28,6 @@ CHILDREN = {
     "engines/trl/sampler.py": (),
     "executors/network.py": (),
 }
-PRINTING = {"cli/output.py"}
 HEAVY = (
     *("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "accelerate"),
     *("matplotlib", "vl_convert", "optuna", "scipy", "sklearn", "pandas", "pyarrow"),
@@ -118,10 +117,3 @@ def test_importing_loads_nothing_heavy(modules: str, heavy: tuple[str, ...]) -> 
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=PACKAGE.parent, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-
-
-def test_only_the_console_prints() -> None:
-    for name, tree in sources().items():
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        prints = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
-        assert not prints or name in PRINTING, name

@@ -207,15 +207,6 @@ def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> Non
     assert already_tried(campaign.decided, record.run, "3") is None
 
 
-def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
-    records = judged(STORY)
-    campaign = folded(records)
-    run = Run(kept=(a_change(3),), new=a_change(4), rider=a_change(2))
-    assert already_tried(campaign.decided, run, "never").number == 4
-    assert already_tried(campaign.decided, Run(new=a_change(4)), "never") is None
-    assert already_tried(campaign.decided, Run(new=a_change(99)), "2").number == 2
-
-
 @pytest.mark.parametrize(
     ("description", "prediction"),
     [
