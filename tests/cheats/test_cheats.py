@@ -100,14 +100,6 @@ def checkout(built: Checkout) -> Checkout:
     return built
 
 
-def other_work_tree(c: Checkout) -> dict[str, str]:
-    """Shows git an unedited copy of the checkout, by its configuration."""
-    shutil.copytree(c.root, c.outside / "agreed", symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "runs"))
-    c.git("config", "core.worktree", str(c.outside / "agreed"))
-    c.append(HARNESS, EDIT)
-    return {}
-
-
 def git_variables(c: Checkout) -> dict[str, str]:
     """Leads git to an unedited copy of the repository."""
     other = c.outside / "other"
@@ -128,7 +120,7 @@ def swapped_model(c: Checkout) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attempt", [other_work_tree, git_variables, swapped_model])
+@pytest.mark.parametrize("attempt", [git_variables, swapped_model])
 def test_who_may_write_in_the_checkout_is_refused(checkout: Checkout, attempt: Attempt) -> None:
     finding = checkout.hand_in(**attempt(checkout))
     assert finding.outcome == "refused", finding
