@@ -129,18 +129,6 @@ def test_a_commit_that_would_be_invalid_waits_for_the_one_that_it_needs(branch: 
     assert branch.config().source == SHIPPED
 
 
-def test_what_cannot_be_valid_by_itself_is_refused_and_the_others_are_made() -> None:
-    cosine, warmup = change(1, type="cosine", max_steps="100"), change(2, warmup="20")
-    steps, _, _, refused = plan(BASELINE, (cosine, warmup), [revert(cosine), keep(change(3, lr="5e-6"))])
-    assert [step.name for step in steps] == ["keep 0003"]
-    [(left_out, cause)] = refused
-    assert left_out.change == cosine
-    assert "warmup_steps = 20 has no effect with trainer.scheduler.type" in cause
-    batch, group = change(4, batch="250"), change(5, group="5")  # valid together only
-    steps, _, _, refused = plan(BASELINE, (), [keep(batch), keep(group)])
-    assert (steps, [left_out.change for left_out, _ in refused]) == ([], [batch, group])
-
-
 @pytest.mark.parametrize("num_done", [0, 2, 3])
 def test_a_call_repeated_after_a_kill_commits_each_step_once(branch: Branch, num_done: int) -> None:
     old = change(1, lr="4e-6")
