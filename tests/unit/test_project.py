@@ -55,10 +55,6 @@ def test_the_budget_is_lowered_but_never_raised_and_all_else_is_kept() -> None:
     project = f"# tests_lines = 1\n[project]\ntests_lines = 9999\n\n{BUDGET}\n[tool.other]\ntests_lines = 9999\n"
     wanted = project.replace("lines = 900 ", "lines = 850 ").replace("lines = 20\n", "lines = 7\n")
     assert size.lowered(project, sums) == wanted
-    assert size.lowered(wanted, sums) == wanted
-    own = (ROOT / "pyproject.toml").read_text()
-    assert size.lowered(own, dict.fromkeys(sums, 10**9)) == own
-    assert set(size.budget_of(size.lowered(own, dict.fromkeys(sums, 1))).values()) == {1}
 
 
 def test_one_version_everywhere() -> None:

@@ -170,11 +170,9 @@ LINES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_the_line_of_a_key_is_that_of_the_statement_that_has_it_first(end: str) -> None:
-    text = DOCUMENT.replace("\n", end)
-    assert line_numbers(text) == LINES
-    assert {*nodes(tomllib.loads(text))} <= {*LINES}
+def test_the_line_of_a_key_is_that_of_the_statement_that_has_it_first() -> None:
+    for text in (DOCUMENT, DOCUMENT.replace("\n", "\r\n")):
+        assert line_numbers(text) == LINES
 
 
 def nodes(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
