@@ -142,9 +142,6 @@ class Checkout:
         with (self.root / name).open("a") as file:
             file.write(text)
 
-    def git(self, *arguments: str) -> str:
-        return checkouts.git(self.root, *arguments, env=self.environment)
-
     def records(self) -> list[Record]:
         """Of the ledger now; none where it is damaged."""
         try:

@@ -127,21 +127,6 @@ def test_a_change_replaces_the_shared_key_only() -> None:
     assert posterior.predict(posterior.kept) == posterior.predict([whole])
 
 
-def test_a_change_without_remaining_keys_leaves_the_incumbent_and_may_come_back() -> None:
-    posterior = start()
-    old, new = change(1, lr="1"), change(2, lr="2")
-    posterior.observe(Run(new=old), 0.50, 0.1)
-    assert actions(posterior.observe(Run(kept=(old,), new=new), 0.55, 0.1)) == [("keep", 2)]
-    assert kept(posterior) == [2]
-    effect = posterior.effect(new)
-    assert effect.mean == pytest.approx(posterior.predict([new])[0] - posterior.predict([])[0])
-    for _ in range(20):
-        if posterior.kept:
-            posterior.observe(Run(kept=(new,)), 0.44, 0.1)
-    assert kept(posterior) == []
-    assert actions(posterior.observe(Run(kept=(old,)), 0.53, 0.1)) == [("adopt", 1)]
-
-
 def test_late_baselines_tell_drift_from_effects() -> None:
     """Eight changes that do nothing, on a machine whose scores rise by 4 pp in eight hours."""
     posterior = start()
