@@ -16,7 +16,6 @@ from nightshift.executors.slurm import SlurmConfig
 CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=20)
 NODES = ("n1", "n2")
 CORES, GPUS = 8, 4  # of a node, as its configuration says
-SLURMD_TIMEOUT_SECONDS = 10
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 
 
@@ -86,19 +85,13 @@ SlurmdLogFile={at}/log/slurmd-%n.log
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-MpiDefault=none
-SwitchType=switch/none
 GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=200000,bf_interval=5
 ReturnToService=2
-SlurmdTimeout={SLURMD_TIMEOUT_SECONDS}
+SlurmdTimeout=10
 KillWait=5
-MinJobAge=300
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 DebugFlags=NO_CONF_HASH
@@ -116,11 +109,8 @@ DebugFlags=NO_CONF_HASH
     def start_node(self, node: str) -> None:
         self.ask("slurmd", "-N", node, "-f", str(self.conf))
 
-    def pid_of(self, name: str) -> int:
-        return int((self.folder / f"{name}.pid").read_text())
-
     def kill(self, name: str) -> None:
-        os.kill(self.pid_of(name), signal.SIGKILL)
+        os.kill(int((self.folder / f"{name}.pid").read_text()), signal.SIGKILL)
 
     def ask(self, *command: str) -> str:
         """What a command of SLURM says; CalledProcessError where it fails."""
@@ -139,11 +129,6 @@ DebugFlags=NO_CONF_HASH
             time.sleep(0.1)
         log = (self.folder / "log/slurmctld.log").read_text().splitlines()[-30:]
         raise TimeoutError("\n".join([self.ask("sinfo", "-N", "-l"), self.ask("scontrol", "show", "job"), *log]))
-
-    def calm(self) -> None:
-        """No job, and both nodes idle; a controller that forgot a job drains the node that still ran it."""
-        self.ask("scancel", "--user=root")
-        self.calm_nodes()
 
     def calm_nodes(self) -> None:
         """Both nodes accept jobs."""

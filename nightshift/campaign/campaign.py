@@ -80,6 +80,13 @@ class Campaign:
             campaign.step(*event)
         return campaign
 
+    def copy(self) -> Campaign:
+        """Return a copy. A change of one of the two does not change the other."""
+        other = copy.copy(self)
+        other.records, other.decided, other.differences = [*self.records], [*self.decided], dict(self.differences)
+        other._posteriors = copy.deepcopy(self._posteriors)
+        return other
+
     @classmethod
     def read(cls, ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
         """Return a campaign for a read-only command, with the user's commits, or with `unread` if that fails."""

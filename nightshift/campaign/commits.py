@@ -79,6 +79,8 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
     """Commit the steps that are not committed yet. Keys that the user has set since stay as they are. `head`: the
     branch, and a commit from before the steps. `others`: ids of other experiments' commits. Return the ids, None for a
     step that changes no value. UsageError if another branch is checked out or train.toml at HEAD is invalid."""
+    if not steps:
+        return []
     tip, history = repo.head(), repo.config_history(head)
     if tip.branch != head.branch:
         raise UsageError(f"the checkout moved from {head} to {tip}")
@@ -125,10 +127,10 @@ def revert(repo: Repo, baseline: Config, kept: Sequence[Change], change: Change)
 def decisions_since(
     repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
 ) -> tuple[Decision, ...]:
-    """Return the decisions of the user's commits since the last experiment of a branch; none while a commit of
-    Nightshift is owed. A kept change is reverted if its keys have the values from before the change. The other keys
-    that differ are a change that the user keeps. UsageError if the branch is gone or its train.toml is invalid,
-    EngineError if git fails."""
+    """Return the decisions of the user's commits since the last experiment of a branch, oldest first; none while a
+    commit of Nightshift is owed. A commit that restores the values from before a kept change reverts the change. The
+    other keys of a commit are a change that the user keeps. A reset or rebased branch counts as one edit. UsageError
+    if the branch is gone or its train.toml is invalid, EngineError if git fails."""
     ours = [record for record in records if record.branch == branch]
     if any(r.judgement and r.judgement.steps for r in ours if r.git_action is None or r.git_error):
         return ()
@@ -136,16 +138,38 @@ def decisions_since(
     commit = head.commit if head.branch == branch else repo.branches().get(branch)
     if commit is None:
         raise UsageError(f"git has no branch {branch or 'of a detached HEAD'}")
-    decisions, before = list[Decision](), incumbent_values(baseline, kept)
-    wanted = incumbent_values(parse(repo.config_at(commit) or b""))
+    decisions = list[Decision]()
+    known = {id for record in ours for id in record.commits.values()}
+    known |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
+    for entry in repo.config_history(Head(branch, ours[-1].commit)) if ours else []:
+        if entry.id not in known:
+            with suppress(ConfigError):  # an invalid train.toml, which a later commit may have mended
+                changed = _changed(*(incumbent_values(parse(text)) for text in (entry.before, entry.after)))
+                kept = _edited_by_user(baseline, kept, changed, entry.id, decisions)
+    # The rest of the difference: the branch was reset or rebased.
+    left = _changed(incumbent_values(baseline, kept), incumbent_values(parse(repo.config_at(commit) or b"")))
+    _edited_by_user(baseline, kept, left, commit, decisions)
+    return tuple(decisions)
+
+
+def _edited_by_user(
+    baseline: Config, kept: Sequence[Change], changed: Mapping[str, Any], commit: str, decisions: list[Decision]
+) -> Sequence[Change]:
+    """Append the decisions of an edit to `decisions`. Return the kept changes after it."""
+    before = incumbent_values(baseline, kept)
+    wanted = {key: value for key, value in (before | dict(changed)).items() if value is not ABSENT}
     while (undone := _undone(baseline, kept, before, wanted)) is not None:
         kept = [change for change in kept if change != undone]
         before = incumbent_values(baseline, kept)
-        decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
+        if edits := [decision for decision in decisions if decision.change == undone]:
+            decisions.remove(edits[-1])  # the user took an edit back: no decision is left
+        else:
+            decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
     if left := _changed(before, wanted):
         keys = {key: None if value is ABSENT else spelled(value) for key, value in left.items()}
-        decisions.append(Decision(change=Change(keys=keys, commit=commit), action=Action.KEEP, commit=commit))
-    return tuple(decisions)
+        kept = [*kept, Change(keys=keys, commit=commit)]
+        decisions.append(Decision(change=kept[-1], action=Action.KEEP, commit=commit))
+    return kept
 
 
 def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Values) -> Change | None:

@@ -91,7 +91,7 @@ class Repo:
         self._planned = planned
 
     def head(self) -> Head:
-        """Return branch and commit; ("", None) outside a git checkout."""
+        """Return branch and commit; ("", None) outside a git checkout. EngineError without git."""
         if self._planned is not None:
             return self._planned
         commit = self._git("rev-parse", "--quiet", "--verify", "HEAD", check=False).strip()
@@ -177,9 +177,9 @@ class Repo:
         """Return the commits after `head.commit` that change train.toml, oldest first. Empty after a reset."""
         history, before = list[ConfigCommit](), self.config_at(head.commit or "") or b""
         options = ("--first-parent", "--reverse", "--format=%H%x09%P%x09%s")  # a subject may be empty
-        lines = self._git("rev-list", *options, f"{head.commit}..refs/heads/{head.branch}").split("\n")
+        lines = self._git("rev-list", *options, f"{head.commit}..refs/heads/{head.branch}", check=False).split("\n")
         commits = [line.split("\t", 2) for line in lines if "\t" in line]
-        if commits and commits[0][1].split()[0] != head.commit:
+        if commits and commits[0][1].split()[:1] != [head.commit]:
             return []
         for id, _, subject in commits:
             after = self.config_at(id) or b""
@@ -265,10 +265,14 @@ class Repo:
                     try:
                         stdout, stderr = process.communicate(stdin, _TIMEOUT_SECONDS)
                     finally:  # also end child processes; git removes its lock files on SIGTERM
-                        with suppress(ProcessLookupError, PermissionError):
-                            os.killpg(process.pid, signal.SIGTERM)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise EngineError(f"git {arguments[0]} failed: {error}") from None
+                        for number in (signal.SIGTERM, signal.SIGKILL):
+                            with suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+                                os.killpg(process.pid, number)
+                                process.wait(LOCK_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
+            except OSError as error:
+                raise EngineError(f"git {arguments[0]} failed: {error.strerror or error}") from None
             lock = _LOCK_FILE.search(os.fsdecode(stderr)) if process.returncode else None
             if lock is None:
                 return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

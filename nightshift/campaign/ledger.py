@@ -103,7 +103,9 @@ class Ledger:
     @property
     def holder(self) -> str:
         """The controller, or the last controller if it was killed, in words; empty if this is not known."""
-        return read_json(self.runs_dir / HOLDER_NAME, str, "Delete it.") or ""
+        with suppress(UsageError):
+            return read_json(self.runs_dir / HOLDER_NAME, str, "Delete it.") or ""
+        return ""
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""
@@ -133,7 +135,8 @@ class Ledger:
 
     def next_number(self, last_committed: int = 0) -> int:
         """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
-        return 1 + max([last_committed, *self.numbers()])
+        names = [path.name for path in self.runs_dir.glob("*")]  # with links
+        return 1 + max([last_committed, *(int(name) for name in names if _NUMBER.fullmatch(name))])
 
     def num_decided(self) -> int:
         """Return the position of the last verdict in the order of decisions; 0 before the first."""

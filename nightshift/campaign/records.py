@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -43,8 +44,8 @@ FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
 
 def prediction_in(description: str) -> str | None:
     """Return the end of a text that begins with `expect`, after a colon; None without such an end."""
-    _, colon, prediction = clean(description).partition(": expect")
-    return f"expect{prediction}" if colon else None
+    prediction = re.search(r": (expect.*)", clean(description), re.IGNORECASE)
+    return prediction[1] if prediction else None
 
 
 class Cost(Struct, frozen=True):

@@ -131,12 +131,16 @@ class Controller:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     clock: Callable[[], float] = time.monotonic  # seconds
     is_stopping: Callable[[], bool] = lambda: False  # True if the user wants that no run starts any more
+    _folded: Campaign | None = field(default=None, init=False)
     _begins: dict[int, float] = field(default_factory=dict, init=False)  # of experiments, on the monotonic clock
     _ahead: float | None = field(default=None, init=False)  # wall clock minus monotonic clock, in seconds
 
     def folded(self) -> Campaign:
-        """Return the campaign of the checked-out branch from its records."""
-        return Campaign.of(self.ledger.records(), self.repo.head().branch, self.bench.rules_hash)
+        """Return the campaign of the checked-out branch from its records, which are folded again if they changed."""
+        records, branch, last = self.ledger.records(), self.repo.head().branch, self._folded
+        if last is None or (last.branch, last.records) != (branch, records):
+            last = self._folded = Campaign.of(records, branch, self.bench.rules_hash)
+        return last.copy()
 
     def campaign(self) -> Campaign:
         """Return the campaign of the checked-out branch, with the decisions of the user's commits."""
@@ -146,6 +150,8 @@ class Controller:
         """Check out the campaign's branch, and commit uncommitted files of its baseline. `branch`: --branch."""
         bench, repo = self.bench, self.repo
         start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
+        if bench.request.baseline:  # fail without a baseline before a branch is created
+            Campaign.of(self.ledger.records(), start.head.branch, bench.rules_hash).compose(())
         if start.is_new or start.files:
             bench.engine.validate(load(bench.root / CONFIG_NAME))
         if start.is_new or start.is_switch:

@@ -174,7 +174,6 @@ class Notifier:
             self._note(f"--notify: the notification of {event} failed: {error}")
             return
         self._events[process] = event
-        self._tree.children.append(process)
         with suppress(BrokenPipeError), process.stdin:  # a command need not read its stdin
             process.stdin.write(as_json(message))  # never blocks: a message is smaller than the pipe's buffer
 
@@ -193,9 +192,13 @@ class Notifier:
                     with waiting("waiting for the --notify command", seconds):
                         psutil.wait_procs([*self._events], seconds)
             finally:
+                for process in self._events:  # the tree would reap it, and its exit code would be lost
+                    with suppress(psutil.NoSuchProcess):
+                        process.terminate()
+                psutil.wait_procs([*self._events], _GRACE_SECONDS)
+                self._report()
                 if self._words:
                     self._tree.end(_GRACE_SECONDS)
-                self._report()
 
     def _report(self) -> None:
         """Report the commands that failed since the last call."""

@@ -21,8 +21,7 @@ from nightshift.errors import NightshiftError
 from tests import checkouts
 
 BRANCH = "autoresearch/cheats"
-BUDGET_SECONDS = 2.0
-FLAGS = ("--engine=trl", f"--budget-seconds={BUDGET_SECONDS}")
+FLAGS = ("--engine=trl", "--budget-seconds=2")
 BASELINE = """\
 max_steps = 3
 [orchestrator]
@@ -73,8 +72,7 @@ class Checkout:
         if ended.returncode != 0:
             sys.exit(f"the baseline cannot be measured: {ended.stderr}")
         shutil.copytree(self.root, self._pristine, symlinks=True)
-        self.submit(CANDIDATE)
-        self.run()
+        self.hand_in()
         self.reference = self.result()
 
     def restore(self) -> None:
@@ -101,18 +99,15 @@ class Checkout:
         places = {"HOME": str(self.home), "TMPDIR": str(self.folder / "temporary")}
         return {"PATH": path, **places, "LANG": "C.UTF-8"}
 
-    def submit(self, text: str) -> None:
-        (self.root / "train.toml").write_text(text)
-
     def run(self, **variables: str) -> Ended:
         """`run.py`, with more environment variables."""
         return self.call([checkouts.python(self.root), "run.py", *FLAGS], variables)
 
     def hand_in(self, text: str = CANDIDATE, **variables: str) -> Finding:
-        self.submit(text)
+        (self.root / "train.toml").write_text(text)
         return self.judge(self.run(**variables))
 
-    def night(self, action: str, sandbox: str = "none", *flags: str) -> Ended:
+    def night(self, action: str, sandbox: str) -> Ended:
         """`nightshift night` for one experiment, with an agent that proposes CANDIDATE and then acts.
 
         `action` is Python with REAL (the checkout) and OUTSIDE (paths) at hand; the clone is its folder.
@@ -129,7 +124,7 @@ class Checkout:
         program = "/usr/bin/python3" if sandbox == "user" else getattr(sys, "_base_executable", sys.executable)
         command = shlex.join([program, str(agent), str(self.root), str(self.outside)])
         order = [f"{self.root}/.venv/bin/nightshift", "night", f"--agent={command}", f"--sandbox={sandbox}"]
-        order += ["--agent-timeout=60", "--experiments=1", *FLAGS, *flags]
+        order += ["--agent-timeout=60", "--experiments=1", *FLAGS]
         return self.call(order, {"MY_TOKEN": "the secret"})
 
     def call(self, command: list[str], variables: Mapping[str, str]) -> Ended:
@@ -146,9 +141,6 @@ class Checkout:
     def append(self, name: str, text: str) -> None:
         with (self.root / name).open("a") as file:
             file.write(text)
-
-    def git(self, *arguments: str) -> str:
-        return checkouts.git(self.root, *arguments, env=self.environment)
 
     def records(self) -> list[Record]:
         """Of the ledger now; none where it is damaged."""
@@ -170,14 +162,14 @@ class Checkout:
         """Living processes that work in this folder or name it."""
         return checkouts.leftovers(self.folder)
 
-    def judge(self, ended: Ended, num_before: int = 1) -> Finding:
+    def judge(self, ended: Ended) -> Finding:
         """Refused (exit 2, one line, nothing recorded), harmless (the reference's score and verdict), or else."""
         if "Traceback" in ended.stderr or ended.returncode not in (0, 1, 2):
             return Finding("unclear", f"exit {ended.returncode}: {last_line(ended)}")
         if ended.returncode == 2:
-            recorded = len(self.records()) - num_before
+            recorded = len(self.records()) - 1
             return Finding("unclear" if recorded or ended.stdout else "refused", last_line(ended))
-        if len(self.records()) == num_before:
+        if len(self.records()) == 1:
             return Finding("unclear", f"exit {ended.returncode} and no record: {last_line(ended)}")
         result = self.result()
         if result == self.reference:
@@ -186,8 +178,7 @@ class Checkout:
 
     def judge_night(self, ended: Ended) -> Finding:
         """Named (the night stops or waits, or a note says what was done) or as `judge`."""
-        stops = ("differ from commit", "the checkout moved from", "no readable commit")
-        if len(self.records()) == 1 and any(stop in ended.stderr for stop in stops):
+        if len(self.records()) == 1 and "differ from commit" in ended.stderr:
             return Finding("named", f"the night stopped or waited: {last_line(ended)}")
         finding = self.judge(ended)
         if finding.outcome == "harmless" and self.notes():

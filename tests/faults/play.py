@@ -5,18 +5,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-
-import psutil
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.evaluation import environment
 from tests import checkouts, integrity
 from tests.checkouts import git
-from tests.faults.matrix import BRANCH, SCENARIOS, Fault, Moments
+from tests.faults.matrix import BRANCH, POLITE, SCENARIOS, Fault, Moments
 from tests.faults.process import Plan
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_trainer import is_right, right_of
@@ -28,7 +25,6 @@ FLAGS = ("--engine", "trl", "--budget-seconds", "1")
 RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3}
 NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
 IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift")
-HANG_DEADLINE_SECONDS = 3.0
 TAKES_SECONDS = 300.0  # an experiment; more is a hang
 
 
@@ -38,17 +34,13 @@ def config_of(rate: float) -> bytes:
 
 
 def complete(root: Path, flags: tuple[str, ...], plan: Plan | None = None) -> int | None:
-    """Run an experiment. Return the exit code, negative for a signal; None if it hangs, and is killed. What was stopped
-    is continued. Its output goes to `stdout` and `stderr` beside the checkout."""
+    """Run an experiment. Return the exit code, negative for a signal; None if it hangs, and is killed. Its output goes
+    to `stdout` and `stderr` beside the checkout."""
     command = [sys.executable, *(plan or Plan()).command("run.py"), str(root), *flags]
     with (root.parent / "stdout").open("w") as stdout, (root.parent / "stderr").open("w") as stderr:
         process = subprocess.Popen(command, cwd=root, stdout=stdout, stderr=stderr, start_new_session=True)
-    deadline = time.monotonic() + TAKES_SECONDS
-    while time.monotonic() < deadline:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(0.3)
-        if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
-            process.send_signal(signal.SIGCONT)
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(TAKES_SECONDS)
     process.kill()
     process.wait()
     return None
@@ -80,7 +72,7 @@ def make_templates(folder: Path) -> Moments:
         counts.mkdir(parents=True)
         if complete(root, flags_of(scenario), Plan(counts=str(counts))) != 0:
             sys.exit(f"scenario {scenario!r} failed: {stderr_of(root)}")
-        moments[scenario] = ((counts / "run.py").stat().st_size, (counts / "worker").stat().st_size)
+        moments[scenario] = {path.name: path.stat().st_size for path in counts.iterdir()}
     return moments
 
 
@@ -104,40 +96,25 @@ def play(fault: Fault, slot: Path, templates: Path) -> tuple[bool, list[str]]:
     """Play one fault, from a fresh checkout to the next experiment. Return whether its moment came, and the problems
     that it left."""
     root = set_up(fault.scenario, templates, slot / "checkout")
-    codes, is_struck = _strike(fault, root, slot / "struck")
+    code = complete(root, flags_of(fault.scenario), Plan(fault, str(slot / "struck")))
+    is_struck = (slot / "struck").exists()
     all_gone = wait_until_gone(root)
     said = stderr_of(root)
-    found = [f"exit code {code}" for code in codes if code not in _expected(fault, is_struck)]
+    found = [] if code in _expected(fault, is_struck) else [f"exit code {code}"]
     found += ["a traceback"] if "\nTraceback" in f"\n{said}" else []  # not in the indented last lines of a log
-    found += ["it hung"] if None in codes else []
     found += [f"processes were left: {fault.failure}"] if not all_gone else []
     foreign = "committed" in fault.scenario  # by somebody else, to the branch
     found += next_experiment(root, fault.scenario) + integrity.problems(root, foreign=foreign) + wrong_scores(root)
     return is_struck, found + said.splitlines()[-1:] if found else []
 
 
-def _strike(fault: Fault, root: Path, struck: Path) -> tuple[list[int | None], bool]:
-    """Run the experiment with the fault in it: exit codes of the run.py, and whether the moment came."""
-    flags, plan = flags_of(fault.scenario), Plan(fault, str(struck))
-    if "hangs" in fault.family:
-        plan = replace(plan, deadline_seconds=HANG_DEADLINE_SECONDS)
-    codes = [complete(root, flags, plan)]
-    if fault.family == "run.py killed twice":
-        wait_until_gone(root)
-        codes.append(complete(root, flags, Plan(last=int(fault.failure.split()[5]))))
-    return codes, struck.exists()
-
-
 def _expected(fault: Fault, is_struck: bool) -> set[int]:
     """Exit codes that a fault may lead to: 0 to 2 as documented, 130 if asked to stop, minus the signal if killed."""
-    name = fault.failure.partition(",")[0]
-    is_at_run = "run.py" in fault.victim and name.startswith("SIG") and name != "SIGSTOP"
-    if not is_struck or not is_at_run:
+    if not is_struck or "run.py" not in fault.victim:
         return {0, 1, 2}
-    number = -int(signal.Signals[name])
-    if name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        return {130, number}  # the signal itself where nothing is under way: in the last line of the summary
-    return {0, 1, 2, number} if fault.family == "run.py killed twice" else {number}
+    number = -int(signal.Signals[fault.failure])
+    # The signal itself where nothing is under way: in the last line of the summary.
+    return {130, number} if fault.failure in POLITE else {number}
 
 
 def wait_until_gone(root: Path) -> bool:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,18 @@ from tests.faults.matrix import Fault
 
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "shutil.rmtree", "subprocess.Popen")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-FOREVER = 600.0
-LATE_SECONDS = 5.0  # the executor's own are a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is otherwise than usual for one run.py. `fault` strikes once, and leaves the file `struck`.
 
-    `counts`: a folder that gets a byte for each file operation, in a file for each process. `last`: before this file
-    operation run.py is killed. `deadline_seconds` are a run's at most.
+    `counts`: a folder that gets a byte for each file operation, in a file for each process.
     """
 
     fault: Fault | None = None
     struck: str = ""
     counts: str = ""
-    last: int = 0
-    deadline_seconds: float = 120.0
 
     def command(self, process: str) -> tuple[str, ...]:
         """Return the words that start a process of this plan, but for its arguments."""
@@ -57,7 +52,7 @@ class Strike:
 
     def prepare(self) -> None:
         """Watch the file operations of this process from now on."""
-        if self.plan.fault or self.plan.counts or self.plan.last:
+        if self.plan.fault or self.plan.counts:
             sys.addaudithook(self.watch)
 
     def watch(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -74,8 +69,6 @@ class Strike:
             if self.plan.counts:
                 with Path(self.plan.counts, self.process).open("ab") as file:
                     file.write(b".")
-            if self.process == "run.py" and self.num_operations == self.plan.last:
-                os.kill(os.getpid(), signal.SIGKILL)
             self.reach(f"{self.process} {self.num_operations}")
         finally:
             self.is_busy = False
@@ -88,13 +81,11 @@ class Strike:
 
     def act(self, victim: str, failure: str) -> None:
         """Do what the fault says; return if this process survives it."""
-        if failure == "silence":
-            time.sleep(FOREVER)
-        elif failure.startswith("exit "):
+        if failure.startswith("exit "):
             os._exit(int(failure.removeprefix("exit ")))
         elif failure.startswith("SIG"):
             for pid in self.pids_of(victim):
-                os.kill(pid, signal.Signals[failure.partition(",")[0]])
+                os.kill(pid, signal.Signals[failure])
             time.sleep(0.05)  # what was killed is dead before the next operation or event
         else:
             number = getattr(errno, failure)
@@ -126,20 +117,14 @@ def run(plan: Plan, root: Path, flags: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores some
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     import run as program
-    from nightshift.executors import base, local
+    from nightshift.executors import base
     from nightshift.experiment import experiment
     from tests.faults.play import RULES
 
-    strike, job, bench = Strike(plan, "run.py", root), experiment.Bench.job, sys.modules[experiment.Bench.__module__]
-
-    def make_job(*arguments: Any, **fields: Any) -> Any:
-        made = job(*arguments, **fields)
-        return replace(made, deadline_seconds=min(made.deadline_seconds, plan.deadline_seconds))
-
-    experiment.Bench.job = make_job  # type: ignore[method-assign]
+    strike, bench = Strike(plan, "run.py", root), sys.modules[experiment.Bench.__module__]
     bench.rules_here = lambda *arguments: RULES  # type: ignore[attr-defined]
     bench.open_engine = lambda *arguments: open_engine(plan, *arguments)
-    base.PROGRAM, local.LATE_SECONDS = plan.command("worker"), LATE_SECONDS
+    base.PROGRAM = plan.command("worker")
     program.ROOT, sys.argv = root, ["run.py", *flags]
     strike.prepare()
     program.main(flags)

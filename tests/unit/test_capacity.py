@@ -38,7 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("group", "files", "num_cores"),
     [
         ("0::/job\n", {"job/cpu.max": "max 100000\n"}, 8),
-        ("0::/job\n", {"job/cpu.max": "250000 100000\n"}, 2.5),
         ("0::/a/b\n", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "400000 100000"}, 2),  # the least on the way up
         ("0::/docker/4f1a\n", {"cpu.max": "300000 100000"}, 3),  # a path of the host: the top has the file
         ("2:cpu,cpuacct:/job\n", {}, 8),

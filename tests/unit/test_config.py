@@ -13,9 +13,6 @@ def added(line: str) -> str:
     return f"{line}\n{SMALL.decode()}"
 
 
-# -- what must be refused -----------------------------------------------------------------------------
-
-
 LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '"model\\u200b".name = 1', '"" = 1')
 
 
@@ -30,13 +27,11 @@ LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '
         (added("trainer.max_steps = 9"), "train.toml:1: trainer.max_steps = 9 is now max_", "steps = 9 at the top"),
         (SMALL.replace(b"3e-6", b'"3e-6"'), 'train.toml:8: trainer.optim.lr = "3e-6" is not allowed', "lr = 3e-6"),
         (SMALL.replace(b"3e-6", b"nan"), "train.toml:8: trainer.optim.lr = nan is not allowed", "lr = 1e-6"),
-        (SMALL.replace(b"3e-6", b"3.0"), "train.toml:8: trainer.optim.lr = 3.0 is not allowed", "at most 1"),
         (SMALL.replace(b"= 4", b"= 5"), "train.toml:4: orchestrator.batch_size = 64: groups of 5", "batch_size = 60"),
         ('"trainer.optim.lr" = 1e-6\n', "train.toml:1: ", "is unknown. Did you mean trainer.optim.lr?"),
         *((added(text), "train.toml:1: ", "is unknown") for text in (*LOOK_ALIKES, '"model." = 1')),
         (b"", "train.toml: orchestrator.group_size = 1 (the default)", "Write gr"),
         (b"\x89PNG\r\n\x1a\n\0\0", "train.toml: 'utf-8' codec can't decode byte 0x89", "git checkout train.toml"),
-        (b"\xef\xbb\xbf" + SMALL, 'train.toml:1: "\\ufeff', "is not TOML"),
         (b"#" * 10_000_000, "train.toml has 10,000,000 bytes", "git checkout train.toml"),
         (added("x = " + "1" * 5000), "train.toml:1: 5,004 characters on one line", "below 1,000"),
         (added("a = " + "[" * 900 + "]" * 90), "train.toml: it is nested too deeply", "git checkout"),
@@ -53,7 +48,6 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
     ("lines", "cause"),
     [
         ("max_steps = 5\ntrainer.scheduler = {type = 'cosine'}", "10 + decay_steps 0 exceed max_steps 5"),
-        ("max_steps = 19\ntrainer.scheduler = {type = 'linear'}", "10 + decay_steps 10 exceed max_steps 19"),
         ("trainer.scheduler.type = 'cosine'", "ends at max_steps, which is not set"),
         ("trainer.scheduler = {type = 'linear', decay_steps = 0, min_lr = 1e-3}", "min_lr 0.001 exceeds lr 3e-6"),
         ("trainer.scheduler.warmup_steps = 3", "has no effect with trainer.scheduler.type = \"constant\""),
@@ -62,7 +56,6 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
         ("orchestrator.concurrency = {min_inflight = 9, initial_inflight = 8}", "min_inflight 9 exceeds initial"),
         ("orchestrator.train.sampling.max_completion_tokens = 512", "no room for its prompt in seq_len 512"),
         ("orchestrator.algo.decay = 0.5", "write type = \"rae\""),
-        ("orchestrator.algo = {type = 'max_rl', length_penalty = {}}", "write type = \"grpo\""),
         ("trainer.model.ac = false", "is not allowed ([table] or \"None\"). Write [trainer.model.ac]"),
         ("trainer.model.lora.target_modules = ['.*(a+)+$']", "is not allowed (list of 7 names"),
         ("inference.vllm = {max_num_seqs = 512, max_num_batched_tokens = 256}", "max_num_seqs 512 exceeds max"),
@@ -92,21 +85,15 @@ def test_the_name_of_a_gate_cannot_be_the_pattern_of_names() -> None:
     "source",
     [
         "\n".join(".".join(f"a{n}" for n in range(180)) + f".b{line} = 1" for line in range(64)),
-        "\n".join(f'trainer.optim.k{n}="{"x" * 900}"' for n in range(68)),
         SMALL.decode() + 'zzz = """' + "\n" * 60_000 + '"""',
         SMALL.decode() + "zzz = [" + "\n'a'," * 10_000 + "]",
-        '"' * 999 + "\n" + "'" * 999,
-        "\n".join("[" + "a." * 300 + f"b{n}]" for n in range(100)),
     ],
-    ids=["dots", "strings", "multi-line", "array", "quotes", "headers"],
+    ids=["dots", "multi-line", "array"],
 )
 def test_a_hostile_file_is_refused_quickly(source: str) -> None:
     start = time.process_time()
     refusal(source[: 64 * 1024])
     assert time.process_time() - start < 2.0
-
-
-# -- equality -----------------------------------------------------------------------------------------
 
 
 MODULES = SMALL + b"[trainer.model.lora]\ntarget_modules = "
@@ -117,10 +104,8 @@ MODULES = SMALL + b"[trainer.model.lora]\ntarget_modules = "
     [
         (SMALL, SMALL + b"# a comment\n"),
         (SMALL, SMALL.replace(b"3e-6", b"0.000003")),
-        (SMALL, SMALL.replace(b"= 64 ", b"= 6_4 ")),
         (SMALL, b"trainer.optim.lr = 3e-6\norchestrator = {group_size = 4, batch_size = 64}\nseq_len = 512\n"),
         (SMALL, SMALL + b"weight_decay = 0.01\ntype = 'adamw'\nmax_norm = 1\n"),
-        (SMALL, SMALL + b"betas2 = 0.999\n[trainer.model.compile]\nfullgraph = false\n"),
         (SMALL, b"max_steps = 'None'\n" + SMALL),
         (SMALL, SMALL + b"[inference]\n[orchestrator.train.source.curriculum.sampler]\ntype = 'standard'\n"),
         (SMALL + b"weight_decay = 0\n", SMALL + b"weight_decay = -0.0\n"),
@@ -139,9 +124,7 @@ def test_what_trains_the_same_has_the_same_hash(source: bytes, same: bytes) -> N
         SMALL.replace(b"3e-6", b"3.1e-6"),
         SMALL + b"type = 'muon'\n",
         SMALL + b"[trainer.model.lora]\n",
-        SMALL + b"[orchestrator.train.source.curriculum.gates.zero]\n",
         SMALL + b"[trainer.model.ac]\n",  # prime-rl's default; what silence means is the preset's to say
-        SMALL + b"[trainer.model]\noptim_cpu_offload = true\n",
     ],
 )
 def test_what_trains_otherwise_has_another_hash(other: bytes) -> None:

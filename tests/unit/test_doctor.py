@@ -45,9 +45,8 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
     assert {"GPUs", "checkout"} <= lacks.keys()
     assert "not used" in lacks["checkout"]
     assert Doctor.of(found, ARITHMETIC_TRL).is_ready
-    lines = Doctor.of(found, ARITHMETIC_TRL).table().splitlines()
-    assert lines[-1] == "ready: --engine trl (arithmetic-trl), which this machine would use"
-    assert {line[24:33].strip() for line in lines[:-1]} <= {"ok", "warning", "PROBLEM", "not used"}  # aligned
+    last = Doctor.of(found, ARITHMETIC_TRL).table().splitlines()[-1]
+    assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
     found = checks(root, GSM8K_PRIME_RL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
     assert {"GPUs", "checkout"} <= set(names(found, "prime-rl", ok=False))
     assert not Doctor.of(found, GSM8K_PRIME_RL).is_ready
@@ -83,9 +82,7 @@ def test_a_split_of_gpus_is_checked_whole_and_no_other_engine_takes_it(root, tmp
     rules = on_cards(rules_here(root, None, 8), root, {}, None)
     found = checks(root, rules, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
     [problem] = [str(check.problem) for check in found if check.name == "GPUs" and not check.ok]
-    assert problem.startswith(
-        "GPU 6 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB in use. Wait, or end the other process."
-    )
+    assert problem.startswith("GPU 6 (NVIDIA H100 80GB HBM3) has 40.0 of 80.0 GB in use. Wait, or end the other")
     assert [check.detail for check in found if check.name == "memory"] == ["preset 8 x 80 GB"]
     assert str(shape_problem(rules, root)) == (
         "rules.toml: tensor_parallel = 3 does not divide the 4 attention heads of mine. Write a divisor, or 1."

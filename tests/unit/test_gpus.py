@@ -63,36 +63,21 @@ def test_gpus_are_read_as_they_are_and_nvml_is_closed(nvml: StandInNvml) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "ids"),
-    [
-        *(("0,1", (0, 1)), (" 3, 2 ", (3, 2)), ("1,1", (1, 1)), ("none", ()), ("None", ()), (" 7 ", (7,))),
-        *((text, None) for text in ("", "0", "0,1,2", "a,b", "-1,0", "0,", "0,99999999999")),
-    ],
-)
-def test_gpus_flag(text: str, ids: tuple[int, ...] | None) -> None:
-    if ids is None:
-        with pytest.raises(UsageError, match=re.escape(repr(text))):
-            parse_gpus(text, (1, 1))
-    else:
-        assert parse_gpus(text, (1,) if len(ids) == 1 else (1, 1)) == ids
-
-
-@pytest.mark.parametrize(
     ("text", "split", "ids"),
     [
-        ("0:1-3", (1, 3), (0, 1, 2, 3)),
+        (" 3, 2 ", (1, 1), (3, 2)),
+        ("1,1", (1, 1), (1, 1)),
+        ("None", (1, 1), ()),
+        (" 7 ", (1,), (7,)),
         ("3:0-2", (1, 3), (3, 0, 1, 2)),
         ("0,1:2-7", (2, 6), (0, 1, 2, 3, 4, 5, 6, 7)),
-        *(
-            (text, (1, 3), None)
-            for text in ("0,1", "0,0", "0:1,2", "0,1:2,3", "0:1-2,2", "0:0-2", "0:1:2,3", "0:3-1", "0:")
-        ),
+        *((text, (1, 1), None) for text in ("", "0", "0,1,2", "a,b", "-1,0", "0,99999999999")),
+        *((text, (1, 3), None) for text in ("0,1", "0:1,2", "0,1:2,3", "0:0-2", "0:1:2,3", "0:3-1", "0:")),
     ],
 )
-def test_gpus_flag_of_more_than_a_pair_names_as_many_as_the_rules_say(text, split, ids):
+def test_gpus_flag_names_as_many_as_the_rules_say(text, split, ids):
     if ids is None:
-        needs = rf"--gpus {re.escape(repr(text))} does not name {split[0]} \+ {split[1]} GPU\(s\)\. Write"
-        with pytest.raises(UsageError, match=rf"{needs}.* is infer_gpus \+ train_gpus in rules\.toml"):
+        with pytest.raises(UsageError, match=rf"--gpus {re.escape(repr(text))} does not name {split[0]} \+ {split[1]}"):
             parse_gpus(text, split)
     else:
         assert parse_gpus(text, split) == ids
@@ -112,9 +97,7 @@ def test_gpus_flag_of_more_than_a_pair_names_as_many_as_the_rules_say(text, spli
 def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible, indices):
     environ = {"CUDA_VISIBLE_DEVICES": visible}
     if indices is None:
-        with pytest.raises(
-            EngineError, match=r"CUDA_VISIBLE_DEVICES contains .*, which is not one whole GPU.* List whole"
-        ):
+        with pytest.raises(EngineError, match=r"CUDA_VISIBLE_DEVICES contains .* not one whole GPU.* List whole"):
             visible_gpus(MACHINE, environ)
     else:
         assert [gpu.index for gpu in visible_gpus(MACHINE, environ)] == indices
@@ -127,14 +110,7 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible,
         (MACHINE, None, 1, "3,1", [3]),
         (MACHINE, (3, 2), 2, None, [3, 2]),
         (MACHINE, (2, 2), 2, "2", [2, 2]),
-        ([], None, 2, None, r"this machine has 0, 0 visible\. Run with --engine trl, with --gpus 0,0"),
-        (
-            MACHINE,
-            None,
-            2,
-            "1",
-            "needs 2 NVIDIA GPUs, .* has 4, 1 visible.*Run with --engine trl, with --gpus 0,0",
-        ),
+        (MACHINE, None, 2, "1", "needs 2 NVIDIA GPUs, .* has 4, 1 visible.*Run with --engine trl, with --gpus 0,0"),
         (MACHINE, (0, 9), 2, None, "GPU 9 does not exist, or .* Choose from: 0, 1, 2, 3"),
         (MACHINE, (0, 2), 2, "0,1", "GPU 2 .*, or CUDA_VISIBLE_DEVICES hides it. Choose from: 0, 1"),
         (MACHINE, (3, 0, 1, 2), 4, None, [3, 0, 1, 2]),
@@ -190,12 +166,10 @@ def test_the_real_nvml_has_every_function_that_is_called() -> None:
     [
         (["H100", "H100"], GSM8K_PRIME_RL, "1,0", 0, "2 x 80 GB"),
         (["H100", "A6000", "RTX 4090"], GSM8K_PRIME_RL, "0,2", 0, "2 x 24 GB"),  # the smaller one
-        (["H100"], GSM8K_PRIME_RL, "0,0", 0, "1 x 80 GB"),
-        (["H100"], GSM8K_PRIME_RL, None, 0, NO_CARD),  # there are no two: the check reports it
         (["RTX 3060", "RTX 3060"], GSM8K_PRIME_RL, None, 0, "2 x 16 GB"),  # smaller than every row: the least
         (["H100"], GSM8K_TRL, None, 0, "1 x 80 GB"),
         (["H100", "H100", "A6000", "H100"], ONE_TO_THREE, None, 0, "4 x 48 GB"),
-        (["H100", "H100"], ONE_TO_THREE, None, 0, NO_CARD),
+        (["H100", "H100"], ONE_TO_THREE, None, 0, NO_CARD),  # there are no four: the check reports it
         (["H100"], ARITHMETIC_TRL, "0", 0, NO_CARD),  # the tiny model fits anywhere
         (["H100"], GSM8K_PRIME_RL, "0,0", 48, "1 x 48 GB"),  # rules.toml names a size
         ([], GSM8K_PRIME_RL, None, 24, "2 x 24 GB"),  # for a dry run, or on a login node

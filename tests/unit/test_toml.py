@@ -17,8 +17,6 @@ from nightshift.errors import ConfigError, ExitCode
 from tests.prime_rl_plans import open_configs
 from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_clean_lines
 
-LENGTH = "orchestrator.train.sampling.max_completion_tokens"
-
 
 def test_puts_a_new_key_into_its_table_above_the_next_comment() -> None:
     source = SMALL + b"\n# about the schedule\n[trainer.scheduler]\ntype = 'constant'\n"
@@ -44,9 +42,7 @@ def test_removing_an_added_key_restores_the_bytes(added: dict[str, Any], above: 
     ("change", "and_so"),
     [
         ({"trainer.model.lora.rank": 8}, {"trainer.model.lora": {}}),
-        ({"trainer.model.ac.freq": ABSENT}, {}),  # of a table that is off, which stays so
         ({"trainer.optim.weight_decay": ABSENT}, {}),
-        ({LENGTH: None}, {LENGTH: ABSENT}),
         ({"trainer.optim.nesterov": False, "trainer.optim.type": "sgd"}, {}),
     ],
 )
@@ -174,11 +170,9 @@ LINES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_the_line_of_a_key_is_that_of_the_statement_that_has_it_first(end: str) -> None:
-    text = DOCUMENT.replace("\n", end)
-    assert line_numbers(text) == LINES
-    assert {*nodes(tomllib.loads(text))} <= {*LINES}
+def test_the_line_of_a_key_is_that_of_the_statement_that_has_it_first() -> None:
+    for text in (DOCUMENT, DOCUMENT.replace("\n", "\r\n")):
+        assert line_numbers(text) == LINES
 
 
 def nodes(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -205,32 +199,17 @@ def written_values(key: Key) -> list[str]:
 
 
 @st.composite
-def assignments(draw: st.DrawFn) -> tuple[list[str], str]:
-    """An open key, a misspelled or a locked one, with a value that the key may or may not take."""
-    key = draw(st.sampled_from(KEYS))
-    path = [draw(NAMES) if part == ANY else part for part in key.path.split(".")]
-    match draw(st.sampled_from(("open", "open", "open", "locked", "misspelled", "dot in a name"))):
-        case "locked":
-            path = draw(st.sampled_from(LOCKED)).replace(ANY, "trainer").split(".")
-        case "dot in a name":
-            path = [*path[:-2], ".".join(path[-2:])]
-        case "misspelled":
-            part = draw(st.integers(0, len(path) - 1))
-            path[part] = draw(st.sampled_from((path[part][1:], path[part] + "s", path[part].replace("e", "\u0435"))))
-    return path, draw(ANY_VALUE | st.sampled_from(written_values(key)))
-
-
-@st.composite
 def mutants(draw: st.DrawFn) -> bytes:
-    """A train.toml as a careful or a careless agent writes it, in one of the spellings of TOML."""
-    text = "orchestrator.group_size = 4\norchestrator.batch_size = 256\n" * draw(st.sampled_from((1, 1, 1, 0)))
-    for path, value in draw(st.lists(assignments(), min_size=1, max_size=2)):
-        spell = draw(st.sampled_from((json.dumps, lambda part: part)))
-        *tables, leaf = map(spell, path)
-        head, line = ".".join(tables), f"{leaf} = {value}\n"
-        spellings = (f"{head}.{line}", f"[{head}]\n{line}", f"[[{head}]]\n{line}", f"{head} = {{{line[:-1]}}}\n")
-        text += draw(st.sampled_from(spellings)) if head else line
-    return text.encode()
+    """A train.toml with an open, a misspelled or a locked key, in one of the spellings of TOML."""
+    key = draw(st.sampled_from(KEYS))
+    path = draw(st.sampled_from((key.path, key.path, key.path, f"{key.path}s", draw(st.sampled_from(LOCKED)))))
+    value = draw(ANY_VALUE | st.sampled_from(written_values(key)))
+    spell = draw(st.sampled_from((json.dumps, lambda part: part)))
+    *tables, leaf = (spell(draw(NAMES) if part == ANY else part) for part in path.split("."))
+    head, line = ".".join(tables), f"{leaf} = {value}\n"
+    spellings = (f"{head}.{line}", f"[{head}]\n{line}", f"[[{head}]]\n{line}", f"{head} = {{{line[:-1]}}}\n")
+    text = "orchestrator.group_size = 4\norchestrator.batch_size = 256\n"
+    return (text + (draw(st.sampled_from(spellings)) if head else line)).encode()
 
 
 @settings(FUZZ, max_examples=400)
