@@ -42,8 +42,12 @@ group_size = 4        # rollouts an example
 temperature = 1.0
 max_completion_tokens = 1024
 
+[orchestrator.algo]
+type = "grpo"
+
 [trainer.optim]
 lr = 3e-6                        # peak learning rate
+weight_decay = 0.01
 max_norm = 1.0
 """)
 _CHOICES: dict[str, Sequence[Any]] = {
