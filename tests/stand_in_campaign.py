@@ -1,14 +1,11 @@
 """A stand-in campaign: a ledger in the real file formats whose "training" is a made-up function of the config.
 
-    python -m tests.stand_in_campaign FOLDER [NUM_EXPERIMENTS]
-
 Scores, decisions, diffs and files go through the real decision rule, config and ledger, with riders and the last runs
-of a night; the numbers mean nothing. It is for tests and for looking at the page.
+of a night; the numbers mean nothing.
 """
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,29 +21,16 @@ from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step, write_steps
 from nightshift.campaign.posterior import measuring_run
-from nightshift.campaign.records import (
-    Action,
-    Evaluation,
-    Judgement,
-    Outcome,
-    Record,
-    Result,
-    Run,
-    Stage,
-    Training,
-    Weights,
-    packed,
-)
+from nightshift.campaign.records import Action, Judgement, Outcome, Record, Result, Run, Stage, Training, packed
 from nightshift.config.train_toml import Config, diff, parse, set_values
 from nightshift.errors import Failure
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
-from tests.campaigns import a_record, replace
+from tests.campaigns import a_record, a_result, replace
 from tests.rules import ARITHMETIC_TRL
 
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"
-_BEGAN = datetime(2026, 11, 20, 21, 4, tzinfo=UTC)
 _BASELINE = parse(b"""# A stand-in train.toml.
 seq_len = 2048                   # tokens of a packed training row
 
@@ -90,13 +74,13 @@ class State:
     with_files: bool
     changes: dict[str, object]
     examples_sha256: str
-    now: datetime = _BEGAN
+    now: datetime = datetime(2026, 11, 20, 21, 4, tzinfo=UTC)
     campaign: Campaign = field(default_factory=Campaign)
 
 
 def build(
     root: Path,
-    num_experiments: int = 32,
+    num_experiments: int,
     seed: int = 3,
     num_examples: int = 4000,
     with_files: bool = True,
@@ -113,10 +97,10 @@ def build(
     examples = environment.examples("validation")
     sha256 = examples_digest([(environment, example) for example in examples])
     state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files, changes, sha256)
+    last_runs = _LAST_RUNS if num_experiments >= _MANY else ()
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time
-        for number in range(1, num_experiments + 1):
-            stage = _LAST_RUNS[number - num_experiments - 1] if number > num_experiments - len(_LAST_RUNS) else None
-            _experiment(state, number, Stage.SEARCH if num_experiments < _MANY else stage or Stage.SEARCH)
+        for stage in (*[Stage.SEARCH] * (num_experiments - len(last_runs)), *last_runs):
+            _experiment(state, stage)
         state.ledger.runs_dir.mkdir(parents=True, exist_ok=True)
         state.ledger.sync_tsv()  # once: it is written whole
     return state.ledger
@@ -124,16 +108,14 @@ def build(
 
 def _truth(config: Config) -> float:
     """A made-up score of a config, 0..1."""
-    lr, group, temperature, max_norm, _, _, algo = map(config.get, _CHOICES)
+    lr, group, temperature = map(config.get, [*_CHOICES][:3])
     if lr > 2e-5:
         return 0.03
     return float(
-        0.56
+        0.54
         + 0.14 * math.exp(-((math.log(lr / 7e-6)) ** 2) / 0.9)
         + 0.06 * math.exp(-((math.log2(group / 16)) ** 2) / 3)
         + 0.04 * math.exp(-((temperature - 0.9) ** 2) / 0.02)
-        + (0.02 if algo == "max_rl" else 0.0)
-        - 0.05 * abs(math.log2(max_norm / 0.5)) / 4
     )
 
 
@@ -157,53 +139,42 @@ def _run_of(state: State, stage: Stage) -> tuple[Run, Config, tuple[str, ...]]:
     return run, config, tuple(change.line for change in diff(before, config))
 
 
-def _experiment(state: State, number: int, stage: Stage) -> None:
+def _experiment(state: State, stage: Stage) -> None:
     run, config, lines = _run_of(state, stage)
     parent = state.campaign.parent
-    told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in lines)
-    named = "baseline" if run.is_baseline else "incumbent"
+    named = "; ".join(lines) or ("baseline" if run.is_baseline else "incumbent")
     identity = {"branch": BRANCH, "rules_hash": RULES_HASH, "hardware": "stand-in hardware, no training"}
     record = a_record(
         **identity | state.changes,
         parent=parent.number if parent else None,
         decided_before=len(state.campaign.decided),
         run=run,
-        description=f"{told}: the curves say that it should help" if lines else f"{named} again" if parent else named,
+        description=f"set {named}: the curves say that it should help" if lines else named,
         started=state.now.isoformat(timespec="seconds"),
         config_hash=config.hash,
         diff=lines,
-        versions={"nightshift": "0.1.0", "python": "3.11"},
-        prediction="+1 to +2 pp, and a shorter completion" if lines and number % 3 else None,
+        prediction="+1 to +2 pp, and a shorter completion" if lines else None,
     )
     record = state.ledger.reserve(record, {"train.toml": config.source})
     state.campaign.step(True, record)
-    draw = state.rng.random()
-    record = _crashed(state, record, draw) if lines and draw < 0.1 else _decided(state, record, config)
-    # The harness's own seconds, then the proposer's pause until the next experiment.
-    seconds = (record.result.total_seconds if record.result else 0.0) + 1.5
-    record = replace(record, total_seconds=seconds)
-    state.now += timedelta(seconds=seconds + float(state.rng.uniform(10, 50)))
+    is_crash = bool(lines) and state.rng.random() < 0.1
+    record = _crashed(state, record) if is_crash else _decided(state, record, config)
+    state.now += timedelta(seconds=record.total_seconds + float(state.rng.uniform(10, 50)))
     state.ledger.write(record)
-    if record.decided:
-        state.campaign.step(False, record)
+    state.campaign.step(False, record)
 
 
-def _crashed(state: State, record: Record, draw: float) -> Record:
-    failure, cause = (
-        (Failure.CONFIG, "loss became nan at step 41 with lr 3e-05")
-        if draw < 0.07
-        else (Failure.INFRASTRUCTURE, "the worker was killed by SIGKILL: out of memory?")
-    )
-    training = Training(Outcome.CRASHED, 41, cause=cause, failure=failure)
-    run = Result(1000, training, startup_seconds=7.2, total_seconds=float(state.rng.uniform(12, 50)))
+def _crashed(state: State, record: Record) -> Record:
+    cause = "loss became nan at step 41 with lr 3e-05"
+    training = Training(Outcome.CRASHED, 41, cause=cause, failure=Failure.CONFIG)
+    result = Result(1000, training, startup_seconds=7.2, total_seconds=30.0)
     write_steps(state.ledger.run_dir(record.number) / "metrics.jsonl", _steps(state, 0.4, 40))
-    decided = len(state.campaign.decided) + 1 if failure is Failure.CONFIG else None
-    judgement = Judgement(why=cause)
-    return replace(record, status="crash", failure=failure, judgement=judgement, result=run, decided=decided)
+    fields = {"failure": Failure.CONFIG, "judgement": Judgement(why=cause), "total_seconds": 31.5}
+    return replace(record, status="crash", result=result, decided=len(state.campaign.decided) + 1, **fields)
 
 
 def _decided(state: State, record: Record, config: Config) -> Record:
-    record = replace(record, result=_result(state, record, config))
+    record = replace(record, result=_result(state, record, config), total_seconds=82.0)
     record = replace(state.campaign.judge(record, _BASELINE), decided=len(state.campaign.decided) + 1)
     assert record.judgement is not None
     steps = [d for d in record.judgement.decisions if d.action is not Action.DISCARD]
@@ -212,38 +183,28 @@ def _decided(state: State, record: Record, config: Config) -> Record:
         record,
         commits=commits,
         git_action="; ".join(f"committed {id[:7]} ({name})" for name, id in commits.items()) or "nothing was decided",
-        lesson="the other direction is open" if record.decision and record.number % 4 else None,
-        health="reward still rising at the end (+0.04 over the last half): a longer schedule may pay\n"
-        "78 % of groups all right or all wrong: no gradient in them (group_size, temperature)"
-        if record.number % 2
-        else None,
+        lesson="the other direction is open" if record.decision else None,
+        health="reward still rising at the end (+0.04 over the last half): a longer schedule may pay",
     )
 
 
 def _result(state: State, record: Record, config: Config) -> Result:
     """One stand-in run with its metrics.jsonl and evaluation.jsonl."""
     rng, n = state.rng, len(state.examples)
-    seed = 1000 + record.number
     truth = min(max(_truth(config) + rng.normal(0, 0.025), 0.004), 0.99)
     latent = math.sqrt(0.62) * state.difficulty + math.sqrt(0.38) * rng.standard_normal(n)
     right = latent > NormalDist().inv_cdf(1 - truth)
-    num_steps = int(rng.integers(80, 190))
-    steps = _steps(state, truth, num_steps) if state.with_files else []
-    truncated = rng.random(n) < 0.004
-    scores = tuple((right & ~truncated).astype(float).tolist())
-    mean = sum(scores) / n
-    evaluation = Evaluation(
-        mean, math.sqrt(mean * (1 - mean) / n), packed(scores), state.examples_sha256, float(truncated.mean()), 19.3,
-        Weights(num_steps, f"{record.number:064x}"), 4.1,
-    )  # fmt: skip
-    training = Training(Outcome.BUDGET, num_steps, 60.2, truth, 1.18)
-    startup, rest = float(rng.uniform(6, 9)), float(rng.uniform(8, 11))
-    run = Result(seed, training, evaluation, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
-    folder = state.ledger.run_dir(record.number)
     if state.with_files:
-        write_steps(folder / "metrics.jsonl", steps)
-        _write_rollouts(folder / "evaluation.jsonl", state.examples, right & ~truncated, truncated)
-    return run
+        folder = state.ledger.run_dir(record.number)
+        write_steps(folder / "metrics.jsonl", _steps(state, truth, 120))
+        _write_rollouts(folder / "evaluation.jsonl", state.examples, right)
+    result, mean = a_result(seed=1000 + record.number), float(right.mean())
+    scores = {
+        "eval_score": mean,
+        "eval_stderr": math.sqrt(mean * (1 - mean) / n),
+        "scores": packed([*map(float, right)]),
+    }
+    return replace(result, evaluation=replace(result.evaluation, examples_sha256=state.examples_sha256, **scores))
 
 
 def _steps(state: State, end: float, num_steps: int) -> list[Step]:
@@ -251,44 +212,37 @@ def _steps(state: State, end: float, num_steps: int) -> list[Step]:
     rng = state.rng
     share = np.linspace(0, 1, num_steps)
     reward = 0.42 + (end - 0.42) * (1 - np.exp(-4 * share)) + rng.normal(0, 0.03, num_steps)
-    seconds = 60.2 / num_steps * 0.98
     return [
         Step(
             step=i + 1,
-            time=seconds * (i + 1),
+            time=0.5 * (i + 1),
             reward_mean=float(np.clip(reward[i], 0, 1)),
-            reward_std=0.45,
             all_right_share=0.4,
             all_wrong_share=0.3,
-            completion_tokens_mean=float(21 - 3 * share[i] + rng.normal(0, 0.4)),
-            truncated_share=float(max(0.0, 0.03 * (1 - share[i]) + rng.normal(0, 0.004))),
-            entropy=float(0.32 - 0.12 * share[i] + rng.normal(0, 0.006)),
+            completion_tokens_mean=float(21 - 3 * share[i]),
+            truncated_share=0.03 * float(1 - share[i]),
+            entropy=float(0.32 - 0.12 * share[i]),
             grad_norm=float(rng.uniform(0.2, 0.8)),
             lr=3e-4,
-            loss=float(rng.normal(0, 0.01)),
+            loss=0.0,
             tokens_per_second=9000.0,
-            generate_seconds=0.42 * seconds,
-            train_seconds=0.55 * seconds,
+            generate_seconds=0.2,
+            train_seconds=0.3,
         )
         for i in range(num_steps)
     ]
 
 
-def _write_rollouts(path: Path, examples: Sequence[Any], right: np.ndarray, truncated: np.ndarray) -> None:
+def _write_rollouts(path: Path, examples: Sequence[Any], right: np.ndarray) -> None:
     with path.open("w", encoding="utf-8") as file:
-        for example, is_right, is_cut in zip(examples, right.tolist(), truncated.tolist(), strict=True):
-            text = example.solution if is_right else example.solution.rpartition("#### ")[0] + "#### 3"
+        for example, is_right in zip(examples, right.tolist(), strict=True):
             line = {
                 "environment": "nightshift_arithmetic",
                 "key": example.key,
                 "score": float(is_right),
                 "answer": example.answer,
-                "completion": text[:30] if is_cut else text,
-                "num_tokens": 64 if is_cut else 19,
-                "truncated": is_cut,
+                "completion": example.solution if is_right else "#### 3",
+                "num_tokens": 19,
+                "truncated": False,
             }
             file.write(json.dumps(line) + "\n")
-
-
-if __name__ == "__main__":
-    build(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 32)

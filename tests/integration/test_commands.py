@@ -81,27 +81,6 @@ def test_a_signal_closes_the_record_and_leaves_no_process(root: Path, number: si
     assert len((root / "results.tsv").read_text().splitlines()) == 2
 
 
-def status(root: Path) -> str:
-    code, stdout, stderr = nightshift(root, "status")
-    assert code == 0, stderr
-    return stdout
-
-
-def test_wait_and_status(root: Path) -> None:
-    fault(root, "hold", once=False)
-    process = start(root, "--budget-seconds", "1")
-    until_training(root, process)
-    wait_for(lambda: "training" in status(root))
-    assert status(root).startswith("running:     0001: training, ")
-    assert nightshift(root, "wait", "--timeout", "0.1")[0] == 124
-    (root / "stand-in.json").unlink()
-    code, stdout, _ = nightshift(root, "wait", "--timeout", "60")
-    assert code == 0
-    assert stdout.startswith("---\neval_score:")
-    assert finish(process)[1] == stdout
-    assert status(root).startswith("running:     nothing\nresults:     1 experiment: 1 baseline\n")
-
-
 def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: Path) -> None:
     fault(root, "hold", once=False)
     (root / "runs").mkdir(exist_ok=True)
@@ -109,14 +88,18 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     code, stdout, stderr = finish(start(root, "--detach", "--budget-seconds", "1"))
     assert code == 0, stderr
     assert "uv run nightshift wait" in stdout
-    assert Ledger(root).is_running()
+    wait_for(lambda: nightshift(root, "status")[1].startswith("running:     0001: training, "))
+    assert nightshift(root, "wait", "--timeout", "0.1")[0] == 124
     code, _, stderr = finish(start(root, "--detach"))  # leaves the log of the first alone
     assert (code, "another controller works in this checkout" in stderr) == (2, True)
     (root / "stand-in.json").unlink()
     code, stdout, _ = nightshift(root, "wait", "--timeout", "60")
     assert code == 0
+    assert stdout.startswith("---\neval_score:")
     assert stdout in (root / "runs" / "detached.log").read_text()
     no_process_left(root)
+    counts = "running:     nothing\nresults:     1 experiment: 1 baseline\n"
+    assert nightshift(root, "status")[1].startswith(counts)
 
 
 def test_a_missing_model_is_one_line_and_no_experiment(root: Path) -> None:

@@ -80,8 +80,6 @@ def test_a_running_night_reads_revert_as_the_users_decision(root: Path) -> None:
     assert [(d.action, d.change.name) for d in decisions] == [("revert", "0002")]
     assert [change.name for change in third.run.kept] == ["0002"]
     assert "0002" not in [change.name for change in fourth.run.changes]
-    assert fourth.is_keep
-    assert "lr = 6e-7  # poor" in git(root, "show", "HEAD~1:train.toml"), "before the commit of the fourth"
 
 
 @pytest.mark.slow
@@ -217,7 +215,6 @@ def test_a_certificate_is_made_in_all_slots_resumed_by_its_night_and_told(root: 
     asked = {"agent": "random", "proposer": "lr", "experiments": 4, "certify": 2, "slots": 2}
     night = start(root, **asked)
     wait_for(lambda: len([*folder.glob("*/*/metrics.jsonl")]) == 2)
-    assert sorted(path.name.split("-")[0] for path in (folder / "0001").glob("*-*")) == ["baseline", "incumbent"]
     night.kill()
     finish(night)
     (folder / "stand-in.json").unlink()
@@ -230,19 +227,11 @@ def test_a_certificate_is_made_in_all_slots_resumed_by_its_night_and_told(root: 
     [comparison] = Ledger(root).comparisons()
     assert len(comparison.runs) == 4
     assert {access.number for access in Ledger(root).accesses()} == {1}
-    jobs = [json.loads((path.parent / "job.json").read_bytes()) for path in folder.glob("*/*/run.json")]
-    assert {job["slot"] for job in jobs} == {"slot 1", "slot 2"}
     killed = {**state(root), "certificate": None, "cause": None}  # after comparison.json, before night.json
     (root / "runs" / "night.json").write_text(json.dumps(killed))
     assert whole_night(root, **asked)[0] == 0
     assert state(root)["certificate"] == line
     assert [path.name for path in folder.iterdir()] == ["0001"]
-
-
-def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> None:
-    stdout, _ = good_night(root, agent="random", proposer="lr", experiments=1, certify=2)
-    assert "certificate:      not certified: no change is kept" in stdout
-    assert not (root / "runs" / "certify").exists()
 
 
 def test_a_search_refuses_a_direction_which_it_cannot_read(root: Path) -> None:

@@ -40,9 +40,7 @@ def command(folder: Path, kind: str) -> str:
 
 def left(folder: Path) -> list[int]:
     """Return the commands that hang, with their children."""
-    return [
-        process.pid for process in psutil.process_iter(["cmdline"]) if str(folder) in (process.info["cmdline"] or ())
-    ]
+    return [each.pid for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or ())]
 
 
 @pytest.fixture
@@ -100,19 +98,9 @@ def test_a_night_tells_of_its_keeps_and_its_end_with_your_environment_and_stores
     assert keeps
     assert [message["event"] for message in messages] == ["keep"] * len(keeps) + ["end"]
     for message, record in zip(messages, keeps, strict=False):
-        assert record.judgement is not None
-        assert record.decision is not None
-        assert message == {
-            "version": 2,
-            "event": "keep",
-            "campaign": "autoresearch/test",
-            "experiment": record.number,
-            "verdict": "keep",
-            "effect_at_decision": record.decision.effect,
-            "why": record.judgement.why,
-            "counts": message["counts"],
-            "page": str(root / "runs" / "report.html"),
-        }
+        expected = {"version": 2, "event": "keep", "campaign": "autoresearch/test", "experiment": record.number}
+        expected |= {"verdict": "keep", "effect_at_decision": record.decision.effect, "why": record.judgement.why}
+        assert message == {**expected, "counts": message["counts"], "page": str(root / "runs" / "report.html")}
     last = messages[-1]
     assert (last["why"], last["experiment"], last["verdict"]) == ("3 experiments are done", None, None)
     assert last["counts"]["line"].startswith("3 experiments: 1 baseline, ")

@@ -123,7 +123,7 @@ def require_safe(html: str) -> Page:
     return page
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 12])
+@pytest.mark.parametrize("count", [0, 1, 12])
 def test_few_experiments(tmp_path: Path, count: int) -> None:
     build(tmp_path, count, num_examples=60)
     page = rendered(tmp_path)
@@ -232,43 +232,34 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     declared = (source / "pyproject.toml").read_text()
     (folder / "pyproject.toml").write_text(declared.replace("num_validation = 4000", "num_validation = 500"))
     (tmp_path / "rules.toml").write_text("")
-    page = rendered(tmp_path)
+    page, flips = rendered(tmp_path), {}
     examples = shown_examples(("arithmetic",), tmp_path)
-    measured = [record for record in ledger.records() if record.parent and record.score is not None]
-    assert measured
-    for record in measured:
+    for record in [record for record in ledger.records() if record.parent and record.score is not None]:
         parent = ledger.record(record.parent)
         old, new = (each.evaluation.example_scores for each in (parent, record))
         shown = page.details(record.number)
-        lines = shown[f"examples against {record.parent:04d}"].splitlines()
-        assert lines == examples.flips(record, parent)
-        pattern = r"(.*): (\d+) examples?, (\d+) fixed, (\d+) broken, net ([+-]\d+) ± \d+"
-        found = {match[1]: tuple(map(int, match.groups()[1:])) for match in (re.fullmatch(pattern, x) for x in lines)}
-        num, fixed, broken, net = found.pop("arithmetic")
-        assert (num, fixed, net) == (500, sum(b > a for a, b in zip(old, new, strict=True)), round(sum(new) - sum(old)))
-        assert fixed > 0
-        for what, count in (("events", 3), ("hard containers", 3)):
-            parts = [each for name, each in found.items() if f", {what}: " in name]
-            sums = [sum(part[place] for part in parts) for place in range(3)]
-            assert (len(parts), sums) == (count, [500, fixed, broken])
-        assert re.search(rf"\n{record.parent:04d}: .*\n{record.number:04d}: ", shown["fixed"], re.DOTALL)
-    record = measured[0]
+        flips[record.number, f"examples against {parent.number:04d}"] = lines = shown[
+            f"examples against {parent.number:04d}"
+        ]
+        fixed, broken = (sum(a < b for a, b in zip(*pair, strict=True)) for pair in ((old, new), (new, old)))
+        net = round(sum(new) - sum(old))
+        assert f"arithmetic: 500 examples, {fixed} fixed, {broken} broken, net {net:+d} \N{PLUS-MINUS SIGN} " in lines
+        parts = re.findall(r", hard containers: .*: (\d+) examples?, (\d+) fixed, (\d+) broken", lines)
+        assert [sum(map(int, column)) for column in zip(*parts, strict=True)] == [500, fixed, broken]
+        assert re.search(rf"\n{parent.number:04d}: .*\n{record.number:04d}: ", shown["fixed"], re.DOTALL)
+    assert flips
     means = {
-        name: sum(record.evaluation.example_scores[place] for place in places) / len(places)
+        name: sum(new[place] for place in places) / len(places)
         for name, places in examples.members.items()
         if len(places) >= 20
     }
     worst = min(means, key=means.__getitem__)
     mean = f"{100 * means[worst]:.1f} % of {len(examples.members[worst])} examples."
     assert weakest(record, tmp_path) == f'The slice "{worst}" has the lowest mean score: {mean}'
-    assert weakest(replace(record, result=None), tmp_path) == ""
-    # Who may write to runs/ changes no number of it.
-    for path in tmp_path.glob("runs/0*/**/evaluation.jsonl"):
+    for path in tmp_path.glob("runs/0*/**/evaluation.jsonl"):  # who may write to runs/ changes no number of it
         path.write_text('{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 500)
     again = rendered(tmp_path)
-    for record in measured:
-        name = f"examples against {record.parent:04d}"
-        assert again.details(record.number)[name] == page.details(record.number)[name]
+    assert {(number, name): again.details(number)[name] for number, name in flips} == flips
 
 
 @pytest.fixture

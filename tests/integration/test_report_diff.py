@@ -70,10 +70,8 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        *(
-            (("diff", "--", name), "is neither an experiment nor a commit")
-            for name in ("999", "-p", "HEAD:run.py", "a\x1b[31mb")
-        ),
+        (("diff", "--", "-p"), "is neither an experiment nor a commit"),
+        (("diff", "--", "a\x1b[31mb"), "is neither an experiment nor a commit"),
         (("diff",), "working file:1:"),
         (("show", "99"), "there is no record of experiment 0099. The last one is 0012."),
     ],

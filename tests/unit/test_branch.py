@@ -1,5 +1,6 @@
 """Which branch a start works on, and how a campaign begins: with real git, up to the first experiment."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -149,10 +150,7 @@ def test_the_campaign_that_began_here_is_continued_and_a_name_begins_another(con
     later = replace(controller, now=lambda: controller.now() + timedelta(days=1))
     found, _, line = begin(later)
     assert (found, git(controller.bench.root, "rev-parse", "HEAD")) == (name, kept)
-    words = (
-        f"branch {name} continues, a campaign that began at this commit (experiments so far: 2); --branch NEW begins"
-    )
-    assert words in line
+    assert f"branch {name} continues, a campaign that began at this commit (experiments so far: 2)" in line
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     git(controller.bench.root, "switch", "--quiet", "main")
     write(controller, "9e-6")
@@ -175,25 +173,12 @@ def test_a_name_that_git_refuses_is_one_line(controller: Controller, name: str) 
     assert refusal(controller, name).endswith(("Choose another name.", "choose another name: --branch NAME."))
 
 
-def unfinished_night(controller: Controller) -> NightRequest:
-    """A night on a campaign's branch that was killed; main is checked out again."""
+def test_the_same_command_on_another_branch_prints_what_to_type(controller: Controller) -> None:
     name, _, _ = begin(controller)
     request = NightRequest("tpe", engine="trl", budget_seconds=RULES.budget_seconds)
     save(controller.ledger, NightState(request, "rules", started=controller.now().isoformat(), first=1, branch=name))
     git(controller.bench.root, "switch", "--quiet", "main")
-    return request
-
-
-@pytest.mark.parametrize("state", ["clean", "rebase"])
-def test_the_same_command_on_another_branch_prints_what_to_type(controller, state) -> None:
-    request = unfinished_night(controller)
-    if state == "rebase":
-        (controller.bench.root / ".git" / "rebase-merge").mkdir()
-    words = {
-        "rebase": "git rebase is not finished",
-        "clean": f"git switch {today(controller)} and run the command again",
-    }
-    with pytest.raises(UsageError, match=words[state]):
+    with pytest.raises(UsageError, match=f"git switch {name} and run the command again"):
         start.open_night(controller.bench.root, request, controller.reporter, None)
     assert controller.repo.head().branch == "main"
 
@@ -205,23 +190,13 @@ def test_a_config_that_the_engine_refuses_creates_nothing(controller: Controller
     assert git(controller.bench.root, "branch", "--format=%(refname:short)").split() == ["main"]
 
 
-def conflict(controller: Controller, *command: str) -> None:
-    own_branch(controller)
-    write(controller, GOOD)
-    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "mine")
-    git(controller.bench.root, "switch", "--quiet", "main")
-    write(controller, "9e-6")
-    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "theirs")
-    with pytest.raises(subprocess.CalledProcessError):
-        git(controller.bench.root, *command)
-
-
-@pytest.mark.parametrize("command", ["rebase mine", "merge mine", "bisect"])
+@pytest.mark.parametrize("command", ["rebase --root --exec false", "merge --no-ff --no-commit mine", "bisect start"])
 def test_what_the_user_has_not_finished_is_refused_in_one_line(controller: Controller, command: str) -> None:
-    if command == "bisect":
-        git(controller.bench.root, "bisect", "start")
-    else:
-        conflict(controller, *command.split())
+    own_branch(controller)
+    git(controller.bench.root, "commit", "--quiet", "--allow-empty", "-m", "mine")
+    git(controller.bench.root, "switch", "--quiet", "main")
+    with contextlib.suppress(subprocess.CalledProcessError):
+        git(controller.bench.root, *command.split())
     operation = command.split()[0]
     assert refusal(controller) == f"a git {operation} is not finished in this checkout. Finish or abort it."
 

@@ -98,18 +98,10 @@ def test_training_takes_the_environments_by_their_ratio() -> None:
     assert equal.hash == parse(GROUPS).hash  # what holds without it
 
 
-@pytest.mark.parametrize(
-    ("rules", "text", "said"),
-    [
-        (chosen("gsm8k", "arithmetic"), "arithmetik = 2", ":4: orchestrator.train.ratio.arithmetik = 2.0: these rules "
-         "train on gsm8k and arithmetic. Delete it"),
-        (ARITHMETIC_TRL, "arithmetic = 2", "these rules train on arithmetic. Delete it"),
-    ],
-)  # fmt: skip
-def test_a_ratio_of_nothing_is_refused(rules: Rules, text: str, said: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        ratios(parse(GROUPS + f"[orchestrator.train.ratio]\n{text}\n".encode()), rules)
-    assert said in str(raised.value)
+def test_a_ratio_of_nothing_is_refused() -> None:
+    cause = r":4: orchestrator\.train\.ratio\.arithmetik = 2\.0: these rules train on gsm8k and arithmetic\. Delete it"
+    with pytest.raises(ConfigError, match=cause):
+        ratios(parse(GROUPS + b"[orchestrator.train.ratio]\narithmetik = 2\n"), chosen("gsm8k", "arithmetic"))
 
 
 class Parrot:

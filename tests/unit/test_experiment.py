@@ -195,8 +195,6 @@ def test_a_harmful_change_is_discarded_once_and_again_takes_new_seeds(controller
     assert subjects(controller) == ["baseline config", "start"]
     assert git(checkout, "status", "--porcelain", "--untracked-files=no") == ""
     write(controller, BAD)
-    with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d} \(discard"):
-        run(controller)
     (checkout / "train.toml").write_bytes(set_values((checkout / "train.toml").read_bytes(), {UNUSED: 3}))
     with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d}"):
         run(controller)
@@ -241,7 +239,6 @@ def test_unused_keys_alone_and_other_rules_are_refused_and_nothing_is_recorded(c
     ("name", "failure", "cause"),
     [
         slow("sigkill", Failure.INFRASTRUCTURE, "killed by SIGKILL"),
-        slow("exit_at_start", Failure.INFRASTRUCTURE, "no model here"),
         ("short_answers", Failure.INFRASTRUCTURE, f"{NUM_VALIDATION - 1} of {NUM_VALIDATION} examples"),
         ("error", Failure.CONFIG, "loss is nan"),
     ],
@@ -282,9 +279,7 @@ def test_an_interruption_closes_the_record_and_decides_nothing(controller, is_su
     assert run(controller).status == "discard"
 
 
-@pytest.mark.parametrize(
-    ("name", "num_between"), [("index.lock", 1), slow("HEAD.lock", 0), slow("refs/heads/{branch}.lock", 0)]
-)
+@pytest.mark.parametrize(("name", "num_between"), [("index.lock", 1), slow("refs/heads/{branch}.lock", 0)])
 def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(controller, num_between, name, monkeypatch):
     """git leaves such a file when it is killed, and holds it while somebody else commits."""
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.2)
@@ -332,9 +327,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
     assert list(controller.ledger.runs_dir.glob("*/weights")) == []
 
 
-@pytest.mark.parametrize(
-    "damage", [b"another learning rate", slow(b"\xff\x00"), slow(b"max_steps = 3\n[orchestrator]\n")]
-)
+@pytest.mark.parametrize("damage", [b"another learning rate", slow(b"\xff\x00")])
 def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(controller: Controller, damage: bytes) -> None:
     source = baseline(controller)
     stored = controller.ledger.run_dir(1) / "train.toml"

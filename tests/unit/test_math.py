@@ -28,8 +28,6 @@ HOSTILE = {
     "fractions 10,000 deep": "\\boxed{" + "\\frac{" * 10_000 + "1" + "}{2}" * 10_000 + "}",
     "a megabyte of braces": "\\boxed" + "{" * 1_000_000,
     "a tower": "\\boxed{9^{9^{9}}}",
-    "factorials": "\\boxed{10!!!!}",
-    "roots": "\\boxed{" + "\\sqrt{" * 50 + "2" + "}" * 50 + "}",
     "code": "\\boxed{__import__('os').system('touch /tmp/owned')}",
 }
 

@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.git import Repo
 from nightshift.campaign.records import Job, Record, Result
-from nightshift.campaign.waits import FILL
 from nightshift.cli.status import Status
 from nightshift.errors import EngineError, Failure
 from nightshift.experiment import experiment
@@ -136,59 +134,12 @@ def test_a_branch_switch_pauses_the_night_and_the_sentence_names_what_is_checked
     assert [line[:6] for line in gather(controller.ledger, CAMPAIGN).night] == ["Paused"]
 
 
-@pytest.mark.parametrize("act", ["--move", "--delete"])
-def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controller, clock: Clock, act: str) -> None:
-    root = controller.bench.root
-
-    def remove() -> None:
-        if act == "--move":
-            git(root, "branch", "--move", CAMPAIGN, "mine")
-        else:
-            git(root, "switch", "--quiet", "--force", "main")
-            git(root, "branch", "--delete", "--force", CAMPAIGN)
-
+def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controller, clock: Clock) -> None:
+    remove = partial(git, controller.bench.root, "branch", "--move", CAMPAIGN, "mine")
     _, stop, _ = a_night(controller, Watched(clock, controller, {BEGINS: remove}), Thinker(clock, 15.0), hours=3.0)
     assert stop.cause.startswith(f"the night's branch {CAMPAIGN} was deleted or renamed")
     assert not stop.is_planned
-    assert CAMPAIGN not in Repo(root).branches()
-
-
-QUESTION = Availability(Meaning.NO_EDIT, "the last words: Which file do you mean?")
-GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; the last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("away", "seconds", "num_asked", "is_long"),
-    [(QUESTION, None, 3, False), (GERMAN, 7_200.0, 14, True)],
-)
-def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(controller, clock, away, seconds, num_asked, is_long):
-    asked = list[float]()
-
-    def says(now: float) -> Availability | None:
-        if now < BEGINS or (asked and seconds is not None and now >= asked[0] + seconds) or 0 < len(asked) == num_asked:
-            return None
-        asked.append(now)
-        return away
-
-    executor = Watched(clock, controller, {})
-    proposer = Thinker(clock, 15.0, says)
-    _, stop, sent = a_locked_night(controller, executor, proposer, hours=3.0 if is_long else 1.0)
-    assert stop.is_planned, stop
-    records = controller.ledger.records()
-    assert len(asked) <= num_asked
-    assert idle_seconds(records, executor) <= 60
-    assert set(waited(controller)) >= set(executor.status) == set(executor.page)
-    assert all(f"thinker: {away.meaning}: {away.text[:40]}" in sentence for sentence in executor.page)
-    assert all(sentence.endswith("; TPE fills the free slots meanwhile") for sentence in executor.page)
-    num_fills = sum(record.proposal.proposer == FILL for record in records)
-    assert (num_fills > 10) == is_long
-    notified = [why for event, why in sent.events if event == "agent unavailable"]
-    assert len(notified) == is_long, "an hour without an answer"
-    lines = gather(controller.ledger, CAMPAIGN).night
-    assert any(line.startswith("Agent unavailable: 2026-11-25 01:") and away.text[:40] in line for line in lines)
-    if num_fills:
-        assert f"{num_fills} by TPE (agent unavailable)" in "\n".join(lines)
+    assert CAMPAIGN not in Repo(controller.bench.root).branches()
 
 
 def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(controller: Controller, clock: Clock):
@@ -206,6 +157,9 @@ def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(c
     assert ": thinker: program: bwrap cannot be started; ends when thinker answers" in waited(controller)[0]
     assert idle_seconds(controller.ledger.records(), executor) <= 60
     assert [event for event, _ in sent.events if event != "keep"] == ["agent unavailable", "end"]
+    lines = "\n".join(gather(controller.ledger, CAMPAIGN).night)
+    assert "Agent unavailable: 2026-11-25 01:" in lines
+    assert " by TPE (agent unavailable)" in lines
 
 
 class Placed(Watched):

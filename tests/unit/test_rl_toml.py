@@ -148,7 +148,6 @@ GATES = f"{CURRICULUM}.gates"
 @pytest.mark.parametrize(
     ("source", "changes", "edits", "comment"),
     [
-        (MINE, {}, {}, "the imported config of prime-rl, except for:"),
         (
             MINE,
             {"trainer.optim.lr": 3e-6, "max_steps": None, "orchestrator.group_size": 4},

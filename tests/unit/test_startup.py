@@ -47,7 +47,7 @@ def test_the_own_folders_of_this_python_stay_on_the_path_and_the_checkout_comes_
     assert path.index(str(ROOT)) == len(path) - 1
 
 
-@pytest.mark.parametrize("name", ["random.py", "types.py", "math.py", "psutil.py"])
+@pytest.mark.parametrize("name", ["types.py", "psutil.py"])
 def test_nothing_at_the_top_of_the_checkout_or_in_a_variable_hides_a_library_of_a_child(tmp_path, monkeypatch, name):
     (tmp_path / "nightshift").symlink_to(ROOT / "nightshift")
     (folder := tmp_path / "elsewhere").mkdir()
@@ -113,12 +113,9 @@ runpy.run_path(program, run_name="__main__")
 """
 BAD = b"[trainer.optim]\nlrr = 1e-6\n"
 COMMANDS = {  # a command, its exit code, and what it must not import beside HEAVY
-    "nightshift --help": (0, "numpy"),
     "nightshift no-command": (2, "numpy"),
     "nightshift status": (0, ""),
-    "nightshift show 2": (0, ""),
     "nightshift history": (0, ""),
-    "run.py --help": (0, "numpy"),
     "run.py --keys": (0, "numpy"),
     "run.py": (2, "numpy"),  # its train.toml is refused
     "prepare.py --help": (0, "numpy"),

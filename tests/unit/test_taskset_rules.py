@@ -41,10 +41,10 @@ def package(folder: Path) -> Path:
     return folder
 
 
-def rules(root: Path, **table: Any) -> Rules:
+def rules(root: Path, engine: str = "trl", **table: Any) -> Rules:
     mine = {"package": "their_env", "num_validation": 5} | table
     chosen = {"environments": ["mine"], "environment": {"mine": mine}}
-    return rules_of(root, msgspec.convert(chosen, Chosen), "trl", 1)
+    return rules_of(root, msgspec.convert(chosen, Chosen), engine, 1 if engine == "trl" else 2)
 
 
 @pytest.mark.parametrize("place", ["their_env", "their_env/their_env", "their_env/src/their_env"])
@@ -120,16 +120,10 @@ def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) ->
     assert expected in str(raised.value)
 
 
-def several(root: Path, engine: str, **table: Any) -> Rules:
-    mine = {"package": "their_env", "num_validation": 5, "max_turns": 4} | table
-    chosen = {"environments": ["mine"], "environment": {"mine": mine}}
-    return rules_of(root, msgspec.convert(chosen, Chosen), engine, 2)
-
-
 def test_trl_refuses_several_turns_and_names_the_engine_that_accepts_them(links: Path) -> None:
     package(links / "their_env")
     with pytest.raises(UsageError) as raised:
-        several(links, "trl")
+        rules(links, max_turns=4)
     line = "rules.toml: [environment.mine]: max_turns = 4: engine trl has one turn only. Use --engine prime-rl"
     assert str(raised.value).startswith(line)
 
@@ -144,7 +138,7 @@ def test_trl_refuses_several_turns_and_names_the_engine_that_accepts_them(links:
 )
 def test_a_row_holds_the_whole_conversation_or_is_refused_with_the_sum(links, table, seq_len, refusal):
     package(links / "their_env")
-    found = several(links, "prime-rl", **table)
+    found = rules(links, "prime-rl", max_turns=4, **table)
     source = f"seq_len = {seq_len}\n[orchestrator]\nbatch_size = 8\ngroup_size = 4\n"
     config = parse(f"{source}[orchestrator.train.sampling]\nmax_completion_tokens = 256\n".encode())
     if refusal:
@@ -162,4 +156,4 @@ def test_a_model_calls_tools_in_one_way(links: Path) -> None:
     package(links / "their_env")
     config = parse(b"seq_len = 9000\n[orchestrator]\nbatch_size = 8\ngroup_size = 4\n")
     with pytest.raises(ConfigError, match=r"tool_parser is pythonic\. Write one of: hermes, qwen3_coder, glm45, "):
-        effective(config, several(links, "prime-rl", tool_parser="pythonic"), 100)
+        effective(config, rules(links, "prime-rl", max_turns=4, tool_parser="pythonic"), 100)
