@@ -195,7 +195,9 @@ class Notifier:
                 for process in self._events:  # the tree would reap it, and its exit code would be lost
                     with suppress(psutil.NoSuchProcess):
                         process.terminate()
-                psutil.wait_procs([*self._events], _GRACE_SECONDS)
+                for left in psutil.wait_procs([*self._events], _GRACE_SECONDS)[1]:
+                    left.kill()
+                    left.wait()
                 self._report()
                 if self._words:
                     self._tree.end(_GRACE_SECONDS)

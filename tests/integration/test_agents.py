@@ -49,13 +49,13 @@ def kept_by_agent(root: Path, call: int, kind: str) -> str:
 def test_an_agent_that_behaves_and_has_no_sandbox(root: Path) -> None:
     stdout, stderr = drive(root, [], experiments=4, page=True)
     assert "agent: not isolated: it has your rights" in stderr
-    assert "agent:        not isolated" in stdout
+    assert "agent:            not isolated" in stdout
     proposals = [record.proposal.sandbox for record in records(root)]
     assert (proposals, state(root)["sandbox"]) == (["", "none", "none", "none"], "none")
     assert "\nNightshift-Agent: not isolated\n" in git(root, "log", "--format=%B")
     page, text = ((root / "runs" / name).read_text() for name in ("report.html", "report.md"))
     assert "agent: not isolated in 3 experiments (--sandbox none)" in page
-    assert "agent: not isolated in 3 experiments (--sandbox none)." in text
+    assert "agent: not isolated in 3 experiments (--sandbox none)" in text
     assert "\nagent:            not isolated\n" in nightshift(root, "wait")[1]
     ours = records(root)
     assert [r.proposal.description for r in ours[1:]] == [f"call {n} tries another rate" for n in range(3)]

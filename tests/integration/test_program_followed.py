@@ -39,7 +39,7 @@ def section(title: str) -> str:
 
 def commands(text: str) -> list[str]:
     """In their order: lines of code blocks, and what stands between backticks and begins with a program."""
-    found = re.findall(r"^ {4,}(uv run .+)$|`((?:uv run|git|grep|tail) [^`]+)`", text, re.MULTILINE)
+    found = re.findall(r"^ {4,}((?:uv run|grep) .+)$|`((?:uv run|git|grep|tail) [^`]+)`", text, re.MULTILINE)
     return [block or inline for block, inline in found]
 
 
@@ -91,7 +91,7 @@ def test_experiments_by_the_letter(agent: Shell) -> None:
     does = table()
     status, keys, prepare, baseline = commands(section("Set up"))
     steps, waits = section("One experiment").split("Many tools cut a call off")
-    history, show, dry_run, run, read, last_line = commands(steps)
+    history, show, dry_run, run, last_line, read = commands(steps)
     detach, wait = commands(waits.partition("| exit code")[0])
 
     assert (agent.run(status), agent.said) == (0, "")

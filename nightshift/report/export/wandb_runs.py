@@ -174,7 +174,9 @@ def follow(root: Path, project: str, first: int) -> None:
         except wandb.Error as error:
             if mode != "online":
                 raise
-            sys.stdout.write(f"{error}; writing offline runs to runs/wandb. To upload them: wandb sync {_FILES}\n")
+            sys.stdout.write(
+                f"{clean(str(error))}; writing offline runs to runs/wandb. To upload them: wandb sync {_FILES}\n"
+            )
             wandb.teardown()
             mode, is_over = "offline", False
             runs, num_logged = {}, {}  # write them again from the first step
