@@ -382,9 +382,14 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
         print_text(_text(form, story, root, experiment).decode().removesuffix("\n"))
     else:
         path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
+        new = path if output else path.with_name(f".new-{path.name}")
         if not output:
-            remove_tree(path)  # the earlier export
-        path = _write(form, story, root, path, experiment)
+            remove_tree(new)  # of a killed process
+        written = _write(form, story, root, new, experiment)
+        if not output:  # the earlier export is removed when the new one is complete
+            remove_tree(path)
+            new.rename(path)
+        path /= written.relative_to(new)
         print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
     for note in story.notes:
         print_error(note)

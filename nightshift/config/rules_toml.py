@@ -43,6 +43,7 @@ NAME = re.compile(r"\A(?!(agg|eval|incumbent|strict)\Z)[a-z][a-z0-9_]{0,39}\Z")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
 _OF_ALL = {"weight", "guard", "args"}  # keys of [environment.NAME] that do not need a package
+Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # a file or a package
 EnvironmentName = Annotated[str, Meta(pattern=NAME.pattern)]
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 NumGpus = Annotated[int, Meta(ge=1, le=16)]
@@ -59,7 +60,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     weight: Scale = 1.0
     guard: Annotated[float, Meta(gt=0, le=100)] | None = None
-    package: str = ""
+    package: Name = ""
     num_validation: Count | None = None
     num_train: Count | None = None
     args: dict[str, bool | int | float | str | list[Any] | dict[str, Any]] = {}
@@ -73,6 +74,10 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     models: Models = (ANY_MODEL,)
 
     def __post_init__(self) -> None:
+        try:
+            json.dumps(self.args, allow_nan=False)
+        except TypeError as error:
+            raise ValueError(f"args: {error}") from None
         keys = msgspec.to_builtins(self).keys() - _OF_ALL
         if keys and not self.package:
             raise ValueError(f"{min(keys)} needs package")
@@ -86,7 +91,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class LossTable(msgspec.Struct, forbid_unknown_fields=True):
     """[loss.NAME] of rules.toml: a function that prime-rl imports from a package in a folder of the checkout."""
 
-    package: str
+    package: Name
     import_path: Annotated[str, Meta(pattern=r"\A[A-Za-z]\w*(\.[A-Za-z_]\w*)+\Z")]
     parameters: dict[Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")], Parameter] = {}
 
@@ -100,7 +105,7 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     environments: list[EnvironmentName] = []
-    model: str = ""
+    model: Name = ""
     revision: Annotated[str, Meta(pattern=r"\A([0-9a-f]{40})?\Z")] = ""
     learning_rate_scale: Scale | None = None
     memory_gb: Literal[0, 16, 24, 48, 80] = 0
@@ -351,8 +356,11 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
             f"{folder.relative_to(top).as_posix()}/",
             folder / "pyproject.toml",
         )
-        project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
-        requires = project.get("dependencies", [])
+        try:
+            project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
+            requires = msgspec.convert(project.get("dependencies", []), list[str])
+        except (OSError, ValueError, AttributeError) as error:
+            raise UsageError(f"{path}: {error}", "Correct [project] of this file.") from None
     else:
         module, place = table.package.replace("-", "_"), ""
         owners = metadata.packages_distributions().get(module, [])
