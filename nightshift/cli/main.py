@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +186,8 @@ def night(
         raise click.UsageError("--pairs cannot be used with --slurm. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Name the proposer: --agent tpe, or --agent claude.")
+    if wandb and find_spec("wandb") is None:
+        raise UsageError("--wandb: the package wandb is not installed", "Install it: uv sync --extra wandb.")
     branch = flags.pop("branch")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
     if controller_job:

@@ -5,6 +5,7 @@ pyproject.toml of an environment declares the sizes of its splits, the models th
 `any`: every model outside models/), and the measured size of effects. For a user's taskset rules.toml declares this.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -116,6 +117,8 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     loss: dict[Annotated[str, Meta(pattern=r"\A(?!(custom|default|ipo)\Z)[a-z][a-z0-9_]{0,39}\Z")], LossTable] = {}
 
     def __post_init__(self) -> None:
+        if self.revision and not self.model:
+            raise ValueError("revision needs model")
         if self.infer_gpus % self.tensor_parallel:
             raise ValueError(f"tensor_parallel = {self.tensor_parallel} does not divide infer_gpus = {self.infer_gpus}")
 
@@ -270,6 +273,9 @@ def _portable_path(root: Path, model: str) -> str:
     path = Path(os.path.normpath(root / model))
     if not path.is_dir():
         return model
+    if root.resolve().is_relative_to(path.resolve()):
+        cause = f"{RULES_NAME}: model = {json.dumps(model)} is a folder that contains this checkout"
+        raise UsageError(cause, "Put the model into a separate folder.")
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
@@ -295,6 +301,14 @@ def losses_of(root: Path, chosen: Chosen) -> tuple[LossRules, ...]:
             cause = f"{RULES_NAME}: [loss.{name}]: package = {json.dumps(table.package)} is not a folder of this "
             cause += f"checkout with a package {module}"
             raise UsageError(cause, f"Write the folder that contains {module}/__init__.py.")
+        if module.startswith("nightshift"):
+            raise UsageError(f"{RULES_NAME}: [loss.{name}]: {module} is a name of Nightshift", "Rename the package.")
+        for path in sorted(filter(Path.is_file, place.rglob("*.py"))):  # an editor's lock is a dangling link
+            try:
+                ast.parse(path.read_bytes(), path.name)
+            except SyntaxError as error:
+                cause = f"{RULES_NAME}: [loss.{name}]: {path.relative_to(top)}:{error.lineno}: {error.msg}"
+                raise UsageError(cause, "Correct the line, or delete the table.") from None
         folder = f"{place.relative_to(top).as_posix()}/"
         losses.append(LossRules(name, folder, table.import_path, table.parameters))
     return tuple(losses)

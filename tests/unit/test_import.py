@@ -280,6 +280,11 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
     ("source", "cause"),
     [
         (b'[model]\nname = "x"\n', "x has no key that"),
+        (
+            b"[eval.client]\nbase_url = 'u'\n[sampling]\ntemperature = 0.7\n",
+            "evaluation or inference server, not of RL",
+        ),
+        (b"max_steps = 9\n[data]\nname = 'd'\n", "x is a config of prime-rl's sft, not of RL"),
         (b"\xff", "invalid start byte. Name a config file"),
     ],
 )
@@ -361,7 +366,7 @@ def test_import_leaves_rules_alone_where_the_checkout_has_not_what_they_name(che
     (tmp_path / "theirs.toml").write_text(HOSTED.decode() + entries)
     before = (checkout / "rules.toml").read_bytes()
     output = CliRunner().invoke(commands, ["import", str(tmp_path / "theirs.toml")]).output
-    assert "rules.toml is not changed: rules.toml: Expected `str` matching regex" in output
+    assert "rules.toml: not copied: environments: Expected `str` matching regex" in output
     assert "\x1b" not in output
     assert 'model = "an-owner/a-model": write the model and its commit on the hub' in output
     assert (checkout / "rules.toml").read_bytes() == before
