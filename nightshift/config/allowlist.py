@@ -128,7 +128,6 @@ class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     signs: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    is_rl: bool = True
     defaults: dict[str, Value] = {}
     other_meaning: dict[str, str] = {}
     note: str = ""

@@ -212,8 +212,7 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
         yield cause, "Shorten one of them, or raise max_steps", decay_path, warmup_path, schedule_path, "max_steps"
     ac, offloading = "trainer.model.ac", "trainer.model.ac_offloading"
     if resolved[ac] is None and values.get(offloading) is not None:  # the memory preset sets a key that is left out
-        fix = 'Write ac_offloading = "None" too'
-        yield ": ac_offloading is on and would switch it on again", fix, ac, offloading
+        yield ": ac_offloading is on and would switch it on again", 'Write ac_offloading = "None" too', ac, offloading
     for pool in (path for path in resolved if path.rpartition(".")[0] == _POOLS):
         for leaf in ("threshold", "weight"):
             if resolved[f"{pool}.{leaf}"] is None:

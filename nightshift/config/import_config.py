@@ -49,6 +49,7 @@ from nightshift.text import clean
 IMPORTED_NAME = "imported.toml"
 GROUP_SIZE, BATCH_SIZE = "orchestrator.group_size", "orchestrator.batch_size"
 _PARTS = {"trainer", "orchestrator", "inference"}  # tables of prime-rl that may have a file of their own
+_NOT_RL = ("data.name", "data.type", "eval.client.base_url", "vllm.model")  # keys of other programs of prime-rl
 _KEYS = {key.path: key for key in KEYS}
 _SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
 _NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
@@ -176,8 +177,9 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
         raise ConfigError(cause, "Delete the secrets from the file.")
     values, problems = read_values(tree)
     result = Import(tree, _dialect(tree), values)
-    if not result.dialect.is_rl:  # its values have another meaning
-        raise ConfigError(f"{name} is a config of {result.dialect.name}, not of RL", "Name a config of RL training.")
+    if sign := next((path for path in _NOT_RL if at(tree, path) is not None), ""):  # values have another meaning
+        cause = f"{name} has {sign}: it is a config of sft, evaluation or inference"
+        raise ConfigError(cause, "Name a config of RL training.")
     for problem in problems:
         path, value, key = ".".join(problem.path), problem.value, find_key(problem.target)
         if tables_of(value) and is_inner(path):  # the keys of its tables have problems of their own

@@ -234,8 +234,9 @@ def _complete(
     owners = {e.taskset.module if e.taskset else e.package: e.name for e in environments}
     for loss in losses:
         module = Path(loss.folder).name
-        if owners.setdefault(module, loss.folder) != loss.folder:
-            cause = f"{RULES_NAME}: [loss.{loss.name}]: another package is named {module}: {owners[module]}"
+        if module.startswith("nightshift") or owners.setdefault(module, loss.folder) != loss.folder:
+            owner = owners.get(module, "Nightshift")
+            cause = f"{RULES_NAME}: [loss.{loss.name}]: the package name {module} belongs to {owner}"
             raise UsageError(cause, "Rename one of them.")
     for name in scored:
         if (most := chosen.table(name).max_turns) > 1 and setup.engine != PRIME_RL:
@@ -301,8 +302,6 @@ def losses_of(root: Path, chosen: Chosen) -> tuple[LossRules, ...]:
             cause = f"{RULES_NAME}: [loss.{name}]: package = {json.dumps(table.package)} is not a folder of this "
             cause += f"checkout with a package {module}"
             raise UsageError(cause, f"Write the folder that contains {module}/__init__.py.")
-        if module.startswith("nightshift"):
-            raise UsageError(f"{RULES_NAME}: [loss.{name}]: {module} is a name of Nightshift", "Rename the package.")
         for path in sorted(filter(Path.is_file, place.rglob("*.py"))):  # an editor's lock is a dangling link
             try:
                 ast.parse(path.read_bytes(), path.name)

@@ -25,13 +25,13 @@ def serve(root: Path, branch: str | None, port: int, show: Callable[[str], None]
         timeout = 60.0  # seconds to receive a request, and to send a page of up to 5 MB
 
         def do_GET(self) -> None:
-            if not secrets.compare_digest(self.path.encode(), f"/{token}/".encode()):
-                return self.send_error(404)
-            try:
-                page = draw_page(root, branch).encode()
-            except NightshiftError as error:
-                return self.send_error(503, explain=str(error))
             with suppress(ConnectionError):  # a connection that the browser closed is no error
+                if not secrets.compare_digest(self.path.encode(), f"/{token}/".encode()):
+                    return self.send_error(404)
+                try:
+                    page = draw_page(root, branch).encode()
+                except NightshiftError as error:
+                    return self.send_error(503, explain=str(error))
                 self.send_response(200)
                 self.send_header("Content-Type", "text/html; charset=utf-8")
                 self.send_header("Cache-Control", "no-store")

@@ -282,9 +282,9 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
         (b'[model]\nname = "x"\n', "x has no key that"),
         (
             b"[eval.client]\nbase_url = 'u'\n[sampling]\ntemperature = 0.7\n",
-            "evaluation or inference server, not of RL",
+            "x has eval.client.base_url: it is a config of sft, evaluation",
         ),
-        (b"max_steps = 9\n[data]\nname = 'd'\n", "x is a config of prime-rl's sft, not of RL"),
+        (b"max_steps = 9\n[data]\nname = 'd'\n", "x has data.name: it is a config of sft"),
         (b"\xff", "invalid start byte. Name a config file"),
     ],
 )
