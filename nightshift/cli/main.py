@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +186,8 @@ def night(
         raise click.UsageError("--pairs cannot be used with --slurm. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Name the proposer: --agent tpe, or --agent claude.")
+    if wandb and find_spec("wandb") is None:
+        raise UsageError("--wandb: the package wandb is not installed", "Install it: uv sync --extra wandb.")
     branch = flags.pop("branch")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
     if controller_job:
@@ -382,9 +385,14 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
         print_text(_text(form, story, root, experiment).decode().removesuffix("\n"))
     else:
         path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
+        new = path if output else path.with_name(f".new-{path.name}")
         if not output:
-            remove_tree(path)  # the earlier export
-        path = _write(form, story, root, path, experiment)
+            remove_tree(new)  # of a killed process
+        written = _write(form, story, root, new, experiment)
+        if not output:  # the earlier export is removed when the new one is complete
+            remove_tree(path)
+            new.rename(path)
+        path /= written.relative_to(new)
         print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
     for note in story.notes:
         print_error(note)

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 from nightshift.config.allowlist import (
     ANY,
     CURRICULUM,
+    LOSS,
     OTHER_VERSION,
+    PARAMETERS,
+    PRIME_RL_LOSSES,
     Kind,
     Lock,
     Value,
@@ -171,6 +174,9 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
             fix = f"Delete it, or write {name} = {' or '.join(map(value_text, wanted))}"
             fix = f"Delete one of the two: {leaf} or {name}" if wanted == (None,) else fix
             yield f" has no effect with {selector} = {value_text(resolved.get(selector))}", fix, path, selector
+        if path.startswith(f"{PARAMETERS}.") and resolved[LOSS] in PRIME_RL_LOSSES:
+            fix = "Delete it, or write the name of a loss that rules.toml offers"
+            yield f" has no effect with {LOSS} = {value_text(resolved[LOSS])}", fix, path, LOSS
     batch_path, group_path, algo_path = "orchestrator.batch_size", "orchestrator.group_size", "orchestrator.algo.type"
     batch, group = resolved.get(batch_path), resolved[group_path]
     if group < 2 and resolved[algo_path] in ("grpo", "max_rl"):
@@ -204,6 +210,9 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
     if steps is not None and warmup + max(decay, 1) > steps and resolved[schedule_path] != "constant":
         cause = f": warmup_steps {warmup} + decay_steps {decay} exceed max_steps {steps}"
         yield cause, "Shorten one of them, or raise max_steps", decay_path, warmup_path, schedule_path, "max_steps"
+    ac, offloading = "trainer.model.ac", "trainer.model.ac_offloading"
+    if resolved[ac] is None and values.get(offloading) is not None:  # the memory preset sets a key that is left out
+        yield ": ac_offloading is on and would switch it on again", 'Write ac_offloading = "None" too', ac, offloading
     for pool in (path for path in resolved if path.rpartition(".")[0] == _POOLS):
         for leaf in ("threshold", "weight"):
             if resolved[f"{pool}.{leaf}"] is None:

@@ -49,6 +49,7 @@ from nightshift.text import clean
 IMPORTED_NAME = "imported.toml"
 GROUP_SIZE, BATCH_SIZE = "orchestrator.group_size", "orchestrator.batch_size"
 _PARTS = {"trainer", "orchestrator", "inference"}  # tables of prime-rl that may have a file of their own
+_NOT_RL = ("data.name", "data.type", "eval.client.base_url", "vllm.model")  # keys of other programs of prime-rl
 _KEYS = {key.path: key for key in KEYS}
 _SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
 _NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
@@ -176,6 +177,9 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
         raise ConfigError(cause, "Delete the secrets from the file.")
     values, problems = read_values(tree)
     result = Import(tree, _dialect(tree), values)
+    if sign := next((path for path in _NOT_RL if at(tree, path) is not None), ""):  # values have another meaning
+        cause = f"{name} has {sign}: it is a config of sft, evaluation or inference"
+        raise ConfigError(cause, "Name a config of RL training.")
     for problem in problems:
         path, value, key = ".".join(problem.path), problem.value, find_key(problem.target)
         if tables_of(value) and is_inner(path):  # the keys of its tables have problems of their own
@@ -275,30 +279,34 @@ def environment_name(entry: Mapping[str, Any]) -> str:
 def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
     """Return rules.toml with the environments and the model of an imported config, and notes for the user.
 
-    The file does not change if this checkout does not have them. Their ratios are then removed from `imported`.
+    Environments or a model that this checkout does not have are left out, and the ratios of the environments too.
     """
     import tomlkit  # slow to import
 
     before = read_source(root / RULES_NAME)
-    settings, notes = tomlkit.document(), list[str]()
+    settings, notes, trains, data = tomlkit.document(), list[str](), tomlkit.document(), before
     if names := [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]:
-        settings["environments"] = tomlkit.item(names).comment("of this checkout: its prompts and rewards may differ")
+        trains["environments"] = tomlkit.item(names).comment("of this checkout: its prompts and rewards may differ")
     models = (at(imported.tree, path) for path in CARRIED["model"])
     model = next((model for model in models if isinstance(model, str)), "")
     revision = REVISIONS.get(model)
-    if revision or (model and (root / model).is_dir()):
-        settings.update({"model": model, "revision": revision or ""})
-    elif model:
+    own = {"model": model, "revision": revision or ""} if revision or (model and (root / model).is_dir()) else {}
+    if model and not own:
         notes.append(f"model = {value_text(model)}: write the model and its commit on the hub into {RULES_NAME}")
-    data = before
-    try:
-        document = tomlkit.parse(before.decode())
-        document.update(settings)
-        data = tomlkit.dumps(document).encode() if settings else before
-        rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine with enough GPUs
-    except (UsageError, ValueError) as error:
-        settings, data = tomlkit.document(), before
-        notes.append(f"{RULES_NAME} is not changed: {error} docs/environments.md describes how to add an environment")
+    wanted, cause = trains | own, ""
+    for group in filter(None, (wanted, trains, own)):  # all, else a part
+        try:
+            document = tomlkit.parse(before.decode())
+            document.update(group)
+            data = tomlkit.dumps(document).encode()
+            rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine with enough GPUs
+            settings.update(group)
+            break
+        except (UsageError, ValueError) as error:
+            cause, data = cause or str(error).removeprefix(f"{RULES_NAME}: "), before
+    if dropped := [name for name in wanted if name not in (*settings, "revision")]:
+        line = f"{RULES_NAME}: not copied: {' and '.join(dropped)}: {cause}"
+        notes.append(f"{line} docs/environments.md describes how to add an environment")
     if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:

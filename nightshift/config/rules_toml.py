@@ -5,6 +5,7 @@ pyproject.toml of an environment declares the sizes of its splits, the models th
 `any`: every model outside models/), and the measured size of effects. For a user's taskset rules.toml declares this.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -43,6 +44,7 @@ NAME = re.compile(r"\A(?!(agg|eval|incumbent|strict)\Z)[a-z][a-z0-9_]{0,39}\Z")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
 _OF_ALL = {"weight", "guard", "args"}  # keys of [environment.NAME] that do not need a package
+Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # a file or a package
 EnvironmentName = Annotated[str, Meta(pattern=NAME.pattern)]
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 NumGpus = Annotated[int, Meta(ge=1, le=16)]
@@ -59,7 +61,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     weight: Scale = 1.0
     guard: Annotated[float, Meta(gt=0, le=100)] | None = None
-    package: str = ""
+    package: Name = ""
     num_validation: Count | None = None
     num_train: Count | None = None
     args: dict[str, bool | int | float | str | list[Any] | dict[str, Any]] = {}
@@ -73,6 +75,10 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     models: Models = (ANY_MODEL,)
 
     def __post_init__(self) -> None:
+        try:
+            json.dumps(self.args, allow_nan=False)
+        except TypeError as error:
+            raise ValueError(f"args: {error}") from None
         keys = msgspec.to_builtins(self).keys() - _OF_ALL
         if keys and not self.package:
             raise ValueError(f"{min(keys)} needs package")
@@ -86,7 +92,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class LossTable(msgspec.Struct, forbid_unknown_fields=True):
     """[loss.NAME] of rules.toml: a function that prime-rl imports from a package in a folder of the checkout."""
 
-    package: str
+    package: Name
     import_path: Annotated[str, Meta(pattern=r"\A[A-Za-z]\w*(\.[A-Za-z_]\w*)+\Z")]
     parameters: dict[Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")], Parameter] = {}
 
@@ -100,7 +106,7 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     environments: list[EnvironmentName] = []
-    model: str = ""
+    model: Name = ""
     revision: Annotated[str, Meta(pattern=r"\A([0-9a-f]{40})?\Z")] = ""
     learning_rate_scale: Scale | None = None
     memory_gb: Literal[0, 16, 24, 48, 80] = 0
@@ -111,6 +117,8 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     loss: dict[Annotated[str, Meta(pattern=r"\A(?!(custom|default|ipo)\Z)[a-z][a-z0-9_]{0,39}\Z")], LossTable] = {}
 
     def __post_init__(self) -> None:
+        if self.revision and not self.model:
+            raise ValueError("revision needs model")
         if self.infer_gpus % self.tensor_parallel:
             raise ValueError(f"tensor_parallel = {self.tensor_parallel} does not divide infer_gpus = {self.infer_gpus}")
 
@@ -226,8 +234,9 @@ def _complete(
     owners = {e.taskset.module if e.taskset else e.package: e.name for e in environments}
     for loss in losses:
         module = Path(loss.folder).name
-        if owners.setdefault(module, loss.folder) != loss.folder:
-            cause = f"{RULES_NAME}: [loss.{loss.name}]: another package is named {module}: {owners[module]}"
+        if module.startswith("nightshift") or owners.setdefault(module, loss.folder) != loss.folder:
+            owner = owners.get(module, "Nightshift")
+            cause = f"{RULES_NAME}: [loss.{loss.name}]: the package name {module} belongs to {owner}"
             raise UsageError(cause, "Rename one of them.")
     for name in scored:
         if (most := chosen.table(name).max_turns) > 1 and setup.engine != PRIME_RL:
@@ -265,6 +274,9 @@ def _portable_path(root: Path, model: str) -> str:
     path = Path(os.path.normpath(root / model))
     if not path.is_dir():
         return model
+    if root.resolve().is_relative_to(path.resolve()):
+        cause = f"{RULES_NAME}: model = {json.dumps(model)} is a folder that contains this checkout"
+        raise UsageError(cause, "Put the model into a separate folder.")
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
@@ -290,6 +302,12 @@ def losses_of(root: Path, chosen: Chosen) -> tuple[LossRules, ...]:
             cause = f"{RULES_NAME}: [loss.{name}]: package = {json.dumps(table.package)} is not a folder of this "
             cause += f"checkout with a package {module}"
             raise UsageError(cause, f"Write the folder that contains {module}/__init__.py.")
+        for path in sorted(filter(Path.is_file, place.rglob("*.py"))):  # an editor's lock is a dangling link
+            try:
+                ast.parse(path.read_bytes(), path.name)
+            except SyntaxError as error:
+                cause = f"{RULES_NAME}: [loss.{name}]: {path.relative_to(top)}:{error.lineno}: {error.msg}"
+                raise UsageError(cause, "Correct the line, or delete the table.") from None
         folder = f"{place.relative_to(top).as_posix()}/"
         losses.append(LossRules(name, folder, table.import_path, table.parameters))
     return tuple(losses)
@@ -351,8 +369,11 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
             f"{folder.relative_to(top).as_posix()}/",
             folder / "pyproject.toml",
         )
-        project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
-        requires = project.get("dependencies", [])
+        try:
+            project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
+            requires = msgspec.convert(project.get("dependencies", []), list[str])
+        except (OSError, ValueError, AttributeError) as error:
+            raise UsageError(f"{path}: {error}", "Correct [project] of this file.") from None
     else:
         module, place = table.package.replace("-", "_"), ""
         owners = metadata.packages_distributions().get(module, [])

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from nightshift.errors import Interrupted, UsageError
+from nightshift.errors import Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.report.page import draw_page
 
@@ -25,14 +25,18 @@ def serve(root: Path, branch: str | None, port: int, show: Callable[[str], None]
         timeout = 60.0  # seconds to receive a request, and to send a page of up to 5 MB
 
         def do_GET(self) -> None:
-            if not secrets.compare_digest(self.path.encode(), f"/{token}/".encode()):
-                return self.send_error(404)
-            page = draw_page(root, branch).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(page)
+            with suppress(ConnectionError):  # a connection that the browser closed is no error
+                if not secrets.compare_digest(self.path.encode(), f"/{token}/".encode()):
+                    return self.send_error(404)
+                try:
+                    page = draw_page(root, branch).encode()
+                except NightshiftError as error:
+                    return self.send_error(503, explain=str(error))
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.send_header("Cache-Control", "no-store")
+                self.end_headers()
+                self.wfile.write(page)
 
         def log_message(self, *args: Any) -> None: ...
 

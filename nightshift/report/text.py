@@ -63,7 +63,8 @@ def headline(morning: Morning) -> Headline:
     if standing.gain > standing.gain_halfwidth:
         return Headline(f"Better: {gain}", words, "good")
     title = f"Perhaps better: {gain}" if standing.gain > 0 else "No gain so far"
-    return Headline(title, f"{words} The interval includes no gain at all.")
+    interval = " The interval includes no gain at all." if abs(standing.gain) <= standing.gain_halfwidth else ""
+    return Headline(title, f"{words}{interval}")
 
 
 def _remarks(morning: Morning) -> Iterator[str]:

@@ -57,6 +57,8 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
         ("orchestrator.train.sampling.max_completion_tokens = 512", "no room for its prompt in seq_len 512"),
         ("orchestrator.algo.decay = 0.5", "write type = \"rae\""),
         ("trainer.model.ac = false", "is not allowed ([table] or \"None\"). Write [trainer.model.ac]"),
+        ("trainer.model = {ac = 'None', ac_offloading = {}}", "ac_offloading is on and would switch it on again"),
+        ("trainer.loss.kwargs.clip = 2", 'has no effect with trainer.loss.type = "default"'),
         ("trainer.model.lora.target_modules = ['.*(a+)+$']", "is not allowed (list of 7 names"),
         ("inference.vllm = {max_num_seqs = 512, max_num_batched_tokens = 256}", "max_num_seqs 512 exceeds max"),
         ("orchestrator.train.source.curriculum.gates.a = {reject_min = 1, reject_max = 0}", "reject_min 1.0 exceeds"),

@@ -252,10 +252,21 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment() ->
     assert "ratio" in "\n".join(imported.report()).partition("left out")[2]
 
 
-def test_a_file_without_a_key_of_train_toml_is_refused() -> None:
-    for source, cause in ((b'[model]\nname = "x"\n', "x has no key that"), (b"\xff", "Name a config file")):
-        with pytest.raises(UsageError, match=cause):
-            import_config(source, "x")
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        (b'[model]\nname = "x"\n', "x has no key that"),
+        (
+            b"[eval.client]\nbase_url = 'u'\n[sampling]\ntemperature = 0.7\n",
+            "x has eval.client.base_url: it is a config of sft, evaluation",
+        ),
+        (b"max_steps = 9\n[data]\nname = 'd'\n", "x has data.name: it is a config of sft"),
+        (b"\xff", "Name a config file"),
+    ],
+)
+def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes, cause: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(cause)):
+        import_config(source, "x")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +338,7 @@ def test_import_leaves_rules_alone_where_the_checkout_has_not_what_they_name(che
     (tmp_path / "theirs.toml").write_text(HOSTED.decode() + entries)
     before = (checkout / "rules.toml").read_bytes()
     output = CliRunner().invoke(commands, ["import", str(tmp_path / "theirs.toml")]).output
-    assert "rules.toml is not changed: rules.toml: Expected `str` matching regex" in output
+    assert "rules.toml: not copied: environments: Expected `str` matching regex" in output
     assert "\x1b" not in output
     assert 'model = "an-owner/a-model": write the model and its commit on the hub' in output
     assert (checkout / "rules.toml").read_bytes() == before

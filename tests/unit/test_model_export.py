@@ -109,6 +109,7 @@ AUTO_MAP = {"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}
         (_swap, "0002"),
         (shutil.rmtree, "the weights of experiment 0002 are gone"),
         (partial(_name_code, escaped='"\\u0061', **AUTO_MAP), 'config.json has "auto_map"'),
+        (partial(_name_code, temperature=float("nan"), **AUTO_MAP), "config.json: "),
         (partial(_name_code, deep=[{"custom_generate": "x"}]), 'has "custom_generate"'),
     ],
 )

@@ -161,6 +161,9 @@ def test_the_package_is_copied_and_hashed(checkout_root: Path) -> None:
     hashes = {before.hash(checkout_root), rules(OFFER.replace(b"0.2", b"0.3"), checkout_root).hash(checkout_root)}
     (checkout_root / "losses/clipped" / name).write_bytes(source + b"# another\n")
     assert len({*hashes, before.hash(checkout_root)}) == 3
+    (checkout_root / "losses/clipped/clipped_loss/more.py").write_text("a = 1\nb = = 2\n")
+    text = refused(lambda: rules(root=checkout_root))
+    assert "[loss.clipped]: losses/clipped/clipped_loss/more.py:2: invalid syntax" in text
 
 
 def test_keys_show_the_losses_and_their_ranges() -> None:

@@ -183,6 +183,8 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         ('environments = ["eval"]', "Expected `str` matching regex"),  # the decided score's column is called so
         ("[environment.gsm8k]\nweight = 0", "Expected `float` >= 1e-09"),
         ("infer_gpus = 3\ntensor_parallel = 2", "tensor_parallel = 2 does not divide infer_gpus = 3"),
+        (f'revision = "{"0" * 40}"', "rules.toml: revision needs model"),
+        ('model = "models/.."', "is a folder that contains this checkout"),
         ('revision = "main"', "Expected `str` matching regex"),
         (
             'environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"',

@@ -106,6 +106,13 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
         (LINES.replace("their_env", "no such"), "package no such is neither a folder of this checkout nor installed"),
         (LINES.replace("mine", "arithmetic"), "environments/arithmetic exists. Use another name"),
         (LINES + "args = { x = 1979-05-27 }", "got `date` - at `$.environment[...].args[...]`"),
+        (LINES + "args = { x = [nan] }", "Out of range float values"),
+        (LINES + "args = { x = [1979-05-27] }", "args: Object of type date is not JSON serializable"),
+        (LINES.replace("their_env", "a\\u0000b"), "Expected `str` matching regex"),
+        (
+            LINES.replace("their_env", "no_toml"),
+            "no_toml/pyproject.toml: Expected `array`, got `str`. Correct [project]",
+        ),
         (LINES + "reward_range = [1, 1]", "reward_range = [1, 1] is not [lowest, highest]"),
         (LINES + "judge = true", "unknown field `judge`"),
         ("[environment.gsm8k]\nnum_validation = 5", "num_validation needs package"),
@@ -113,6 +120,7 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
 )
 def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) -> None:
     package(links / "their_env")
+    (package(links / "no_toml") / "pyproject.toml").write_text('project.dependencies = "x"')
     name = re.findall(r"environment\.\"?([^\"\]]+)", text)[0]
     (links / "rules.toml").write_text(f'environments = ["{name}"]\n{text}\n')
     with pytest.raises(UsageError) as raised:

@@ -54,7 +54,10 @@ def _copy(source: Path, target: Path) -> None:
             continue
         shutil.copyfile(path, target / path.name)
         if path.suffix == ".json" and path.name not in _VOCABULARIES:
-            text = as_json(parse_json(read_file(target / path.name), Any)).decode()  # without escapes in keys
+            try:
+                text = as_json(parse_json(read_file(target / path.name), Any)).decode()  # without escapes in keys
+            except ValueError as error:  # transformers may read what is not strict JSON
+                raise EngineError(f"{path}: {error}", _AGAIN) from None
             if code := next((key for key in _CODE if key in text), None):
                 raise EngineError(f"{path} has {code}: transformers would run that code", _AGAIN)
 
