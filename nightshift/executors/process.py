@@ -58,7 +58,8 @@ class Child(subprocess.Popen[bytes]):
         if code >= 0:
             return f"exit code {code}"
         is_out_of_memory = -code == signal.SIGKILL and num_oom_kills() > self.num_oom_kills
-        return f"killed by {signal.Signals(-code).name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
+        name = signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"  # real-time signals
+        return f"killed by {name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
 
 
 def num_oom_kills() -> int:
@@ -459,6 +460,8 @@ def watch(harness_pid: int) -> None:
             marker, grace = line.decode().split()
             tree.markers.add(marker)
             grace_seconds = max(grace_seconds, float(grace))
+        elif os.getppid() != harness_pid:  # the harness is dead, although a forked copy keeps the pipe open
+            break
         tree.sample()
     tree.end(grace_seconds)
 
