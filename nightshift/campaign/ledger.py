@@ -87,7 +87,8 @@ class Ledger:
             holder = self.holder
             cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
             fix = "Wait for it (uv run nightshift wait), or use another clone of the repository."
-            raise UsageError(cause, fix) from None
+            stop = "To stop a night, create the file STOP here, then run: uv run nightshift wait --night."
+            raise UsageError(cause, f"{fix} {stop}") from None
         except OSError as error:
             raise disk_error(error, path) from None
         with hold:

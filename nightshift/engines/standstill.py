@@ -61,11 +61,12 @@ class Standstill:
         """Return the CPU seconds of each living process of the run."""
         seconds = {}
         for pid in self._pids():
-            with suppress(psutil.Error):
+            with suppress(psutil.NoSuchProcess):
                 root = psutil.Process(pid)
                 for process in (root, *root.children(recursive=True)):
-                    times = process.cpu_times()
-                    seconds[process] = times.user + times.system
+                    with suppress(psutil.Error):  # only this process has ended
+                        times = process.cpu_times()
+                        seconds[process] = times.user + times.system
         return seconds
 
     def _is_gpu_busy(self) -> bool:

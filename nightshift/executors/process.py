@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -58,7 +58,8 @@ class Child(subprocess.Popen[bytes]):
         if code >= 0:
             return f"exit code {code}"
         is_out_of_memory = -code == signal.SIGKILL and num_oom_kills() > self.num_oom_kills
-        return f"killed by {signal.Signals(-code).name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
+        name = signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"  # real-time signals
+        return f"killed by {name}{f' {OUT_OF_MEMORY} (oom_kill)' if is_out_of_memory else ''}"
 
 
 def num_oom_kills() -> int:
@@ -180,7 +181,7 @@ class ProcessTree:
 
     def __init__(self, *markers: str) -> None:
         """`markers`: prefixes of the markers of its processes."""
-        self.markers, self.seen, self.children = {*markers}, set[psutil.Process](), list[Child]()
+        self.markers, self.seen, self.children = {*markers}, set[psutil.Process](), list[Any]()  # Popen objects
 
     def claims(self, process: psutil.Process) -> bool:
         """Return whether a direct child of the harness, with all its descendants, belongs to this tree: every child in
@@ -189,35 +190,58 @@ class ProcessTree:
 
     def sample(self) -> None:
         """Update `seen` to the living processes of the tree, and reap the zombies of orphans."""
-        if self.harness is not None and is_alive(self.harness):
-            roots = {child for child in _children_of(self.harness, is_recursive=False) if self.claims(child)}
-        else:  # its orphans are children of init now, so only remembered processes lead to others
-            roots = self.seen
-        known = {*self.seen, *roots, *(child for root in roots for child in _children_of(root))}
+        self._reap(self._scan())
+
+    def _scan(self) -> set[psutil.Process]:
+        """Update `seen`. Return the processes of the tree that have ended since the last scan."""
+        known = self.seen | self._descendants()
         self.seen = {process for process in known if is_alive(process)}
-        for process in known - self.seen:
-            if process.is_running() and process.pid not in [child.pid for child in self.children]:  # Popen reaps those
+        return known - self.seen
+
+    def _descendants(self) -> set[psutil.Process]:
+        if self.harness is None or not is_alive(self.harness):
+            # The orphans of the harness are children of init now, so only remembered processes lead to others.
+            return {child for process in self.seen for child in _children_of(process)}
+        below = dict[int, psutil.Process]()
+        for process in _children_of(self.harness):  # parents come before their children
+            with suppress(psutil.NoSuchProcess):
+                parent = process.ppid()
+                if parent in below or (parent == self.harness.pid and self.claims(process)):
+                    below[process.pid] = process
+        return {*below.values()}
+
+    def _reap(self, ended: set[psutil.Process]) -> None:
+        pids = {child.pid for child in self.children}  # Popen reaps those
+        for process in ended:
+            if process.is_running() and process.pid not in pids:
                 with suppress(ChildProcessError):  # the child of another process
                     os.waitpid(process.pid, os.WNOHANG)
 
     def end(self, grace_seconds: float) -> list[str]:
         """Send SIGTERM to the whole tree and SIGKILL after `grace_seconds`, until two scans find no process. Return the
         processes that survived KILL_SECONDS of SIGKILL, normally none."""
-        spared, terminated = {psutil.Process(), *psutil.Process().parents()}, set[psutil.Process]()
+        spared = {psutil.Process(), *psutil.Process().parents()}
+        terminated, known = set[psutil.Process](), set[psutil.Process]()
         kill_at, num_quiet = time.monotonic() + grace_seconds, 0
         while True:
             prefixes = (*self.markers,)
             self.seen |= {process for process in psutil.process_iter() if marker_of(process).startswith(prefixes)}
-            self.sample()
+            known |= self.seen
+            ended = self._scan()
             left = self.seen - spared
-            num_quiet = 0 if left else num_quiet + 1
+            # Of a chain that forks faster than /proc can be read, only the zombies are visible.
+            num_quiet = 0 if left or ended - known else num_quiet + 1
+            known |= ended
             is_late = time.monotonic() >= kill_at
-            for process in left if is_late else left - terminated:  # a second SIGTERM makes many programs skip clean-up
+            for process in left | ended if is_late else left - terminated:  # many programs clean up on one SIGTERM only
                 with suppress(psutil.Error):  # gone, or no permission: then the process is left and reported
-                    process.kill() if is_late else process.terminate()
+                    _kill(process) if is_late else process.terminate()
             terminated |= left
-            if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
-                return sorted(describe(process) for process in left)
+            self._reap(ended)
+            if num_quiet == NUM_QUIET_SWEEPS:
+                return []
+            if time.monotonic() > kill_at + KILL_SECONDS:
+                return sorted(map(describe, left)) or ["a process that forks faster than it can be killed"]
             time.sleep(_PAUSE_SECONDS)
 
 
@@ -235,11 +259,21 @@ def session_of(process: psutil.Process) -> int | None:
     return None
 
 
-def _children_of(process: psutil.Process, is_recursive: bool = True) -> list[psutil.Process]:
-    """Return the descendants or the direct children of a process; [] if the process is gone."""
+def _children_of(process: psutil.Process) -> list[psutil.Process]:
+    """Return all descendants of a process; [] if the process is gone."""
     with suppress(psutil.NoSuchProcess):
-        return process.children(is_recursive)
+        return process.children(recursive=True)
     return []
+
+
+def _kill(process: psutil.Process) -> None:
+    """Send SIGKILL to the process group of a process or zombie, because a program can fork faster than /proc is
+    scanned, and to the process."""
+    with suppress(ProcessLookupError, PermissionError):
+        group = os.getpgid(process.pid)
+        if process.is_running() and group != os.getpgrp():
+            os.killpg(group, signal.SIGKILL)
+    process.kill()
 
 
 def describe(process: psutil.Process) -> str:
@@ -459,6 +493,8 @@ def watch(harness_pid: int) -> None:
             marker, grace = line.decode().split()
             tree.markers.add(marker)
             grace_seconds = max(grace_seconds, float(grace))
+        elif os.getppid() != harness_pid:  # the harness is dead, although a forked copy keeps the pipe open
+            break
         tree.sample()
     tree.end(grace_seconds)
 

@@ -8,6 +8,7 @@ ends.
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -47,6 +48,7 @@ _LONG = (
     " --no-requeue --requeue --open-mode --nodes --ntasks --export --cpus-per-task --mem --time --partition --account"
     " --constraint --gres --job-name --output --error --chdir --wait --array --wrap --test-only"
 )
+_EXCLUDE = re.compile(r"(?:^|\0)(?:--exclude[=\0]|-x[=\0 ]?)([^\0]+)")  # in the words of `sbatch`, joined by NUL
 _SHORT = ("-J", "-o", "-e", "-D", "-W", "-a", "-N", "-n", "-c", "-t", "-p", "-A", "-C")
 
 
@@ -184,7 +186,8 @@ class SlurmExecutor(Executor[_Work]):
         work = self._flights[folder]
         work.gone_at = None
         worker = shlex.join(process.python_command(*base.PROGRAM, str(self.root), str(folder)))
-        exclude = [f"--exclude={','.join(sorted(self.avoided))}"] if any(self.avoided) else []
+        excluded = _EXCLUDE.findall("\0".join(self.config.sbatch))  # sbatch uses only the last --exclude
+        exclude = [f"--exclude={','.join([*excluded, *sorted(self.avoided)])}"] if any(self.avoided) else []
         try:
             self.sbatch(work.job.name, folder / LOG_NAME, [*self.exports(), f"exec {worker}"], *exclude)
         except EngineError as refusal:
@@ -206,9 +209,9 @@ class SlurmExecutor(Executor[_Work]):
     ) -> None:
         """Submit a job whose script is `lines`, with the lines of `setup` before the last line.
 
-        `more`: options; sbatch uses those of slurm.toml instead if both set one. `variables`: of sbatch.
+        `more`: options, which override those of slurm.toml. `variables`: of sbatch.
         """
-        words = [*more, *self.config.sbatch, *_FIXED, *self.config.options, f"--export={export}"]
+        words = [*self.config.sbatch, *more, *_FIXED, *self.config.options, f"--export={export}"]
         words += [f"--job-name={name}", f"--output={output}", f"--chdir={self.root}"]
         # After the lines of setup: `module load` sets PYTHONPATH.
         last = f"export PYTHONPATH={shlex.quote(process.python_path())}", lines[-1]
@@ -374,7 +377,10 @@ def run_on_node(executor: SlurmExecutor, words: Sequence[str]) -> tuple[str, byt
             while job.is_left and (job.state or time.monotonic() - began < ANSWER_SECONDS):
                 time.sleep(POLL_SECONDS)
                 with suppress(EngineError):
-                    job = jobs_seen([name]).get(name, job)
+                    report = jobs_seen([name]).get(name)
+                    if job.state and report is None:
+                        break  # SLURM has forgotten the job
+                    job = report or job
         text = read_file(answer) if answer.is_file() else b""
         if not text:
             why = "".join(f": {line}" for line in process.tail(log, 1))

@@ -299,7 +299,8 @@ class Night:
         for answer in undecided(desk.state, closed := desk.closed()):
             tries = attempts(answer, closed)
             if record in tries and sum(r.failure is Failure.INFRASTRUCTURE for r in tries) >= MAX_TRIES:
-                self._proposals.refuse(answer, f"its run was lost {MAX_TRIES} times: {record.why}")
+                cause = f"its run was lost {MAX_TRIES} times to the infrastructure, so it was never measured"
+                self._proposals.refuse(answer, cause, "put aside")
         where = f" on {place}" if place else ""
         log = folder.relative_to(self._ledger.root) / ((result and result.training.log) or LOG_NAME)
         cause = f"experiment {record.number:04d} was lost{where} ({log}): {record.why}"

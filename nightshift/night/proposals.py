@@ -102,10 +102,10 @@ class Proposals:
             self._work.proposing.close()
             self._work = None
 
-    def refuse(self, answer: Answer, cause: str) -> None:
+    def refuse(self, answer: Answer, cause: str, verb: str = "refused") -> None:
         """Drop an accepted proposal that cannot be run."""
         self._desk.update(pending=tuple(other for other in self._desk.state.pending if other.change != answer.change))
-        self._desk.note(f"proposal refused: {cause}")
+        self._desk.note(f"proposal {verb}: {cause}")
         self._count_refusal(cause, answer.proposal.proposer == FILL)
 
     def direction(self) -> str:

@@ -150,13 +150,13 @@ def test_a_job_that_slurm_may_take_later_is_looked_for_and_sent_again(tmp_path, 
     assert [*controller.jobs] == [executor.in_flight()[folder].name]
 
 
-def test_an_avoided_node_is_excluded_unless_slurm_toml_excludes_others(tmp_path, monkeypatch) -> None:
+def test_an_avoided_node_is_excluded_with_those_of_slurm_toml(tmp_path, monkeypatch) -> None:
     made = SlurmExecutor(tmp_path, dict(os.environ), SlurmConfig(1, 0, 1, 1, 5, sbatch=("--exclude=n2",)))
     sent: list[str] = []
     monkeypatch.setattr(slurm, "_ask", lambda command, *_: sent.extend(command))
     made.avoided = ("n9",)
     made.submit(folder_of(tmp_path), JOB, enter)
-    assert [word for word in sent if "exclude" in word] == ["--exclude=n9", "--exclude=n2"]  # sbatch uses the last
+    assert [word for word in sent if "exclude" in word] == ["--exclude=n2", "--exclude=n2,n9"]  # sbatch uses the last
 
 
 def test_a_result_counts_and_jobs_are_cancelled_later_where_the_controller_is_away(tmp_path, executor, controller):

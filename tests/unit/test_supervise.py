@@ -136,6 +136,8 @@ WAIT = "\nuntil = time.monotonic() + 600\nwhile time.monotonic() < until: time.s
 # Title of each living process, the grace in seconds, how the child ends, and its code.
 TREES: dict[str, tuple[list[str], float, str | None, str]] = {
     "deaf": ([sys.executable], 0.4, "killed by SIGKILL", IGNORE_TERM + READY + SLEEP),
+    "real-time signal": ([sys.executable], HANG_SECONDS, "killed by signal 40",
+        "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), 40))\n" + READY + SLEEP),
     # Two forks, a session of its own, an empty environment and another title, all before the first look.
     "daemon": (["kworker"], HANG_SECONDS, "exit code 0",
         "import os, sys\n" + HIDDEN + "if os.fork(): " + READY + "os._exit(0)\n"

@@ -1,5 +1,6 @@
 """One run of the trl engine: commands to the trainer process and its events, as JSON lines through pipes."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -159,6 +160,7 @@ class TrlSession(Session):
 
         EngineError if the trainer fails, ends, writes an invalid line, or does not answer before the deadline.
         """
+        began = time.monotonic()
         try:
             if command != "start":
                 self._pipes.send(msgspec.json.encode({"command": command, **fields}), self._deadline)
@@ -170,7 +172,12 @@ class TrlSession(Session):
                 see(event)
             return event
         except TimeoutError:
-            raise EngineError(f"the trainer's answer to `{command}` was not complete at the deadline") from None
+            cause = f"the trainer's answer to `{command}` was not complete at the deadline"
+            if command == "start":
+                cause = f"the trainer did not start within {time.monotonic() - began:.0f} s"
+                load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
+                cause += f"; the machine's load is {load:.0f} on {num_cores} cores" if load > 2 * num_cores else ""
+            raise EngineError(cause) from None
         except BrokenPipeError:
             with suppress(TimeoutExpired):  # the trainer may have closed the pipe without ending
                 self._trainer.wait(GRACE_SECONDS)

@@ -22,7 +22,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Record
 from nightshift.campaign.results import UNDECIDED, Row, verdict_of
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.process import ProcessGroup, python_command, python_path
 from nightshift.files import remove_tree, whole_folder
 from nightshift.report.data import Story
@@ -119,7 +119,7 @@ def write_runs(story: Story, folder: Path, project: str) -> Path:
 def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """Log the experiments of a checkout to a W&B project, from a separate process. Yields a function that prints the
     messages of this process, among them its failures."""
-    ledger, pipe = Ledger(root), subprocess.PIPE
+    ledger, pipe, seconds = Ledger(root), subprocess.PIPE, _END_SECONDS
     first = next((r.number for r in ledger.readable()[0] if r.judgement is None), ledger.next_number())
     group = ProcessGroup("wandb", _GRACE_SECONDS)
     command = python_command("-m", __name__, os.fspath(root), project, str(first))
@@ -136,11 +136,14 @@ def live_runs(root: Path, project: str, note: Callable[[str], None]) -> Iterator
 
     try:
         yield report
+    except Interrupted:
+        seconds = 3.0
+        raise
     finally:
         try:
             child.stdin.close()
-            with waiting("sending the last steps to W&B", _END_SECONDS), suppress(subprocess.TimeoutExpired):
-                child.wait(_END_SECONDS)
+            with waiting("sending the last steps to W&B", seconds), suppress(subprocess.TimeoutExpired):
+                child.wait(seconds)
             report()
         finally:
             group.stop()
