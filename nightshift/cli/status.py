@@ -264,8 +264,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             if night.state == "over":
                 words = f"is over: {clean(night.cause or '', 400)}"
             elif night.state == "cut off":
-                jobs = " and pick up the jobs; to cancel them: uv run nightshift night --stop" if night.left else ""
-                words = f"was cut off: run the same command again to resume{jobs}: {night.command}"
+                jobs = "; to cancel its jobs: uv run nightshift night --stop" if night.left else ""
+                words = f"was cut off: run the same command again to resume: {night.command}{jobs}"
             rows += [("certificate", night.certificate)]
             rows += [("left", f"{number} is the SLURM job {name}") for number, name in night.left.items()]
             rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
