@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 @click.command(cls=Command, help=__doc__)
-@click.option("-m", "--description", default="", help="`hypothesis: prediction`, recorded; the commit subject.")
+@click.option("-m", "--description", default="", help="`hypothesis: expect prediction`, recorded; the commit subject.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option(
     "--gpus", help="prime-rl: GPUs to serve, GPUs to train: 2,3 or 0,1:2-7, or 0,0. trl: one. See docs/gpus.md."

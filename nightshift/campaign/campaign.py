@@ -235,6 +235,11 @@ class Campaign:
         return [record for record in self.decided if record.status != Verdict.CRASH]
 
     @property
+    def rests_on_one_baseline(self) -> bool:
+        """True if the gain is uncertain because the baseline has only one measured run."""
+        return bool(self.kept) and sum(record.run.is_baseline for record in self.measured) == 1
+
+    @property
     def kept(self) -> tuple[Change, ...]:
         return self.posterior.kept if self.posterior else ()
 

@@ -24,7 +24,17 @@ from msgspec.structs import replace
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import CERTIFY_NAME, COMPARISON_NAME, NOTHING, Comparison, Cost, Progress, Record
+from nightshift.campaign.records import (
+    CERTIFY_NAME,
+    COMPARISON_NAME,
+    NOTHING,
+    PLAN_NAME,
+    Comparison,
+    Cost,
+    Plan,
+    Progress,
+    Record,
+)
 from nightshift.campaign.results import results_tsv
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -252,6 +262,12 @@ class Ledger:
         paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{COMPARISON_NAME}"))
         fix = "Delete the folder of the comparison."
         return [*filter(None, (read_json(path, Comparison, fix) for path in paths))]
+
+    def plans(self) -> list[Plan]:
+        """Return the plans of all comparisons, by number. UsageError for a damaged file."""
+        paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{PLAN_NAME}"))
+        plans = (read_json(path, Plan, f"Delete the comparison: rm -r {path.parent}") for path in paths)
+        return [*filter(None, plans)]
 
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""

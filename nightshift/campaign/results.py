@@ -251,6 +251,12 @@ def gain_text(standing: Standing) -> str:
     return f"{100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp"
 
 
+def one_baseline(standing: Standing) -> tuple[str, str]:
+    """Return why two more runs of the baseline are useful, and their command."""
+    gain = f"The gain {gain_text(standing)} rests on one run of the baseline"
+    return f"{gain}. Two more runs make it more certain:", "uv run run.py --baseline"
+
+
 def last_scores(records: Sequence[Record]) -> str:
     """Return the scores of the final check runs: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
     texts = []

@@ -1,10 +1,12 @@
 """The waits of a night, and the lines about waits, directions and TPE that every view of a night shows."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import JOB_OF, Record
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
@@ -54,6 +56,13 @@ class NightStatus:
     directions: tuple[tuple[int, str], ...] = ()  # each with the number of the first experiment to which it applied
     waits: tuple[Wait, ...] = ()  # in the order in which they began; one open wait per kind, for runs per place
     cause: str | None = None  # why the night is over; None while it runs
+    pid: int = field(default_factory=os.getpid)  # of the controller; 0 after its end
+    command: str = ""  # the command that resumes the night
+
+    def is_on(self, ledger: Ledger) -> bool:
+        """Return True if the night runs, False if it is over or was cut off."""
+        is_held = ledger.is_running() and ledger.holder.startswith(f"process {self.pid} ")
+        return self.cause is None and is_held
 
     @property
     def direction(self) -> str:

@@ -293,7 +293,7 @@ def report(output: Path | None, branch: str | None, is_served: bool, port: int) 
     with reporting("drawing the page"):
         is_live = Ledger(root).is_running()
         view, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
-    print_text(f"{view.headline.title}. {view.headline.sentence}", *map(os.fspath, paths))
+    print_text(view.headline.title, view.headline.sentence, *map(os.fspath, paths))
 
 
 @commands.command()

@@ -24,7 +24,10 @@ from nightshift.errors import NightshiftError
 from nightshift.report.fields import PROPOSAL, fields
 from nightshift.text import ANSI
 
-_NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
+_NEXT = (
+    'edit train.toml, then: uv run run.py -m "<hypothesis>: expect <prediction>"; '
+    "or: uv run nightshift night --agent NAME"
+)
 _BAR_COLUMNS = 12
 Line = tuple[str, float | None]  # a line of the live display, and the finished share that its bar shows
 
@@ -35,8 +38,10 @@ _drawn: Sequence[Line] = ()
 def summary(record: Record) -> str:
     """Return the block that agents grep: `key: value` lines. A value that was not measured has no line."""
     lines = [field for field in fields(record, row(record, {})) if field[0] not in PROPOSAL]
-    if record.is_keep and record.parent is None:
+    if record.is_keep:
         lines.append(("next", _NEXT))
+    if record.is_keep and record.run.new:
+        lines.append(("to undo", f"uv run nightshift revert {record.run.new.name}"))
     return "\n".join(["---", *(printable(f"{name + ': ':18}{text}") for name, text in lines)])
 
 

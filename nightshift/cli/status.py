@@ -24,7 +24,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
 )
-from nightshift.campaign.results import Counts, Row, fates_of, gain_text, last_campaign, row, standing_text
+from nightshift.campaign.results import Counts, Row, fates_of, last_campaign, one_baseline, row, standing_text
 from nightshift.cli.output import print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
 from nightshift.config.train_toml import UNSET
@@ -187,6 +187,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     waiting: str | None  # cause, begin, and end of the night's wait
     notes: tuple[str, ...]  # on the agent, TPE, pauses and directions
     certificate: str | None
+    command: str  # which resumes the night
 
 
 class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +196,7 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Change, ...]
     standing: Standing
     num_baseline_runs: int  # measured
+    unfinished_comparison: int | None  # its number, for `certify --resume`
 
 
 class Status(Document, frozen=True, kw_only=True, tag="status"):
@@ -253,15 +255,17 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows.append(("incumbent", standing_text(incumbent.standing, incumbent.kept)))
             rows += [("kept", change) for change in incumbent.kept]
             if incumbent.kept and incumbent.num_baseline_runs == 1 and not (night and night.state == "running"):
-                gain = f"the gain {gain_text(incumbent.standing)} rests on one run of the baseline"
-                rows.append(("note", f"{gain}. Two more runs make it more certain: uv run run.py --baseline"))
+                rows.append(("note", " ".join(one_baseline(incumbent.standing))))
+            if (number := incumbent.unfinished_comparison) is not None and not self.is_running:
+                finish = f"uv run nightshift certify --resume {number:04d}"
+                rows.append(("note", f"comparison {number:04d} is unfinished. Finish it: {finish}"))
         if night is not None:
             words = f"since {local(datetime.fromisoformat(night.since))}, {counted(night.num_experiments)}"
             if night.state == "over":
                 words = f"is over: {clean(night.cause or '', 400)}"
             elif night.state == "cut off":
-                jobs = " and pick up the jobs; to cancel them: uv run nightshift night --stop" if night.left else ""
-                words = f"was cut off: run the same command again to resume{jobs}"
+                jobs = "; to cancel its jobs: uv run nightshift night --stop" if night.left else ""
+                words = f"was cut off: run the same command again to resume: {night.command}{jobs}"
             rows += [("certificate", night.certificate)]
             rows += [("left", f"{number} is the SLURM job {name}") for number, name in night.left.items()]
             rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
@@ -273,6 +277,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:
     """Return the incumbent of one campaign, whose records are `ours`, and what could not be read."""
     from nightshift.campaign.campaign import Campaign
+    from nightshift.report.data import unfinished
 
     if not ours:
         return None, []
@@ -284,7 +289,13 @@ def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]
     if campaign.standing is None:
         return None, unread
     num_baseline_runs = sum(r.run.is_baseline for r in ours if r.evaluation and r.status != Verdict.CRASH)
-    return Incumbent(kept=campaign.kept, standing=campaign.standing, num_baseline_runs=num_baseline_runs), unread
+    incumbent = Incumbent(
+        kept=campaign.kept,
+        standing=campaign.standing,
+        num_baseline_runs=num_baseline_runs,
+        unfinished_comparison=unfinished(ledger, campaign),
+    )
+    return incumbent, unread
 
 
 def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:
@@ -296,7 +307,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     from nightshift.executors.slurm import jobs_left
     from nightshift.night.observers import next_stop
 
-    is_on = state.cause is None and is_running and ledger.holder.startswith(f"process {state.pid} ")
+    is_on = is_running and state.is_on(ledger)
     left = jobs_left(ledger, state.first, of_certificates=True) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,
@@ -311,4 +322,5 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
         waiting=" And ".join(state.waiting) or None if is_on else None,
         notes=tuple(line for line in state.morning(records, now) if line not in state.waiting),
         certificate=state.certificate,
+        command=state.command,
     )

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -158,8 +160,7 @@ def open_task(
     or with `budget_seconds`, the validation split is used. `revisions`: the commit of a side's config; by default the
     campaign's config. `resume`: a number. `night`: the start of a night, which resumes its own comparison."""
     ledger, revisions = controller.ledger, dict(revisions or {})
-    paths = sorted((ledger.runs_dir / CERTIFY_NAME).glob(f"*/{PLAN_NAME}"))
-    plans = [plan for path in paths if (plan := read_json(path, Plan, f"Delete the comparison: rm -r {path.parent}"))]
+    plans = ledger.plans()
     old_plan = next(
         (plan for plan in reversed(plans) if plan.number == resume or (night and plan.night == night)), None
     )
@@ -217,7 +218,12 @@ def _configs(
         campaign = controller.campaign()
         if not campaign.kept and not configs:
             cause = "no change is kept, so the incumbent is the baseline"
-            raise UsageError(cause, "Run more experiments until a change is kept: uv run run.py")
+            fix = "Run more experiments until a change is kept: uv run run.py"
+            for row in campaign.rows(campaign.decided):
+                if row.now == "reverted" and row.commit:
+                    command = f"uv run nightshift certify --incumbent {row.commit}"
+                    fix += f". To certify {row.change}, which was reverted: {command}"
+            raise UsageError(cause, fix)
         configs = {"baseline": campaign.compose(()), "incumbent": campaign.compose(campaign.kept)} | configs
         incumbent = f"incumbent after experiment {campaign.decided[-1].number:04d}"
         names = {"baseline": f"experiment {first.number:04d}", "incumbent": incumbent} | names
@@ -257,7 +263,10 @@ def certify(task: Task) -> Comparison:
     for line in task.describe():
         controller.reporter.note(line)
     if not path.exists():
-        _make_runs(task)
+        try:
+            _make_runs(task)
+        except Interrupted as error:
+            raise Interrupted(error.cause, _resume_text(task)) from None
     sides = baseline, incumbent = _evaluations(task)
     sample, access = baseline[0], _access(controller.ledger, task.plan)
 
@@ -296,6 +305,18 @@ def certify(task: Task) -> Comparison:
     )
     write_json(path, comparison)
     return comparison
+
+
+def _resume_text(task: Task) -> str:
+    """Return the command that finishes an interrupted comparison; empty for a night's, which resumes by itself."""
+    plan, num_runs = task.plan, 2 * task.plan.num_seeds
+    if plan.night or not (task.folder / PLAN_NAME).exists():
+        return ""
+    text = f"comparison {plan.number:04d} is unfinished ({len(task.finished())} of {num_runs} runs). Finish it: "
+    text += f"uv run nightshift certify --resume {plan.number:04d}"
+    if access := _access(task.controller.ledger, msgspec.structs.replace(plan, number=sys.maxsize)):
+        text += f". A new certify is use {access} of the test split and needs p < {level_of_access(access):.3g}."
+    return text
 
 
 def _make_runs(task: Task) -> None:

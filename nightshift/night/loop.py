@@ -214,7 +214,7 @@ class Night:
         try:
             self._controller.interrupt(cut_off)
             desk.end_wait(*get_args(WaitKind))
-            desk.update(cause=stop and stop.cause, is_planned=stop is None or stop.is_planned)
+            desk.update(cause=stop and stop.cause, pid=0, is_planned=stop is None or stop.is_planned)
             self._tidy()
         except (NightshiftError, OSError) as error:
             self._note(f"the files of the night are incomplete: {error}")

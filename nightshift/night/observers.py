@@ -37,7 +37,7 @@ from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
 from nightshift.night.state import STOP_NAME, Desk, Kind, NightState, decided, night_cost
-from nightshift.report.sections import has_certificate, next_steps
+from nightshift.report.sections import next_steps
 from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
@@ -58,7 +58,7 @@ def write_summary(state: NightState, controller: Controller) -> str:
     try:
         write_atomically(ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
         write_atomically(ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign).encode())
-        write_report(ledger.root, now, branch=state.branch, is_live=state.cause is None)
+        write_report(ledger.root, now, branch=state.branch, is_live=state.is_on(ledger))
     except Interrupted:
         raise
     except Exception as error:  # neither a full disk nor a bug of the page may end the night
@@ -103,7 +103,7 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
         ("stopped", clean(state.cause or "", 400)),
         ("page", f"runs/{PAGE_NAME}"),
     ]
-    steps = next_steps(campaign, state.request.agent, is_certified=has_certificate(ledger, campaign))
+    steps = next_steps(ledger, campaign, state.request.agent, state)
     rows += [("next", f"{sentence} {command}") for sentence, command in steps]
     return "\n".join(f"{name + ':':17} {text}" for name, text in rows if text)
 
@@ -134,7 +134,8 @@ def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str
         parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
     if request.experiments is not None:
         num_left = max(request.experiments - len(decided(closed)), 0)
-        parts.append(f"after {counted(num_left, 'more experiment')}")
+        note = " (lost and interrupted runs do not count)" if len(closed) > len(decided(closed)) else ""
+        parts.append(f"after {counted(num_left, 'more experiment')}{note}")
     flags = (("--plateau", request.plateau), ("--until", request.until), ("--max-cost", request.max_cost))
     parts += [f"by {flag} {value:g}" for flag, value in flags if value is not None]
     return ", or ".join([*parts, f"when you create the file {STOP_NAME} or press Ctrl-C"])

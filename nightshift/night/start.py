@@ -148,13 +148,13 @@ def begin(request: NightRequest, controller: Controller) -> NightState:
     ledger, now, note = controller.ledger, controller.now(), controller.reporter.note
     old, number, rules_hash = load(ledger), ledger.next_number(), controller.bench.rules_hash
     branch, started = controller.repo.head().branch, now.isoformat(timespec="seconds")
-    state = NightState(request, rules_hash, branch=branch, started=started, first=number)
+    state = NightState(request, rules_hash, branch=branch, started=started, first=number, command=request.command)
     if old is None or (old.branch, old.rules_hash) != (branch, rules_hash):
         return state
     if _is_same(old, request, now):
         note(f"resuming the night of {old.started}")
         waits = tuple(wait for wait in old.waits if wait.ended)  # nobody knows when the others ended
-        return replace(old, request=request, pid=os.getpid(), waits=waits)
+        return replace(old, request=request, command=request.command, pid=os.getpid(), waits=waits)
     cause = old.cause or "its flags differ, or its hours have passed"
     note(f"starting a new night; the night of {old.started} is over: {cause}")
     answers = undecided(old, old.closed(ledger.records()))  # proposals that were paid for and never ran

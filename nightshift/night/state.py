@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import takewhile
@@ -60,6 +60,22 @@ class NightRequest:
     agent_sees: tuple[str, ...] = ()  # more files and folders that the agent may read
 
     @property
+    def command(self) -> str:
+        """The command of a night with these flags."""
+        words = ["uv", "run", "nightshift", "night"]
+        for flag in fields(self):
+            value, name = (
+                getattr(self, flag.name),
+                f"--{flag.name.replace('_', '-')}".replace("timeout-seconds", "timeout"),
+            )
+            if isinstance(value, bool):
+                words.append(name if value else "--no-fill")
+            elif value != flag.default:
+                values = value if isinstance(value, tuple) else ["auto"] if (name, value) == ("--pairs", 0) else [value]
+                words += [word for each in values for word in (name, str(each).removesuffix(".0"))]
+        return shlex.join(words)
+
+    @property
     def request(self) -> Request:
         """The flags that apply to each experiment."""
         fields = {name: getattr(self, name) for name in ("budget_seconds", "engine", "gpus", "pairs")}
@@ -76,7 +92,6 @@ class NightState(NightStatus):
     pending: tuple[Answer, ...] = ()  # accepted proposals that are not decided yet
     is_planned: bool = True  # a stop rule or the user ended the night
     certificate: str | None = None  # the result of --certify in one line
-    pid: int = field(default_factory=os.getpid)  # of the controller
     version: Literal[5] = 5
 
     @property

@@ -23,6 +23,7 @@ from nightshift.campaign.records import (
     Comparison,
     Effect,
     Job,
+    Plan,
     Record,
     Settings,
     Standing,
@@ -46,6 +47,7 @@ CURVES = {
     "kl": "KL",
     "truncated_share": "truncated share",
 }
+BY_USER = "reverted by you"  # a fate
 _MAX_POINTS = 48
 _MAX_DETAILS = 75
 # The times of a step in metrics.jsonl, by use. The trainer is idle while it waits for rollouts from the other GPU.
@@ -100,6 +102,7 @@ class Morning:
     obsolete: str | None
     night: tuple[str, ...] = ()  # of the branch's last night: waits, proposers, directions
     agent: str = "NAME"  # for --agent: the proposer of the last night
+    last_night: NightStatus | None = None  # of the branch
 
     @property
     def effects(self) -> list[tuple[Change, Effect]]:
@@ -181,19 +184,20 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     campaign = story.campaign
     pairs, reverts = zip(story.records, story.rows, strict=True), _reverts(campaign)
     experiments = tuple(Experiment(record, row, _fate(row, record, campaign, reverts)) for record, row in pairs)
-    on_test = [(c, obsolete(c, campaign)) for c in reversed(ledger.comparisons()) if c.plan.split == "test"]
+    on_test = [(c, obsolete(c.plan, campaign)) for c in reversed(ledger.comparisons()) if c.plan.split == "test"]
     certificate, reason = next((pair for pair in on_test if pair[1] is None), (*on_test, (None, None))[0])
     night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "Move it away.")
-    lines = night.morning(story.records, datetime.now(UTC)) if night and night.branch == story.branch else ()
+    night = night if night and night.branch == story.branch else None
+    lines = night.morning(story.records, datetime.now(UTC)) if night else ()
     proposers = (record.proposal.proposer.partition(" (")[0] for record in reversed(story.records))
     agent = next((name for name in proposers if name in (*PRESETS, *SEARCHES)), "NAME")
-    return Morning(story, campaign.standing, experiments, certificate, reason, lines, agent)
+    return Morning(story, campaign.standing, experiments, certificate, reason, lines, agent, night)
 
 
 def _reverts(campaign: Campaign) -> dict[Settings, str]:
     """Return by change who reverted it: `reverted after 0021 (-0.4 ± 5.0 pp, P(it helps) 43 %)`."""
     by_user = [d for record in campaign.decided for d in record.user_decisions]
-    reverts = {d.change.identity: "reverted by you" for d in (*by_user, *campaign.user_decisions)}
+    reverts = {d.change.identity: BY_USER for d in (*by_user, *campaign.user_decisions)}
     for record in campaign.decided:
         for decision in record.moved:
             at = f" ({decision.estimate.with_p})" if decision.estimate else ""
@@ -209,9 +213,18 @@ def _fate(row: Row, record: Record, campaign: Campaign, reverts: Mapping[Setting
     return f"replaced by {others}" if row.now == "replaced" else reverts.get(change.identity, row.now)
 
 
-def obsolete(certificate: Comparison, campaign: Campaign) -> str | None:
-    """Return why a certificate is not one of the campaign's incumbent; None if it is."""
-    plan, configs = certificate.plan, campaign.configs
+def unfinished(ledger: Ledger, campaign: Campaign) -> int | None:
+    """Return the number of the last unfinished comparison on the test split that `certify --resume` can finish."""
+    with suppress(UsageError):
+        done = {comparison.plan.number for comparison in ledger.comparisons()}
+        plans = [plan for plan in ledger.plans() if plan.split == "test" and plan.number not in done]
+        return next((plan.number for plan in reversed(plans) if obsolete(plan, campaign) is None), None)
+    return None
+
+
+def obsolete(plan: Plan, campaign: Campaign) -> str | None:
+    """Return why a comparison is not one of the campaign's incumbent; None if it is."""
+    configs = campaign.configs
     if (plan.branch, plan.rules_hash) != (campaign.branch, campaign.rules_hash):
         return f"it is of branch {plan.branch} and rules {plan.rules_hash}"
     hashes = plan.configs["baseline"], plan.configs["incumbent"]

@@ -13,10 +13,11 @@ from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger, campaign_cost
 from nightshift.campaign.records import NOT_ISOLATED, Change, percent
-from nightshift.campaign.results import gain_text
+from nightshift.campaign.results import gain_text, one_baseline
+from nightshift.campaign.waits import NightStatus
 from nightshift.config.train_toml import UNSET, diff
 from nightshift.errors import EngineError, UsageError
-from nightshift.report.data import Morning, Story, obsolete
+from nightshift.report.data import Morning, Story, obsolete, unfinished
 from nightshift.report.text import UNKNOWN, Headline, certificate_line, duration, gain_parts, plus_minus, points
 from nightshift.text import counted
 
@@ -32,6 +33,7 @@ RUN_TERMS = (
     "Effect and P(it helps) are those of the experiment's own change, as estimated at its decision. A re-run has no "
     "new change; the re-runs that end a night are its final check runs."
 )
+CERTIFY = "uv run nightshift certify"
 Step = tuple[str, str]  # a sentence and its command
 Cell = str | Sequence[str]  # a text, or lines of code
 
@@ -67,7 +69,7 @@ def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Sectio
         return {}
     story, whole = morning.story, sum(seconds.values())
     cost, missing = campaign_cost(story.ledger.runs_dir, story.records), uncommitted(story.records, story.branch)
-    steps = next_steps(story.campaign, morning.agent, is_certified=morning.certified is not None)
+    steps = next_steps(story.ledger, story.campaign, morning.agent, morning.last_night)
     times = [(use, duration(value), f"{100 * value / whole:.0f} %") for use, value in seconds.items()]
     configs = story.campaign.configs
     keys = history(story.campaign, story.configs, configs[1]).keys if configs else ()
@@ -112,7 +114,12 @@ def _copy(morning: Morning) -> Section:
     changes = [([change.key], change.old or UNSET, change.new or UNSET) for change in diff(*configs)]
     heads, source = ("net change", "baseline", "incumbent"), configs[1].source.decode(errors="replace")
     steps, name = [*copied(morning)], f"the incumbent's train.toml ({counted(len(source.splitlines()), 'line')})"
-    return Section(title, lines if names else (), steps, heads, changes, name=name, source=source)
+    last, notes = morning.story.campaign.incumbent_run, list[str]()
+    if last is not None:
+        notes = [f"The rules multiply a value: {line}." for line in last.scaled]
+        unused = ", ".join(last.unused_keys)
+        notes += [f"The engine {last.engine} does not use: {unused}."] if unused else []
+    return Section(title, lines if names else (), steps, heads, changes, notes, name, source)
 
 
 def _kept(morning: Morning) -> Section:
@@ -133,7 +140,7 @@ def _kept(morning: Morning) -> Section:
     total = gain_text(morning.standing).removesuffix(" pp")
     rows.append(("total", f"of the incumbent over the baseline, {how}", total, "", ""))
     heads = ("run", "change, as it was tried", "effect now, pp", "P(it helps)", "commit")
-    return Section(title, [KEPT_TERMS], (), heads, rows, [gain_parts(morning), *notes])
+    return Section(title, [KEPT_TERMS], (), heads, rows, [*filter(None, [gain_parts(morning)]), *notes])
 
 
 def _certificate(morning: Morning) -> Section:
@@ -150,9 +157,13 @@ def _certificate(morning: Morning) -> Section:
 # -- what to copy, and what next ----------------------------------------------------------------------
 
 
-def next_steps(campaign: Campaign, agent: str, *, is_certified: bool) -> Iterator[Step]:
-    """Yield what you may do next, in this order. `agent`: the proposer of the campaign. `is_certified`: the incumbent
-    has a certificate."""
+def next_steps(ledger: Ledger, campaign: Campaign, agent: str, night: NightStatus | None = None) -> Iterator[Step]:
+    """Yield what you may do next, in this order. `agent`: the proposer of the campaign. `night`: its last night."""
+    is_on = night is not None and night.is_on(ledger)
+    if is_on:
+        yield "A night is running on this branch. Its state:", "uv run nightshift status"
+    elif night is not None and night.cause is None:
+        yield "The night was cut off. To resume:", night.command
     if campaign.posterior is None:
         yield "Nothing is measured yet. Check this machine:", "uv run nightshift doctor"
         yield "Measure the baseline:", "uv run run.py"
@@ -160,14 +171,18 @@ def next_steps(campaign: Campaign, agent: str, *, is_certified: bool) -> Iterato
     if campaign.kept:
         yield "See what is kept, key by key:", "uv run nightshift diff baseline incumbent"
     limit = percent(campaign.posterior.rules.keep_at)
-    for number, (change, p_helps) in enumerate(doubtful(campaign)):
-        why = "" if number else f"A kept change is doubtful while P(it helps) is below {limit}. "
+    for place, (change, p_helps) in enumerate(doubtful(campaign)):
+        why = "" if place else f"A kept change is doubtful while P(it helps) is below {limit}. "
         command = f"git revert {change.commit[:7]}" if change.commit else f"uv run nightshift revert {change.name}"
         yield f"{why}To take out {change.name} ({percent(p_helps)}):", command
-    if campaign.kept and not is_certified:
-        sentence = "Certify the gain of this incumbent with fresh seeds, on test problems that no run has used:"
-        yield sentence, "uv run nightshift certify"
-    yield "Continue the search:", f"uv run nightshift night --agent {shlex.quote(agent)} --hours 8"
+    if campaign.rests_on_one_baseline and campaign.standing and not is_on:
+        yield one_baseline(campaign.standing)
+    if (number := unfinished(ledger, campaign)) is not None and not is_on:
+        yield f"Comparison {number:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {number:04d}"
+    elif campaign.kept and not is_on and not has_certificate(ledger, campaign):
+        yield "Certify the gain of this incumbent with fresh seeds, on test problems that no run has used:", CERTIFY
+    if not is_on:
+        yield "Continue the search:", f"uv run nightshift night --agent {shlex.quote(agent)} --hours 8"
     if campaign.kept and campaign.incumbent_run:
         yield "Take the weights home:", "uv run nightshift export --to model"
 
@@ -183,7 +198,7 @@ def doubtful(campaign: Campaign) -> list[tuple[Change, float]]:
 def has_certificate(ledger: Ledger, campaign: Campaign) -> bool:
     """Return True if the campaign's incumbent has a certificate that can be read."""
     with suppress(UsageError):
-        return any(c.plan.split == "test" and obsolete(c, campaign) is None for c in ledger.comparisons())
+        return any(c.plan.split == "test" and obsolete(c.plan, campaign) is None for c in ledger.comparisons())
     return False
 
 
@@ -205,6 +220,7 @@ def copied(morning: Morning) -> Iterator[Step]:
         yield "The incumbent against the baseline:", f"git diff {baseline.commit[:10]} {tip} -- train.toml"
         with suppress(EngineError):  # there is no repository
             main = next((name for name in repo.branches() if name != branch and repo.is_default(name)), None)
-            if main is not None:
+            night = morning.last_night
+            if main is not None and not (night and night.is_on(morning.story.ledger)):
                 command = f"git switch {shlex.quote(main)} && git merge --no-edit {tip}"
                 yield "To bring the kept commits to your main branch:", command

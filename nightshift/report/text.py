@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from nightshift.campaign.records import SIDES, Comparison, Effect, Stage
 from nightshift.campaign.results import contradiction, decisions_text, estimates, gain_text, last_scores, percents
-from nightshift.report.data import Experiment, Morning
+from nightshift.report.data import BY_USER, Experiment, Morning
 from nightshift.text import clean, counted
 
 UNKNOWN = "\N{EN DASH}"
@@ -46,7 +46,9 @@ def headline(morning: Morning) -> Headline:
         return Headline(f"Baseline: {percents(standing.baseline)}", words)
     gain, remarks = gain_text(standing), "".join(_remarks(morning))
     if not morning.effects:
-        return Headline("No gain so far", f"{counted(len(later))} after the baseline, none kept now.{remarks}")
+        names = ", ".join(f"{e.number:04d}" for e in morning.experiments if e.fate == BY_USER)
+        kept = f"none kept now{f' (you reverted {names})' if names else ''}"
+        return Headline("No gain so far", f"{counted(len(later))} after the baseline, {kept}.{remarks}")
     if certificate := morning.certified:  # the certified gain comes first: the title never claims more
         difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
         low, high = certificate.estimate.interval
@@ -104,6 +106,13 @@ def gain_parts(morning: Morning) -> str:
     effects = points(sum(effect.mean for _, effect in morning.effects))
     if morning.standing and morning.standing.contradicted:
         return f"The effects add up to {effects}; the total is the plain difference of the final check runs."
+    if len(morning.effects) == 1:
+        total = morning.standing and points(morning.standing.gain)
+        return (
+            ""
+            if total == effects
+            else ("The total is the effect, lowered because the best of many noisy scores is too high.")
+        )
     return (
         f"The effects add up to {effects}, which is not the total: an effect is what a change adds to the others, some "
         "of which may set the same keys, and the total is corrected because the best of many noisy scores is too high."

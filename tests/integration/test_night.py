@@ -138,7 +138,7 @@ def test_a_night_that_was_killed_can_be_stopped(root: Path) -> None:
     night.kill()
     night.communicate()
     wait_for(lambda: not leftovers(root))
-    assert "run the same command again to resume\n" in nightshift(root, "status")[1]
+    assert "run the same command again to resume: uv run nightshift night --agent" in nightshift(root, "status")[1]
     code, stdout, stderr = nightshift(root, "night", "--stop")
     assert code == 0, stderr
     assert "is over" in stdout

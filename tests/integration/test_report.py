@@ -276,7 +276,7 @@ def test_the_command_writes_three_files_and_says_the_verdict(checkout_with_campa
     code, stdout, stderr = nightshift(root, "report")
     assert (code, stderr) == (0, "")
     lines = stdout.splitlines()
-    assert [Path(line).name for line in lines[1:]] == ["report.html", "report.md", "progress.png"]
+    assert [Path(line).name for line in lines[2:]] == ["report.html", "report.md", "progress.png"]
     assert Ledger(root).numbers() == list(range(1, 7))  # the files do not disturb the ledger
     assert lines[0].split(".")[0] in (root / "runs" / "report.md").read_text()
 

@@ -14,7 +14,7 @@ from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import remove_tree
 from nightshift.night.observers import certified_line
-from nightshift.report.data import gather
+from nightshift.report.data import gather, unfinished
 from nightshift.report.text import headline
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
@@ -116,8 +116,12 @@ def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_cert
 
 def test_an_interrupted_certificate_is_resumed_by_its_number_and_is_the_same_access(kept: Controller) -> None:
     kept.reporter.on_note = stop_at("run 4 of 6")
-    with pytest.raises(Interrupted):
+    finish = (
+        r"0001 is unfinished \(3 of 6 runs\)\. Finish it: .* --resume 0001\. A new certify is use 2 .* p < 0\.00833\."
+    )
+    with pytest.raises(Interrupted, match=finish):
         certified(kept)
+    assert unfinished(kept.ledger, kept.campaign()) == 1
     assert living_children() == []
     before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
     assert len(before) == 3
