@@ -154,6 +154,9 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
     return path.exists() and path.stat().st_mtime > since
 
 
+_DIFF, _REPORT = "uv run nightshift diff baseline incumbent", "uv run nightshift report"
+
+
 class Running(msgspec.Struct, frozen=True):
     """An experiment in flight. `progress`: the run's own report, None before it starts; `phase`: the same in words."""
 
@@ -271,6 +274,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
             rows += [("note", note) for note in night.notes]
             rows.append(("stops", night.next_stop))
+        if self.incumbent and self.incumbent.kept and not self.is_running:
+            rows.append(("next", f"see the net change: {_DIFF}; see what to copy and what to do next: {_REPORT}"))
         return [f"{name and name + ':':12} {value}" for name, value in rows if value]
 
 

@@ -45,7 +45,7 @@ def _parts(section: Section) -> Iterator[str]:
     yield from (markdown(line, 2000) for line in section.notes)
     if section.source:
         yield f"{section.name}:"
-        yield "\n".join(f"    {line}".rstrip() for line in visible(section.source).splitlines())
+        yield "\n".join(f"    {line}".rstrip() for line in visible(section.source, 20_000).splitlines())
 
 
 def _cell(cell: Cell) -> str:

@@ -108,14 +108,12 @@ def gain_parts(morning: Morning) -> str:
         return f"The effects add up to {effects}; the total is the plain difference of the final check runs."
     if len(morning.effects) == 1:
         total = morning.standing and points(morning.standing.gain)
-        return (
-            ""
-            if total == effects
-            else ("The total is the effect, lowered because the best of many noisy scores is too high.")
-        )
+        why = "The total is the effect, lowered because the best of many noisy scores is too high."
+        return "" if total == effects else why
     return (
-        f"The effects add up to {effects}, which is not the total: an effect is what a change adds to the others, some "
-        "of which may set the same keys, and the total is corrected because the best of many noisy scores is too high."
+        f"The effects add up to {effects}, which is not the total. An effect is what a change adds to the others; a "
+        "replaced change has no row, but its effect may still be in the total; and the total is lowered, because the "
+        "best of many noisy scores is too high."
     )
 
 
