@@ -151,7 +151,8 @@ class Controller:
         bench, repo = self.bench, self.repo
         start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
         if bench.request.baseline:  # fail without a baseline before a branch is created
-            Campaign.of(self.ledger.records(), start.head.branch, bench.rules_hash).compose(())
+            records = self.ledger.records()
+            Campaign.read(self.ledger, records, start.head.branch, bench.rules_hash).compose(())
         if start.is_new or start.files:
             bench.engine.validate(load(bench.root / CONFIG_NAME))
         if start.is_new or start.is_switch:
