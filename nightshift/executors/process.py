@@ -50,6 +50,11 @@ class Child(subprocess.Popen[bytes]):
     log_path: Path
     num_oom_kills: int  # when the process started
 
+    def __del__(self) -> None:
+        if getattr(self, "_child_created", False):  # Popen sets it once the child runs
+            self.poll()  # it may have ended since the last look
+        super().__del__()
+
     def exit_cause(self) -> str:
         """Return `exit code 1`, `killed by SIGKILL`, `killed by SIGKILL for lack of memory` or `still running`."""
         code = self.poll()
