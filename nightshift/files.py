@@ -201,10 +201,10 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_
             path.unlink(missing_ok=True)
 
 
-def remove_tree(path: Path, timeout_seconds: float | None = None) -> None:
-    """Remove a file or a tree of any depth (shutil.rmtree is recursive), as far as possible. Raises TimeoutExpired."""
+def remove_tree(path: Path) -> None:
+    """Remove a file or a tree of any depth (shutil.rmtree is recursive), as far as possible."""
     if os.path.lexists(path):
-        subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, timeout=timeout_seconds)
+        subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False)
 
 
 def free_disk_gb(path: Path) -> float:

@@ -205,10 +205,9 @@ class Repo:
         is_campaign = branch.startswith(CAMPAIGN_PREFIX)  # it is a clone's default branch if it was checked out there
         return branch in ("", "main", "master") or (branch in names and not is_campaign)
 
-    def branches(self, *options: str) -> dict[str, str]:
-        """Return the local branches with their commits. `options`: of git for-each-ref."""
-        format = "--format=%(refname:lstrip=2) %(objectname)"
-        lines = self._git("for-each-ref", *options, format, "refs/heads").splitlines()
+    def branches(self) -> dict[str, str]:
+        """Return the local branches with their commits."""
+        lines = self._git("for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", "refs/heads").splitlines()
         return {name: commit for name, _, commit in (line.partition(" ") for line in lines)}
 
     def campaign_start(self, commit: str | None) -> str | None:

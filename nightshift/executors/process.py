@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
@@ -186,7 +186,7 @@ class ProcessTree:
 
     def __init__(self, *markers: str) -> None:
         """`markers`: prefixes of the markers of its processes."""
-        self.markers, self.seen, self.children = {*markers}, set[psutil.Process](), list[Any]()  # Popen objects
+        self.markers, self.seen, self.children = {*markers}, set[psutil.Process](), list[Child]()
 
     def claims(self, process: psutil.Process) -> bool:
         """Return whether a direct child of the harness, with all its descendants, belongs to this tree: every child in

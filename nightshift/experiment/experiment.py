@@ -148,10 +148,9 @@ class Controller:
 
     def begin(self, branch: str | None) -> None:
         """Check out the campaign's branch, and commit uncommitted files of its baseline. `branch`: --branch."""
-        bench, repo = self.bench, self.repo
-        start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
+        bench, repo, records = self.bench, self.repo, self.ledger.records()
+        start = plan(repo, records, self.now(), bench.rules, bench.rules_hash, branch)
         if bench.request.baseline:  # fail without a baseline before a branch is created
-            records = self.ledger.records()
             Campaign.read(self.ledger, records, start.head.branch, bench.rules_hash).compose(())
         if start.is_new or start.files:
             bench.engine.validate(load(bench.root / CONFIG_NAME))
@@ -357,19 +356,17 @@ class Controller:
         """The experiments whose runs are in flight."""
         return tuple(map(self.ledger.record, self.bench.in_flight))
 
-    def wait(self) -> float:
-        """Wait until a run in flight ends, at most half a second. Then show the progress of the others. Return the
-        seconds for which this machine was suspended: the monotonic clock, which limits training, stops meanwhile."""
+    def wait(self) -> None:
+        """Wait until a run in flight ends, at most half a second. Then show the progress of the others. If this machine
+        was suspended, report for how long: the monotonic clock, which limits training, stops meanwhile."""
         executor, starting = self.bench.executor, Progress(Phase.STARTING, 0)
         executor.wait(_TICK_SECONDS)
         folders = executor.in_flight()
         self.reporter.show({f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in folders})
         before, self._ahead = self._ahead, self.now().timestamp() - self.clock()
         seconds = 0.0 if before is None else self._ahead - before
-        if seconds < _SUSPENDED_SECONDS:
-            return 0.0
-        self.reporter.note(f"{suspended(seconds)}; this does not count as training time")
-        return seconds
+        if seconds >= _SUSPENDED_SECONDS:
+            self.reporter.note(f"{suspended(seconds)}; this does not count as training time")
 
     def cancel(self, number: int | None = None) -> None:
         """Cancel all runs that were not collected; with `number` only the run of one experiment."""
