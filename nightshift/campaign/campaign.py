@@ -169,8 +169,7 @@ class Campaign:
             standing = self._standing(_first_posteriors(record)[""], record)
             judgement = Judgement(why=_BASELINE_WHY, standing=standing)
             return replace(record, status=Verdict.KEEP, judgement=judgement)
-        after = copy.copy(self)
-        after._posteriors = copy.deepcopy(self._posteriors)
+        after = self.copy()
         posterior = after._posteriors[""]
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         before, (decisions, falls) = posterior.kept, after._observe(record)

@@ -259,15 +259,15 @@ class Ledger:
 
     def comparisons(self) -> list[Comparison]:
         """Return the finished comparisons of `nightshift certify`, by number. UsageError for a damaged file."""
-        paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{COMPARISON_NAME}"))
-        fix = "Delete the folder of the comparison."
-        return [*filter(None, (read_json(path, Comparison, fix) for path in paths))]
+        return self._certificates(COMPARISON_NAME, Comparison)
 
     def plans(self) -> list[Plan]:
         """Return the plans of all comparisons, by number. UsageError for a damaged file."""
-        paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{PLAN_NAME}"))
-        plans = (read_json(path, Plan, f"Delete the comparison: rm -r {path.parent}") for path in paths)
-        return [*filter(None, plans)]
+        return self._certificates(PLAN_NAME, Plan)
+
+    def _certificates(self, name: str, kind: Any) -> list[Any]:
+        paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{name}"))
+        return [*filter(None, (read_json(path, kind, f"Delete it: rm -r {path.parent}") for path in paths))]
 
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""

@@ -228,7 +228,6 @@ class Evaluation(Struct, frozen=True):
     weights: Weights
     seconds: float
     strict_score: Fraction | None = None  # of answers in the requested format; None if no format is requested
-    format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
     guards: tuple[Guard, ...] = ()  # not in `scores`
     cut_wrong_share: Fraction | None = None  # share of examples with a truncated answer that scored 0

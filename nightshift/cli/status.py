@@ -198,7 +198,7 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
 
     kept: tuple[Change, ...]
     standing: Standing
-    num_baseline_runs: int  # measured
+    rests_on_one_baseline: bool  # the gain is uncertain because the baseline has only one measured run
     unfinished_comparison: int | None  # its number, for `certify --resume`
 
 
@@ -257,7 +257,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         if (incumbent := self.incumbent) is not None:
             rows.append(("incumbent", standing_text(incumbent.standing, incumbent.kept)))
             rows += [("kept", change) for change in incumbent.kept]
-            if incumbent.kept and incumbent.num_baseline_runs == 1 and not (night and night.state == "running"):
+            if incumbent.rests_on_one_baseline and not (night and night.state == "running"):
                 rows.append(("note", " ".join(one_baseline(incumbent.standing))))
             if (number := incumbent.unfinished_comparison) is not None and not self.is_running:
                 finish = f"uv run nightshift certify --resume {number:04d}"
@@ -293,11 +293,10 @@ def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]
     unread = [campaign.unread] if campaign.unread else []
     if campaign.standing is None:
         return None, unread
-    num_baseline_runs = sum(r.run.is_baseline for r in ours if r.evaluation and r.status != Verdict.CRASH)
     incumbent = Incumbent(
         kept=campaign.kept,
         standing=campaign.standing,
-        num_baseline_runs=num_baseline_runs,
+        rests_on_one_baseline=campaign.rests_on_one_baseline,
         unfinished_comparison=unfinished(ledger, campaign),
     )
     return incumbent, unread

@@ -105,7 +105,6 @@ def evaluate(
         weights=weights,
         seconds=time.monotonic() - began,
         strict_score=_mean(strict) if strict else None,
-        format_rate=fmean(formatted) if has_format else None,
         parts=parts if len(parts) > 1 else (),
         guards=guards,
         unscored=unscored,

@@ -21,21 +21,18 @@ Version = tuple[str, Config]  # a train.toml with its name
 
 
 class Diff(Document, frozen=True, kw_only=True, tag="diff"):
-    """The keys that train differently in two train.toml. `is_same_file`: both have the same bytes."""
+    """The keys that train differently in two train.toml."""
 
     old: str
     new: str
-    is_same_file: bool
     changes: tuple[Change, ...]
 
     @classmethod
     def of(cls, old: Version, new: Version) -> Diff:
-        is_same_file = old[1].source == new[1].source
-        return cls(old=old[0], new=new[0], is_same_file=is_same_file, changes=diff(old[1], new[1]))
+        return cls(old=old[0], new=new[0], changes=diff(old[1], new[1]))
 
     def __str__(self) -> str:
-        same = "both files are equal" if self.is_same_file else "no key differs: both train the same"
-        lines = [change.line for change in self.changes] or [same]
+        lines = [change.line for change in self.changes] or ["no key differs: both train the same"]
         return "\n".join([f"{self.old} -> {self.new}", *(f"  {line}" for line in lines)])
 
 

@@ -33,6 +33,7 @@ from nightshift.report.markdown import summary
 from nightshift.report.sections import View
 from nightshift.report.slices import SelectionSet, shown_examples
 from nightshift.text import clean, local
+from nightshift.waiting import lasted
 
 TEMPLATES = Path(__file__).parent / "templates"
 _MAX_FLIPS = 2  # examples fixed, and as many broken, with their texts
@@ -108,7 +109,7 @@ def _row(e: Experiment, uses: Mapping[str, float]) -> dict[str, Any]:
     record, row = e.record, e.row
     line = (*OF_RUN, *COLUMNS, "run", "verdict", "now")  # fields that the line has
     details = [field for field in fields(record, row, text.score) if field[0] not in line]
-    details.append(("time", ", ".join(f"{use} {text.duration(seconds)}" for use, seconds in uses.items())))
+    details.append(("time", ", ".join(f"{use} {lasted(seconds)}" for use, seconds in uses.items())))
     return {
         **{name: getattr(row, name) for name in (*COLUMNS, "number", "now", "status", "failure")},
         "verdict": e.verdict,
@@ -120,7 +121,7 @@ def _row(e: Experiment, uses: Mapping[str, float]) -> dict[str, Any]:
             "eval_score": text.score(row.eval_score),
             "effect_at_decision": text.plus_minus(row.effect),
             "p_helps": text.UNKNOWN if row.p_helps is None else percent(row.p_helps),
-            "total_seconds": text.UNKNOWN if row.total_seconds is None else text.duration(row.total_seconds),
+            "total_seconds": text.UNKNOWN if row.total_seconds is None else lasted(row.total_seconds),
         },
         "details": [(label, text.cut(words, _MAX_DETAIL)) for label, words in details if words],
     }

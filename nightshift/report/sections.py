@@ -18,8 +18,9 @@ from nightshift.campaign.waits import NightStatus
 from nightshift.config.train_toml import UNSET, diff
 from nightshift.errors import EngineError, UsageError
 from nightshift.report.data import Morning, Story, obsolete, unfinished
-from nightshift.report.text import UNKNOWN, Headline, certificate_line, duration, gain_parts, plus_minus, points
+from nightshift.report.text import UNKNOWN, Headline, certificate_line, gain_parts, plus_minus, points
 from nightshift.text import counted
+from nightshift.waiting import lasted
 
 # Definitions below the headings of two tables.
 KEPT_TERMS = (
@@ -70,7 +71,7 @@ def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Sectio
     story, whole = morning.story, sum(seconds.values())
     cost, missing = campaign_cost(story.ledger.runs_dir, story.records), uncommitted(story.records, story.branch)
     steps = next_steps(story.ledger, story.campaign, morning.agent, morning.last_night)
-    times = [(use, duration(value), f"{100 * value / whole:.0f} %") for use, value in seconds.items()]
+    times = [(use, lasted(value), f"{100 * value / whole:.0f} %") for use, value in seconds.items()]
     configs = story.campaign.configs
     keys = history(story.campaign, story.configs, configs[1]).keys if configs else ()
     scores = "\n".join([KEYS_TITLE, *(line for key in keys for line in key.lines)]) if keys else ""
@@ -94,9 +95,11 @@ def _facts(story: Story) -> list[str]:
     """Return task, model, budget, hardware and engine, and the agent's missing isolation."""
     last, rules = story.records[-1], next(filter(None, map(story.rules, reversed(story.records))), None)
     num_open = sum(not record.proposal.is_isolated for record in story.records)
+    num_examples = rules and sum(environment.num_validation for environment in rules.environments)
     return [
         f"task: {' + '.join(last.environments)}",
         f"model: {rules.model if rules else 'not recorded'}",
+        f"score: on {num_examples or 'an unknown number of'} validation examples",
         f"budget: {rules.budget_text if rules else 'not recorded'} of training a run",
         f"hardware: {last.hardware.replace(' side by side', ' runs at a time')}",
         f"engine: {last.engine}",

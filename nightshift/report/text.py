@@ -143,13 +143,6 @@ def plus_minus(value: Effect | None) -> str:
     return str(value).removesuffix(" pp") if value else UNKNOWN
 
 
-def duration(seconds: float) -> str:
-    """Return seconds below two minutes, minutes below two hours, else hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def visible(value: Any, limit: int = _MAX_TEXT) -> Any:
     """Return text, also in lists and mappings, so that it cannot hide, reorder or flood anything. Markup is ours."""
     if isinstance(value, str) and not isinstance(value, Markup):

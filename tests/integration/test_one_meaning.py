@@ -67,8 +67,7 @@ def measured(score: float) -> dict[str, Any]:
     sizes = {"arithmetic": 600, "gsm8k": 400}
     scores = packed([float(i < size * score) for size in sizes.values() for i in range(size)])
     parts = tuple(Part(name, size, 1.0, score, 0.01) for name, size in sizes.items())
-    forms = {"strict_score": score / 2, "format_rate": 0.5}
-    evaluation = replace(result.evaluation, eval_score=score, scores=scores, parts=parts, **forms)
+    evaluation = replace(result.evaluation, eval_score=score, scores=scores, parts=parts, strict_score=score / 2)
     return {
         "result": replace(result, evaluation=evaluation),
         "rules_name": "arithmetic+gsm8k-trl",

@@ -47,7 +47,7 @@ def edit(root: Path, old: str, new: str) -> None:
 
 def test_by_default_the_working_file_against_the_incumbent(root: Path) -> None:
     code, stdout, _ = nightshift("diff")
-    assert (code, stdout.splitlines()[1]) == (0, "  both files are equal")
+    assert (code, stdout.splitlines()[1]) == (0, "  no key differs: both train the same")
     edit(root, "seq_len = 2048 ", "# why not\nseq_len = 2_048 ")
     assert nightshift("diff")[1].splitlines()[1:] == ["  no key differs: both train the same"]
     edit(root, "seq_len = 2_048", "seq_len = 1536")

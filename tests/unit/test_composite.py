@@ -129,12 +129,12 @@ def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_o
     answers = [f"#### {right[0]}", f"It is {right[1]}.", "#### 1000", "no idea"]
     path = tmp_path / "evaluation.jsonl"
     found = evaluate(Parrot(answers), examples, ARITHMETIC_TRL, path, lambda reading: None)
-    assert (found.eval_score, found.strict_score, found.format_rate) == (0.5, 0.25, 0.5)
+    assert (found.eval_score, found.strict_score) == (0.5, 0.25)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["formatted"] for line in lines] == [True, False, True, False]
     monkeypatch.delattr("nightshift_arithmetic.scoring.is_formatted")
     found = evaluate(Parrot(answers), examples, ARITHMETIC_TRL, path, lambda reading: None)
-    assert (found.eval_score, found.strict_score, found.format_rate) == (0.5, None, None)
+    assert (found.eval_score, found.strict_score) == (0.5, None)
     assert "formatted" not in json.loads(path.read_text().splitlines()[0])
 
 
