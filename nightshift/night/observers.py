@@ -103,7 +103,7 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
         ("stopped", clean(state.cause or "", 400)),
         ("page", f"runs/{PAGE_NAME}"),
     ]
-    steps = next_steps(ledger, campaign, state.request.agent, state)
+    steps = next_steps(ledger, campaign, state)
     rows += [("next", f"{sentence} {command}") for sentence, command in steps]
     return "\n".join(f"{name + ':':17} {text}" for name, text in rows if text)
 

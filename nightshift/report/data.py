@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 from nightshift.agents.history import load_configs
-from nightshift.agents.presets import PRESETS, SEARCHES
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Repo
 from nightshift.campaign.ledger import Ledger
@@ -101,7 +100,6 @@ class Morning:
     certificate: Comparison | None
     obsolete: str | None
     night: tuple[str, ...] = ()  # of the branch's last night: waits, proposers, directions
-    agent: str = "NAME"  # for --agent: the proposer of the last night
     last_night: NightStatus | None = None  # of the branch
 
     @property
@@ -189,9 +187,7 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "Move it away.")
     night = night if night and night.branch == story.branch else None
     lines = night.morning(story.records, datetime.now(UTC)) if night else ()
-    proposers = (record.proposal.proposer.partition(" (")[0] for record in reversed(story.records))
-    agent = next((name for name in proposers if name in (*PRESETS, *SEARCHES)), "NAME")
-    return Morning(story, campaign.standing, experiments, certificate, reason, lines, agent, night)
+    return Morning(story, campaign.standing, experiments, certificate, reason, lines, night)
 
 
 def _reverts(campaign: Campaign) -> dict[Settings, str]:

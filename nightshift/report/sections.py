@@ -70,7 +70,7 @@ def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Sectio
         return {}
     story, whole = morning.story, sum(seconds.values())
     cost, missing = campaign_cost(story.ledger.runs_dir, story.records), uncommitted(story.records, story.branch)
-    steps = next_steps(story.ledger, story.campaign, morning.agent, morning.last_night)
+    steps = next_steps(story.ledger, story.campaign, morning.last_night)
     times = [(use, lasted(value), f"{100 * value / whole:.0f} %") for use, value in seconds.items()]
     configs = story.campaign.configs
     keys = history(story.campaign, story.configs, configs[1]).keys if configs else ()
@@ -160,8 +160,8 @@ def _certificate(morning: Morning) -> Section:
 # -- what to copy, and what next ----------------------------------------------------------------------
 
 
-def next_steps(ledger: Ledger, campaign: Campaign, agent: str, night: NightStatus | None = None) -> Iterator[Step]:
-    """Yield what you may do next, in this order. `agent`: the proposer of the campaign. `night`: its last night."""
+def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None = None) -> Iterator[Step]:
+    """Yield what you may do next, in this order. `night`: the last night of the campaign."""
     is_on = night is not None and night.is_on(ledger)
     if is_on:
         yield "A night is running on this branch. Its state:", "uv run nightshift status"
@@ -184,8 +184,10 @@ def next_steps(ledger: Ledger, campaign: Campaign, agent: str, night: NightStatu
         yield f"Comparison {number:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {number:04d}"
     elif campaign.kept and not is_on and not has_certificate(ledger, campaign):
         yield "Certify the gain of this incumbent with fresh seeds, on test problems that no run has used:", CERTIFY
-    if not is_on:
-        yield "Continue the search:", f"uv run nightshift night --agent {shlex.quote(agent)} --hours 8"
+    if night is None:
+        yield "Continue the search:", "uv run nightshift night --agent NAME --hours 8"
+    elif night.cause is not None:
+        yield "Continue the search with another night like the last:", night.command
     if campaign.kept and campaign.incumbent_run:
         yield "Take the weights home:", "uv run nightshift export --to model"
 
