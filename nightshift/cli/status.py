@@ -282,7 +282,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:
     """Return the incumbent of one campaign, whose records are `ours`, and what could not be read."""
     from nightshift.campaign.campaign import Campaign
-    from nightshift.report.data import unfinished
+    from nightshift.report.data import certificates
 
     if not ours:
         return None, []
@@ -297,7 +297,7 @@ def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]
         kept=campaign.kept,
         standing=campaign.standing,
         rests_on_one_baseline=campaign.rests_on_one_baseline,
-        unfinished_comparison=unfinished(ledger, campaign),
+        unfinished_comparison=certificates(ledger, campaign)[1],
     )
     return incumbent, unread
 

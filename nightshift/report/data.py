@@ -209,13 +209,14 @@ def _fate(row: Row, record: Record, campaign: Campaign, reverts: Mapping[Setting
     return f"replaced by {others}" if row.now == "replaced" else reverts.get(change.identity, row.now)
 
 
-def unfinished(ledger: Ledger, campaign: Campaign) -> int | None:
-    """Return the number of the last unfinished comparison on the test split that `certify --resume` can finish."""
+def certificates(ledger: Ledger, campaign: Campaign) -> tuple[bool, int | None]:
+    """Return whether the incumbent has a certificate, and the number of its last unfinished comparison, if any, that
+    `certify --resume` can finish."""
     with suppress(UsageError):
         done = {comparison.plan.number for comparison in ledger.comparisons()}
-        plans = [plan for plan in ledger.plans() if plan.split == "test" and plan.number not in done]
-        return next((plan.number for plan in reversed(plans) if obsolete(plan, campaign) is None), None)
-    return None
+        numbers = [plan.number for plan in ledger.plans() if plan.split == "test" and obsolete(plan, campaign) is None]
+        return bool(done & {*numbers}), next((number for number in reversed(numbers) if number not in done), None)
+    return False, None
 
 
 def obsolete(plan: Plan, campaign: Campaign) -> str | None:

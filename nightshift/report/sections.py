@@ -16,8 +16,8 @@ from nightshift.campaign.records import NOT_ISOLATED, Change, percent
 from nightshift.campaign.results import gain_text, one_baseline
 from nightshift.campaign.waits import NightStatus
 from nightshift.config.train_toml import UNSET, diff
-from nightshift.errors import EngineError, UsageError
-from nightshift.report.data import Morning, Story, obsolete, unfinished
+from nightshift.errors import EngineError
+from nightshift.report.data import Morning, Story, certificates
 from nightshift.report.text import UNKNOWN, Headline, certificate_line, gain_parts, plus_minus, points
 from nightshift.text import counted
 from nightshift.waiting import lasted
@@ -180,9 +180,10 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None = N
         yield f"{why}To take out {change.name} ({percent(p_helps)}):", command
     if campaign.rests_on_one_baseline and campaign.standing and not is_on:
         yield one_baseline(campaign.standing)
-    if (number := unfinished(ledger, campaign)) is not None and not is_on:
-        yield f"Comparison {number:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {number:04d}"
-    elif campaign.kept and not is_on and not has_certificate(ledger, campaign):
+    is_certified, unfinished = certificates(ledger, campaign)
+    if unfinished is not None and not is_on:
+        yield f"Comparison {unfinished:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {unfinished:04d}"
+    elif campaign.kept and not is_on and not is_certified:
         yield "Certify the gain of this incumbent with fresh seeds, on test problems that no run has used:", CERTIFY
     if night is None:
         yield "Continue the search:", "uv run nightshift night --agent NAME --hours 8"
@@ -198,13 +199,6 @@ def doubtful(campaign: Campaign) -> list[tuple[Change, float]]:
     changes = [(change, campaign.posterior.effect(change).p_helps) for change in campaign.kept]
     keep_at = campaign.posterior.rules.keep_at
     return sorted(((change, p) for change, p in changes if p < keep_at), key=lambda item: -item[1])
-
-
-def has_certificate(ledger: Ledger, campaign: Campaign) -> bool:
-    """Return True if the campaign's incumbent has a certificate that can be read."""
-    with suppress(UsageError):
-        return any(c.plan.split == "test" and obsolete(c.plan, campaign) is None for c in ledger.comparisons())
-    return False
 
 
 def nothing_to_copy(morning: Morning) -> str:
