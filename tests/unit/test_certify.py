@@ -14,7 +14,7 @@ from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import remove_tree
 from nightshift.night.observers import certified_line
-from nightshift.report.data import gather, unfinished
+from nightshift.report.data import certificates, gather
 from nightshift.report.text import headline
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
