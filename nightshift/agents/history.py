@@ -191,11 +191,9 @@ def _value_row(
 
 def kept_changes(campaign: Campaign) -> list[str]:
     """Return one line per kept change, the most certain first: name, effect, P(it helps) and keys."""
-    assert campaign.posterior is not None
-    changes = [(c, campaign.posterior.effect(c)) for c in campaign.kept]
     return [
         f"{c.name}  effect {effect.with_p}, {'' if campaign.is_confirmed(c) else 'un'}confirmed: {c.settings}"
-        for c, effect in sorted(changes, key=lambda item: -item[1].p_helps)
+        for c, effect in campaign.effects
     ]
 
 

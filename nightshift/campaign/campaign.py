@@ -243,6 +243,12 @@ class Campaign:
         return self.posterior.kept if self.posterior else ()
 
     @property
+    def effects(self) -> list[tuple[Change, Effect]]:
+        """The kept changes with their effects now, the most certain first."""
+        effects = [(change, self.posterior.effect(change)) for change in self.kept if self.posterior]
+        return sorted(effects, key=lambda item: -item[1].p_helps)
+
+    @property
     def configs(self) -> tuple[Config, Config] | None:
         """The configs of baseline and incumbent; None if the baseline's was not read."""
         return None if self.config is None else (self.config, incumbent_config(self.config, self.kept))

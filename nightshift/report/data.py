@@ -18,9 +18,7 @@ from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     JOB_NAME,
     NIGHT_NAME,
-    Change,
     Comparison,
-    Effect,
     Job,
     Plan,
     Record,
@@ -92,27 +90,15 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Morning:
-    """What the page shows. `obsolete`: why the certificate is not one of this incumbent; None if it is."""
+    """What the page shows. `certificate`: of this incumbent. `obsolete`: why the last one is not, if there is none."""
 
     story: Story
     standing: Standing | None  # the current estimates; None before the baseline
     experiments: tuple[Experiment, ...]
     certificate: Comparison | None
-    obsolete: str | None
+    obsolete: str
     night: tuple[str, ...] = ()  # of the branch's last night: waits, proposers, directions
     last_night: NightStatus | None = None  # of the branch
-
-    @property
-    def effects(self) -> list[tuple[Change, Effect]]:
-        """The incumbent's changes with their current effects, the most certain first."""
-        campaign = self.story.campaign
-        effects = [(change, campaign.posterior.effect(change)) for change in campaign.kept if campaign.posterior]
-        return sorted(effects, key=lambda item: -item[1].p_helps)
-
-    @property
-    def certified(self) -> Comparison | None:
-        """The certificate of the incumbent, if there is one."""
-        return None if self.obsolete else self.certificate
 
     @property
     def counts(self) -> Counts:
@@ -183,7 +169,8 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     pairs, reverts = zip(story.records, story.rows, strict=True), _reverts(campaign)
     experiments = tuple(Experiment(record, row, _fate(row, record, campaign, reverts)) for record, row in pairs)
     on_test = [(c, obsolete(c.plan, campaign)) for c in reversed(ledger.comparisons()) if c.plan.split == "test"]
-    certificate, reason = next((pair for pair in on_test if pair[1] is None), (*on_test, (None, None))[0])
+    certificate = next((c for c, why in on_test if not why), None)
+    reason = on_test[0][1] if on_test and certificate is None else ""
     night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "Move it away.")
     night = night if night and night.branch == story.branch else None
     lines = night.morning(story.records, datetime.now(UTC)) if night else ()
@@ -214,20 +201,20 @@ def certificates(ledger: Ledger, campaign: Campaign) -> tuple[bool, int | None]:
     `certify --resume` can finish."""
     with suppress(UsageError):
         done = {comparison.plan.number for comparison in ledger.comparisons()}
-        numbers = [plan.number for plan in ledger.plans() if plan.split == "test" and obsolete(plan, campaign) is None]
+        numbers = [plan.number for plan in ledger.plans() if plan.split == "test" and not obsolete(plan, campaign)]
         return bool(done & {*numbers}), next((number for number in reversed(numbers) if number not in done), None)
     return False, None
 
 
-def obsolete(plan: Plan, campaign: Campaign) -> str | None:
-    """Return why a comparison is not one of the campaign's incumbent; None if it is."""
+def obsolete(plan: Plan, campaign: Campaign) -> str:
+    """Return why a comparison is not one of the campaign's incumbent; empty if it is."""
     configs = campaign.configs
     if (plan.branch, plan.rules_hash) != (campaign.branch, campaign.rules_hash):
         return f"it is of branch {plan.branch} and rules {plan.rules_hash}"
     hashes = plan.configs["baseline"], plan.configs["incumbent"]
     if configs is None or hashes != (configs[0].hash, configs[1].hash):
         return f"it compares {plan.names['incumbent']} with {plan.names['baseline']}"
-    return None
+    return ""
 
 
 def detailed(experiments: Sequence[Experiment]) -> dict[int, Experiment]:

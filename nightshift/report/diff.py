@@ -1,7 +1,4 @@
-"""Compare the train.toml of experiments, commits, baseline, incumbent and the working file, key by key.
-
-Order, spelling and comments are no changes. Texts of files are not made printable here.
-"""
+"""Compare two train.toml key by key. Order, spelling and comments are no changes."""
 
 from __future__ import annotations
 

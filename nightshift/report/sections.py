@@ -129,10 +129,10 @@ def _kept(morning: Morning) -> Section:
     title, campaign, by_number = "What was kept", morning.story.campaign, {e.number: e for e in morning.experiments}
     left = [f"{e.number:04d} {e.fate}" for e in morning.experiments if e.fate]
     notes = [f"Kept once, not any more: {'; '.join(left[-40:])}."] if left else []
-    if not morning.effects or morning.standing is None:
+    if not campaign.effects or morning.standing is None:
         return Section(title, ["Nothing."], notes=notes)
     rows = list[Sequence[Cell]]()
-    for change, effect in morning.effects:
+    for change, effect in campaign.effects:
         experiment = by_number.get(change.experiment)
         support = [percent(effect.p_helps), "confirmed" if campaign.is_confirmed(change) else "unconfirmed"]
         support += ["kept later"] if experiment and experiment.row.now == "kept later" else []
@@ -196,17 +196,16 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None = N
 def doubtful(campaign: Campaign) -> list[tuple[Change, float]]:
     """Return the kept changes whose P(it helps) is now below that of a keep, the most certain first."""
     assert campaign.posterior is not None
-    changes = [(change, campaign.posterior.effect(change).p_helps) for change in campaign.kept]
     keep_at = campaign.posterior.rules.keep_at
-    return sorted(((change, p) for change, p in changes if p < keep_at), key=lambda item: -item[1])
+    return [(change, effect.p_helps) for change, effect in campaign.effects if effect.p_helps < keep_at]
 
 
 def nothing_to_copy(morning: Morning) -> str:
     """Return why there is nothing to copy: without a gain the baseline's train.toml is as good. Empty if there is."""
-    if morning.standing is None or not morning.effects:
+    if morning.standing is None or not morning.story.campaign.kept:
         return "Nothing to copy: no change is kept."
     gain, text = morning.standing.gain, f"estimated gain is {gain_text(morning.standing)}"
-    if certificate := morning.certified:
+    if certificate := morning.certificate:
         gain, text = certificate.estimate.difference, f"certified gain is {points(certificate.estimate.difference)}"
     return "" if gain > 0 else f"Nothing to copy: the {text}."
 

@@ -1,7 +1,6 @@
 """Slices of the validation split: where a policy is weak, and how many examples a run fixes and breaks.
 
-The scores come from the records, because an agent can overwrite evaluation.jsonl. Scores and split are matched only if
-the split has the hash that the record contains.
+The scores come from the records, because an agent can overwrite evaluation.jsonl.
 """
 
 from collections import defaultdict

@@ -45,11 +45,11 @@ def headline(morning: Morning) -> Headline:
         words = "Only the baseline has been measured; there is nothing to compare it with."
         return Headline(f"Baseline: {percents(standing.baseline)}", words)
     gain, remarks = gain_text(standing), "".join(_remarks(morning))
-    if not morning.effects:
+    if not morning.story.campaign.kept:
         names = ", ".join(f"{e.number:04d}" for e in morning.experiments if e.fate == BY_USER)
         kept = f"none kept now{f' (you reverted {names})' if names else ''}"
         return Headline("No gain so far", f"{counted(len(later))} after the baseline, {kept}.{remarks}")
-    if certificate := morning.certified:  # the certified gain comes first: the title never claims more
+    if certificate := morning.certificate:  # the certified gain comes first: the title never claims more
         difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
         low, high = certificate.estimate.interval
         agreement = "agrees with the certificate"
@@ -81,14 +81,13 @@ def _remarks(morning: Morning) -> Iterator[str]:
 def certificate_line(morning: Morning) -> str:
     """Return what was measured on the test split of baseline and incumbent."""
     if (c := morning.certificate) is None:
-        not_yet = "Not certified yet: nothing was measured on the test split (uv run nightshift certify)."
-        return morning.obsolete or not_yet
-    line = (
+        why = morning.obsolete and f"the last certificate is not of this incumbent: {morning.obsolete}"
+        return f"Not certified yet: {why or 'nothing was measured on the test split'} (uv run nightshift certify)."
+    return (
         f"Certified on {counted(c.num_examples, 'test example')} with {counted(c.plan.num_seeds, 'fresh seed')} for "
         f"each config: {_measured(c)}: {c.verdict}, at level {c.level:.3g}. Use {c.access} of the test split by this "
         f"campaign. Scores in %: {c.runs_text}."
     )
-    return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line
 
 
 def _measured(c: Comparison) -> str:
@@ -103,10 +102,11 @@ def _measured(c: Comparison) -> str:
 
 def gain_parts(morning: Morning) -> str:
     """Return why the effects of the kept changes do not add up to the gain."""
-    effects = points(sum(effect.mean for _, effect in morning.effects))
+    kept = morning.story.campaign.effects
+    effects = points(sum(effect.mean for _, effect in kept))
     if morning.standing and morning.standing.contradicted:
         return f"The effects add up to {effects}; the total is the plain difference of the final check runs."
-    if len(morning.effects) == 1:
+    if len(kept) == 1:
         total = morning.standing and points(morning.standing.gain)
         why = "The total is the effect, lowered because the best of many noisy scores is too high."
         return "" if total == effects else why

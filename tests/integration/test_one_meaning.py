@@ -227,7 +227,7 @@ class Told:
         self.names = [
             [change.name for change in self.status.incumbent.kept],
             sorted(line.partition("  ")[0] for line in self.history.kept),
-            sorted(change.name for change, _ in self.page.effects),
+            sorted(change.name for change, _ in self.page.story.campaign.effects),
         ]
         self.rates = [incumbent.get(LR), story.campaign.configs[1].get(LR)]
         self.nows = [self.history.runs[1].now, table[1]["now"], self.page.experiments[1].row.now]

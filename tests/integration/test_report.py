@@ -190,7 +190,7 @@ def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) ->
     for record in ledger.records():
         ledger.write(replace(record, commit=commits[0]))
     view = view_of(ledger, NOW)
-    weak = [change.name for change, effect in view.morning.effects if effect.p_helps < 0.6]
+    weak = [change.name for change, effect in view.morning.story.campaign.effects if effect.p_helps < 0.6]
     assert weak
     steps, reverts = view.sections["copy"].steps, [f"uv run nightshift revert {name}" for name in weak]
     shown = [command for _, command in steps]

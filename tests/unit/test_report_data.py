@@ -122,7 +122,7 @@ def test_the_headline_says_whether_the_final_check_runs_agree(tmp_path: Path) ->
 def test_the_sentence_on_the_total_has_the_sum_of_the_effects(tmp_path: Path, contradicted) -> None:
     found = morning(tmp_path, judged(STORY))
     found = replace(found, standing=replace(found.standing, contradicted=contradicted))
-    effects = sum(effect.mean for _, effect in found.effects)
+    effects = sum(effect.mean for _, effect in found.story.campaign.effects)
     words = gain_parts(found)
     assert words.startswith(f"The effects add up to {100 * effects:+.1f} pp")
     assert ("plain difference of the final check runs" in words) == (contradicted is not None)
@@ -170,7 +170,7 @@ def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_pa
 def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     found = certified_morning(tmp_path, judged(SURE), changes)
     line = certificate_line(found)
-    assert line.startswith("Not of this incumbent")
+    assert line.startswith("Not certified yet: the last certificate is not of this incumbent")
     assert reason in line
     assert headline(found).title == "Better: +16.7 ± 7.9 pp"
     assert "Certified" not in headline(found).sentence
@@ -252,7 +252,7 @@ def test_a_markdown_cell_links_to_nowhere() -> None:
 )
 def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verdict, title, tone):
     found = certified_morning(tmp_path, judged(scores), verdict=verdict)
-    assert found.obsolete is None
+    assert found.obsolete == ""
     line = headline(found)
     assert line.title.startswith(title)
     assert line.tone == tone

@@ -1,7 +1,6 @@
 """`nightshift export --to model`: an experiment's weights as a folder that transformers loads, with a model card.
 
-An agent can write to the folder in runs/. So only regular files of known kinds are copied, never code, and only weights
-that are byte for byte the scored ones.
+An agent can write to runs/. So only regular files of known kinds are copied, never code, and only the scored weights.
 """
 
 import hashlib
@@ -26,9 +25,8 @@ _AGAIN = "Train its train.toml again, on a branch of its own."
 
 
 def copy_model(story: Story, number: int | None, target: Path) -> Path:
-    """Write the model of an experiment (`number` None: of the last run of exactly the incumbent's config) atomically to
-    the new folder `target`. Return the folder. UsageError if there is no such run, or its weights are gone; EngineError
-    if the weights are not the scored ones, or a configuration file names code."""
+    """Write the model of an experiment (`number` None: of the last run of the incumbent's config) to the new folder
+    `target`. UsageError without such a run or its weights; EngineError if they are not the scored ones, or for code."""
     best = story.campaign.incumbent_run
     record = best if number is None else next((r for r in story.records if r.number == number), None)
     if record is None:

@@ -73,9 +73,8 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
 
 
 def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> bytes:
-    """Return the imported file, edited in the keys in which `config` differs from the train.toml of the import.
-    Comments below `head` list these keys, and values that the import added. ConfigError if the format of the file
-    cannot express a key."""
+    """Return the imported file with the values of `config`. Comments below `head` list the changed keys, and the values
+    that the import added. ConfigError if the format of the file cannot express a key."""
     scale = rules.learning_rate_scale
     imported = import_config(source, IMPORTED_NAME, rules.losses)
     format_name = imported.dialect.name

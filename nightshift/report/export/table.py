@@ -10,11 +10,8 @@ from nightshift.text import clean, escape_formula
 
 
 def as_csv(story: Story) -> bytes:
-    """Return the table in UTF-8, with a header. An empty cell: not measured, or a key that does not apply.
-
-    A text that a spreadsheet would compute begins with an apostrophe. `description` and `why` may contain any text of
-    agents and verdicts.
-    """
+    """Return the table in UTF-8, with a header. An empty cell: not measured, or a key that does not apply. A text that
+    a spreadsheet would compute begins with an apostrophe."""
     table = [row.cells | values(story.configs.get(row.number)) for row in story.rows]
     names = dict.fromkeys(name for cells in table for name in cells)
     file = io.StringIO()
