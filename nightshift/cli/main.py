@@ -40,7 +40,7 @@ from nightshift.files import read_file, remove_tree, write_atomically
 from nightshift.text import clean
 
 if TYPE_CHECKING:
-    from nightshift.report.data import Story
+    pass
 
 
 _ENDINGS = {"csv": ".csv", "wandb": "-wandb", "model": "-model", "rl.toml": "-rl.toml"}
@@ -373,52 +373,42 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     config that the incumbent trained with; prime-rl runs it.
     """
     from nightshift.report.data import Story
+    from nightshift.report.export.model import copy_model
+    from nightshift.report.export.rl_toml import as_rl_toml
+    from nightshift.report.export.table import as_csv
+    from nightshift.report.export.wandb_runs import write_runs
 
     root = run.process_root()
     story = Story.of(run.open_ledger(), branch)
+    path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
     if experiment is not None and form not in _OF_ONE:
         raise UsageError(f"--experiment {experiment} needs --to {' or '.join(_OF_ONE)}", "Leave it out.")
-    if output == "-":
-        if form not in _TEXTS:
+    if form in _TEXTS:
+        text = as_csv(story) if form == "csv" else as_rl_toml(story, experiment, root, os.environ)
+        if output == "-":
+            return print_text(text.decode().removesuffix("\n"))
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            raise UsageError(f"{target} is not a regular file", "Name another file: --output PATH, or - for stdout.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, text)
+    else:
+        if output == "-":
             fix = f"Name a folder: --output PATH. Only {' and '.join(_TEXTS)} can be written to stdout."
             raise UsageError(f"--output -: {form} is not a text", fix)
-        print_text(_text(form, story, root, experiment).decode().removesuffix("\n"))
-    else:
-        path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
         new = path if output else path.with_name(f".new-{path.name}")
         if not output:
             remove_tree(new)  # of a killed process
-        written = _write(form, story, root, new, experiment)
+        if form == "model":
+            copy_model(story, experiment, new)
+        else:
+            write_runs(story, new, read_machine(root).wandb.project or f"nightshift-{story.tag}")
         if not output:  # the earlier export is removed when the new one is complete
             remove_tree(path)
             new.rename(path)
-        path /= written.relative_to(new)
-        print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
+    print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
     for note in story.notes:
         print_error(note)
-
-
-def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None) -> Path:
-    from nightshift.report.export.model import copy_model
-    from nightshift.report.export.wandb_runs import write_runs
-
-    if form == "wandb":
-        return write_runs(story, path, read_machine(root).wandb.project or f"nightshift-{story.tag}")
-    if form == "model":
-        return copy_model(story, experiment, path)
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{target} is not a regular file", "Name another file: --output PATH, or - for stdout.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, _text(form, story, root, experiment))
-    return path
-
-
-def _text(form: str, story: Story, root: Path, experiment: int | None) -> bytes:
-    from nightshift.report.export.rl_toml import as_rl_toml
-    from nightshift.report.export.table import as_csv
-
-    return as_rl_toml(story, experiment, root, os.environ) if form == "rl.toml" else as_csv(story)
 
 
 @commands.command("import")

@@ -26,7 +26,7 @@ _AGAIN = "Train its train.toml again, on a branch of its own."
 
 def copy_model(story: Story, number: int | None, target: Path) -> Path:
     """Write the model of an experiment (`number` None: of the last run of the incumbent's config) to the new folder
-    `target`. UsageError without such a run or its weights; EngineError if they are not the scored ones, or for code."""
+    `target`. UsageError without such a run or its weights; EngineError for other weights, or if a file names code."""
     best = story.campaign.incumbent_run
     record = best if number is None else next((r for r in story.records if r.number == number), None)
     if record is None:
