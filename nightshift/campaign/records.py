@@ -295,14 +295,10 @@ class Effect(Struct, frozen=True):
         return f"{self}, P(it helps) {percent(self.p_helps)}"
 
 
-def whole_percent(probability: float) -> int:
-    """Return a probability in percent, rounded down: 59.9 % is not the 60 % at which a change is kept."""
-    return math.floor(100 * probability + 1e-9)
-
-
 def percent(probability: float) -> str:
-    """Return `71 %`, rounded down. `> 99 %` and `< 1 %` at the ends: no probability is certain."""
-    number = whole_percent(probability)
+    """Return `71 %`, rounded down: 59.9 % is not the 60 % at which a change is kept. `> 99 %` and `< 1 %` at the ends:
+    no probability is certain."""
+    number = math.floor(100 * probability + 1e-9)
     if number < 1:
         return "< 1 %"
     return "> 99 %" if 100 * probability > 99 + 1e-9 else f"{number} %"

@@ -193,13 +193,14 @@ class Counts(msgspec.Struct, frozen=True):
 
 def measured_text(record: Record) -> str:
     """Return a run's score, the prediction for it, and the decision about the new change, if there are any:
-    `measured 51.2 %; incumbent estimated at 50.4 % before the run; effect +0.9 ± 2.0 pp, ...: keep`."""
+    `measured 51.2 %; predicted for the incumbent without the new change: 50.4 %; effect +0.9 ± 2.0 pp, ...: keep`."""
     run, decision = record.run, record.decision
     assert record.score is not None
     text = f"measured {percents(record.score)}{run.with_rider}"
     if record.judgement and record.judgement.expected_score is not None:
         name = "incumbent" if run.new or run.kept else "baseline"
-        text += f"; {name} estimated at {percents(record.judgement.expected_score)} before the run"
+        name += " without the new change" if run.new else ""
+        text += f"; predicted for the {name}: {percents(record.judgement.expected_score)}"
     if decision and decision.estimate:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text

@@ -357,6 +357,7 @@ def revert(number: int) -> None:
         raise UsageError(f"{number:04d} is not kept", fix)
     commit = revert(repo, campaign.config, campaign.kept, change)
     print_text(f"took out {change}", f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
+    print_text("the page shows this after: uv run nightshift report")
 
 
 @commands.command("export")
@@ -387,7 +388,7 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
         text = as_csv(story) if form == "csv" else as_rl_toml(story, experiment, root, os.environ)
         if output == "-":
             return print_text(text.decode().removesuffix("\n"))
-        target = path.resolve()
+        target = path.resolve() if output else path  # an agent could put a link into runs/
         if target.exists() and not target.is_file():
             raise UsageError(f"{target} is not a regular file", "Name another file: --output PATH, or - for stdout.")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -95,6 +95,7 @@ def print_keys(root: Path, request: Request) -> int:
     standard = parse(b"[orchestrator]\ngroup_size = 4\n")
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
     lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
+    lines.append("KEY = VALUE: the default, which applies if train.toml does not set the key; then the allowed values")
     lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
     for line in (*lines, *describe_keys(unused, engine.name, keys_with(engine.rules.losses))):
         indent = " " * (len(line) - len(line.lstrip()) + 4)

@@ -199,6 +199,7 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Change, ...]
     standing: Standing
     rests_on_one_baseline: bool  # the gain is uncertain because the baseline has only one measured run
+    certificate: str | None  # its result in one line
     unfinished_comparison: int | None  # its number, for `certify --resume`
 
 
@@ -252,11 +253,12 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows.append(("", running.description))
         if not self.running:
             rows.append(("running", f"no run at this moment; {self.controller}" if self.is_running else "nothing"))
-        rows += [("start", self.next_start), ("results", self.counted), ("cost", self.cost)]
+        rows += [("start", self.next_start), ("results", self.counted), ("cost", f"{self.cost} (without certificates)")]
         night = self.night
         if (incumbent := self.incumbent) is not None:
             rows.append(("incumbent", standing_text(incumbent.standing, incumbent.kept)))
             rows += [("kept", change) for change in incumbent.kept]
+            rows.append(("certificate", incumbent.certificate))
             if incumbent.rests_on_one_baseline and not (night and night.state == "running"):
                 rows.append(("note", " ".join(one_baseline(incumbent.standing))))
             if (number := incumbent.unfinished_comparison) is not None and not self.is_running:
@@ -269,7 +271,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             elif night.state == "cut off":
                 jobs = "; to cancel its jobs: uv run nightshift night --stop" if night.left else ""
                 words = f"was cut off: run the same command again to resume: {night.command}{jobs}"
-            rows += [("certificate", night.certificate)]
+            if not (self.incumbent and self.incumbent.certificate):
+                rows.append(("certificate", night.certificate))
             rows += [("left", f"{number} is the SLURM job {name}") for number, name in night.left.items()]
             rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
             rows += [("note", note) for note in night.notes]
@@ -282,6 +285,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:
     """Return the incumbent of one campaign, whose records are `ours`, and what could not be read."""
     from nightshift.campaign.campaign import Campaign
+    from nightshift.night.observers import certified_line
     from nightshift.report.data import certificates
 
     if not ours:
@@ -293,11 +297,13 @@ def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]
     unread = [campaign.unread] if campaign.unread else []
     if campaign.standing is None:
         return None, unread
+    certificate, unfinished = certificates(ledger, campaign)
     incumbent = Incumbent(
         kept=campaign.kept,
         standing=campaign.standing,
         rests_on_one_baseline=campaign.rests_on_one_baseline,
-        unfinished_comparison=certificates(ledger, campaign)[1],
+        certificate=certified_line(certificate) if certificate else None,
+        unfinished_comparison=unfinished,
     )
     return incumbent, unread
 

@@ -68,9 +68,10 @@ def progress(experiments: Sequence[Experiment], now: Standing | None) -> Spec | 
     scores = [e.row.eval_score for e in shown if e.row.eval_score is not None]
     if now is None or not scores:
         return None
-    known = [(e.number, e.standing) for e in shown if e.standing]
+    known: list[tuple[float, Standing]] = [(e.number, e.standing) for e in shown if e.standing]
     first, last = shown[0].number - 0.5, shown[-1].number + 0.5
-    steps = [(n, s.incumbent, Z95 * s.incumbent_sd) for n, s in (*known, (last, now))]
+    known += [(last - 0.25, now), (last, now)]  # a commit of yours may have changed the incumbent since
+    steps = [(n, s.incumbent, Z95 * s.incumbent_sd) for n, s in known]
     lowest = min(now.baseline, *(y - half for _, y, half in steps))
     low = min(lowest, max(min(scores), lowest - _MAX_BELOW)) - 0.01
     high = max(now.baseline, *scores, *(y + half for _, y, half in steps)) + 0.01

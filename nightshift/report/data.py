@@ -196,14 +196,15 @@ def _fate(row: Row, record: Record, campaign: Campaign, reverts: Mapping[Setting
     return f"replaced by {others}" if row.now == "replaced" else reverts.get(change.identity, row.now)
 
 
-def certificates(ledger: Ledger, campaign: Campaign) -> tuple[bool, int | None]:
-    """Return whether the incumbent has a certificate, and the number of its last unfinished comparison, if any, that
-    `certify --resume` can finish."""
+def certificates(ledger: Ledger, campaign: Campaign) -> tuple[Comparison | None, int | None]:
+    """Return the last certificate of the incumbent, and the number of its last unfinished comparison, which
+    `certify --resume` can finish; None if there is none."""
     with suppress(UsageError):
-        done = {comparison.plan.number for comparison in ledger.comparisons()}
+        done = {comparison.plan.number: comparison for comparison in ledger.comparisons()}
         numbers = [plan.number for plan in ledger.plans() if plan.split == "test" and not obsolete(plan, campaign)]
-        return bool(done & {*numbers}), next((number for number in reversed(numbers) if number not in done), None)
-    return False, None
+        finished = [done[number] for number in numbers if number in done]
+        return [None, *finished][-1], [None, *(number for number in numbers if number not in done)][-1]
+    return None, None
 
 
 def obsolete(plan: Plan, campaign: Campaign) -> str:

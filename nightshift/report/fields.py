@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, whole_percent
+from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
 from nightshift.campaign.results import UNDECIDED, Row, decisions_text
 
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
@@ -41,7 +41,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         ("incumbent_score", None if record.is_keep and record.parent is None else row.incumbent_score),
         ("effect_at_decision", None if effect is None else ("-" if effect < 0 else "+") + score(abs(effect))),
-        ("p_helps", None if row.p_helps is None else f"{whole_percent(row.p_helps) / 100:.2f}"),
+        ("p_helps", None if row.p_helps is None else f"{row.p_helps:.4f}"),
         ("verdict", row.verdict or UNDECIDED),
         ("outcome", _NO_GRADIENT if training and training.outcome is Outcome.NO_GRADIENT else None),
         ("why", row.why),

@@ -180,11 +180,11 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None = N
         yield f"{why}To take out {change.name} ({percent(p_helps)}):", command
     if campaign.rests_on_one_baseline and campaign.standing and not is_on:
         yield one_baseline(campaign.standing)
-    is_certified, unfinished = certificates(ledger, campaign)
+    certificate, unfinished = certificates(ledger, campaign)
     if unfinished is not None and not is_on:
         yield f"Comparison {unfinished:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {unfinished:04d}"
-    elif campaign.kept and not is_on and not is_certified:
-        yield "Certify the gain of this incumbent with fresh seeds, on test problems that no run has used:", CERTIFY
+    elif campaign.kept and not is_on and certificate is None:
+        yield "Certify the gain with fresh seeds on the test problems (each use makes a verdict harder):", CERTIFY
     if night is None:
         yield "Continue the search:", "uv run nightshift night --agent NAME --hours 8"
     elif night.cause is not None:

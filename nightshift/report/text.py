@@ -56,7 +56,8 @@ def headline(morning: Morning) -> Headline:
         if low > standing.gain + standing.gain_halfwidth or standing.gain - standing.gain_halfwidth > high:
             word = "higher" if standing.gain > high else "lower"
             agreement = f"is {word}: the certificate counts, because its seeds and its examples are fresh"
-        words = f"Certified gain of {_INCUMBENT}: {difference} (95 % interval {interval}). "
+        note = f"; {certificate.estimate.note}" if certificate.estimate.note else ""
+        words = f"Certified gain of {_INCUMBENT}: {difference} (95 % interval {interval}{note}). "
         words += f"The campaign's own estimate is {gain} ({estimates(standing)}), which {agreement}.{remarks}"
         crashes = f" ({certificate.crashes})" if certificate.crashes else ""
         title = f"{certificate.verdict.capitalize()}, certified: {difference}{crashes}"

@@ -26,7 +26,6 @@ from nightshift.campaign.records import (
     Run,
     packed,
     percent,
-    whole_percent,
 )
 from nightshift.campaign.results import COLUMNS, Counts, Row, fates_of, last_campaign
 from nightshift.cli.output import plain as plain_json
@@ -178,7 +177,7 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
     names = ("verdict", "now", "eval_score", "total_seconds", "effect_at_decision", "p_helps")
     assert {name: body[name] for name in names} == {name: getattr(row, name) for name in names}
     assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
-    p_helps = "" if row.p_helps is None else f"{whole_percent(row.p_helps) / 100:.2f}"
+    p_helps = "" if row.p_helps is None else f"{row.p_helps:.4f}"
     wanted = {"verdict": row.verdict, "why": row.why, "p_helps": p_helps}
     wanted |= {"effect_at_decision": formatted(row.effect_at_decision, "+.6f")}
     for lines in (summary(record).splitlines(), list(experiment_lines(record, row, Path("runs")))):

@@ -63,7 +63,7 @@ def test_the_incumbent_is_the_set_of_kept_changes_and_each_keep_is_told_with_its
     assert campaign.kept == (a_change(3), a_change(5))
     assert campaign.parent.number == 5
     assert records[4].run.kept == (a_change(3),)
-    expected = r"measured 80\.0 %; incumbent estimated at \d\d\.\d % before the run; effect "
+    expected = r"measured 80\.0 %; predicted for the incumbent without the new change: \d\d\.\d %; effect "
     assert re.fullmatch(expected + r"\+\d+\.\d ± \d+\.\d pp, P\(it helps\) > 99 %: keep", records[4].judgement.why)
     standing = records[4].judgement.standing
     assert standing.incumbent - standing.baseline == pytest.approx(standing.gain)
@@ -115,7 +115,7 @@ def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:
     records.append(next_record(records, 0.52, run=Run(stage=Stage.LAST_BASELINES)))
     incumbent, baseline = records[3:]
     assert (incumbent.status, incumbent.decision, incumbent.is_incumbent) == ("measured", None, True)
-    assert baseline.judgement.why.startswith("measured 52.0 %; baseline estimated at ")
+    assert baseline.judgement.why.startswith("measured 52.0 %; predicted for the baseline: ")
     assert not baseline.is_incumbent
     assert folded(records).incumbent_run == incumbent
     counts = "5 experiments: 1 baseline, 1 discard, 1 keep, 2 re-run; changes now: 1 kept"

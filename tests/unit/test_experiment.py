@@ -165,7 +165,7 @@ def test_the_baseline_runs_once_more_whatever_train_toml_holds(controller: Contr
     assert record.effective == controller.ledger.record(1).effective
     assert (controller.bench.root / "train.toml").read_bytes() == candidate
     assert record.git_action == UNTOUCHED
-    assert "baseline estimated at" in record.judgement.why
+    assert "predicted for the baseline: " in record.judgement.why
 
 
 @pytest.mark.parametrize("is_link", [False, True])
