@@ -153,10 +153,10 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         return tomllib.loads(data.decode())
 
 
-def read_json(path: Path | str, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:
+def read_json(path: Path | str, kind: type[T], fix: str) -> T | None:
     """Return the value of a JSON file as `kind`; None if there is no file. UsageError with `fix` for a damaged file."""
     try:
-        return parse_json(read_file(path, max_bytes), kind)
+        return parse_json(read_file(path), kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

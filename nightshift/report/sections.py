@@ -160,7 +160,7 @@ def _certificate(morning: Morning) -> Section:
 # -- what to copy, and what next ----------------------------------------------------------------------
 
 
-def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None = None) -> Iterator[Step]:
+def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None) -> Iterator[Step]:
     """Yield what you may do next, in this order. `night`: the last night of the campaign."""
     is_on = night is not None and night.is_on(ledger)
     if is_on:
