@@ -151,13 +151,3 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     ]
     assert over.splitlines()[-5:] == [f"next:             {sentence} {command}" for sentence, command in steps]
     assert len(over.splitlines()) <= 20
-
-
-def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record]) -> None:
-    """Side by side the second may end last."""
-    assert [record.is_keep for record in records] == [True, True, False, False, False]
-    late = [records[0], replace(records[1], decided=5), *(replace(r, decided=r.number - 1) for r in records[2:])]
-    assert states.num_since_keep(late) == 0
-    assert states.num_since_keep(records) == 3
-    repeat = [replace(r, status="measured") for r in records[2:]]
-    assert states.num_since_keep([*records[:2], *repeat]) == 0, "a repeat tries nothing"
