@@ -190,3 +190,17 @@ def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> Non
 def test_the_prediction_in_a_description() -> None:
     assert prediction_in("lr 3e-6 -> 5e-6") is None
     assert prediction_in("lr up:\nexpect +1 pp,\ttwice") == "expect +1 pp, twice"  # as the record has it
+
+
+def test_a_change_that_the_user_kept_while_it_ran_is_measured_only() -> None:
+    records = judged(STORY[:2])
+    started = a_record(number=3, decided_before=2, parent=1, run=Run(new=a_change(3)))
+    mine = Decision(change=replace(a_change(3), experiment=0, commit="c0ffee"), action=Action.KEEP, commit="c0ffee")
+    other = a_record(number=4, decided_before=2, parent=1, user_decisions=(mine,))
+    ended = replace(started, result=a_result(0.3, 400, 1003), decided=3)
+    decided = folded([*records, started, other]).judge(ended, parse(BASELINE))
+    assert (decided.status, decided.judgement.decisions, decided.judgement.kept) == ("measured", (), (mine.change,))
+    known = replace(a_record(number=5, decided_before=3, parent=1), run=Run(new=a_change(3)), decided=4)
+    out = replace(known, user_decisions=(replace(mine, action=Action.REVERT),), result=a_result(0.7, 400, 1005))
+    again = folded([*records, decided, other, replace(out, status="started", decided=None)]).judge(out, parse(BASELINE))
+    assert (again.status, again.decision.change) == ("discard", mine.change)

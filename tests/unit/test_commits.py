@@ -207,3 +207,30 @@ def test_revert_overwrites_no_edit_and_waits_for_owed_commits(branch: Branch) ->
     with pytest.raises(UsageError, match="has changes that are not committed"):
         commits.revert(branch.repo, BASELINE, branch.kept, first)
     assert path.read_bytes() == mine
+
+
+@pytest.mark.parametrize("num_done", [0, 2, 3])
+def test_a_call_repeated_after_a_kill_commits_each_step_once(branch: Branch, num_done: int) -> None:
+    old = change(1, lr="4e-6")
+    branch.decide(keep(old))
+    head = branch.repo.head()
+    # The revert and the first keep leave the values that were there before.
+    steps = plan(BASELINE, branch.kept, [revert(old), keep(change(2, lr="4e-6"), 0.02), keep(change(3, kl="0.01"))])[0]
+    first = commit(branch.repo, head, steps[:num_done])
+    git(branch.repo.root, "commit", "--quiet", "--allow-empty", "-m", "of the user, elsewhere")
+    again = commit(branch.repo, head, steps)
+    assert again[:num_done] == first
+    assert commit(branch.repo, head, steps) == again
+    names = [subject.partition(":")[0] for subject in branch.subjects() if "user" not in subject]
+    assert names == ["keep 0001", "revert 0001", "keep 0002", "keep 0003"]
+
+
+def test_a_step_that_does_not_fit_an_edit_of_the_user_is_left_out(branch: Branch) -> None:
+    steps, _, kept, _ = plan(BASELINE, (), [keep(change(1, batch="250", group="5")), keep(change(2, kl="0.01"))])
+    branch.edit({BATCH: 128})
+    done = commit(branch.repo, branch.start, steps)
+    assert done == [None, branch.repo.head().commit] == commit(branch.repo, branch.start, steps)
+    branch.kept = kept
+    [(action, keys)] = branch.by_user()
+    assert (action, keys[BATCH], {*keys}) == ("keep", "128", {BATCH, GROUP})
+    assert (branch.config().get(BATCH), branch.config().get(GROUP)) == (128, BASELINE.get(GROUP))

@@ -81,3 +81,19 @@ def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(NightshiftError, match="No locks available"), Ledger(tmp_path).lock():
         pass
     assert not Ledger(tmp_path).is_running()
+
+
+def replace_file(path: Path) -> None:
+    path.with_name("new").touch()
+    path.with_name("new").rename(path)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, replace_file], ids=["deleted", "replaced"])
+def test_a_lock_file_that_was_deleted_or_replaced_ends_the_controller(tmp_path, damage):
+    ledger = Ledger(tmp_path)
+    with Ledger(tmp_path).lock():
+        ledger.sweep()
+        damage(tmp_path / "runs" / LOCK_NAME)
+        with pytest.raises(UsageError, match="moved away or replaced"):
+            ledger.sweep()
+    ledger.sweep()  # no controller any more

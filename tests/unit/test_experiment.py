@@ -11,6 +11,7 @@ import pytest
 from nightshift.campaign import campaign as campaign_module
 from nightshift.campaign import git as git_module
 from nightshift.campaign.campaign import keep_model, uncommitted
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Outcome, Proposal, Record, Request
 from nightshift.cli.output import summary
 from nightshift.config.train_toml import set_values
@@ -318,3 +319,23 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
         (model / "model.safetensors").write_bytes(b"0" * 1000)
     keep_model(ledger, replace(ledger.records()[-1], status="keep"))
     assert [path.parent.name for path in sorted(ledger.runs_dir.glob("0*/model"))] == ["0001", "0002", "0004"]
+
+
+@pytest.mark.parametrize("victim", ["keep_model", "close"])
+def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, victim, monkeypatch):
+    baseline(controller, POOR, then=GOOD)
+
+    def killed(*arguments: object) -> None:
+        if any(isinstance(argument, Record) and argument.number == 2 for argument in arguments):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(campaign_module if victim == "keep_model" else Ledger, victim, killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(controller)
+    controller.ledger.sync_tsv()  # a row without the commit
+    tried(controller, BAD)
+    kept = controller.ledger.read(2)
+    assert f"\n{kept.kept_commit[:7]}\t" in controller.ledger.tsv_path.read_text()
+    assert (controller.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
+    assert list(controller.ledger.runs_dir.glob("*/weights")) == []

@@ -154,3 +154,18 @@ def test_a_run_that_was_not_sent_whole_is_a_line(ledger: Ledger, monkeypatch, ca
         wandb_runs.follow(ledger.root, "mine", 40)
     line = "experiment 0040 may not be uploaded completely. To upload it: wandb sync runs/wandb/*run-*\n"
     assert capsys.readouterr().out == line
+
+
+def test_links_of_a_person_are_followed_and_those_in_runs_are_not(checkout: Ledger, tmp_path: Path) -> None:
+    link, target = tmp_path / "link.csv", tmp_path / "disk" / "x.csv"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    assert export("csv", "--output", str(link)).exit_code == 0
+    assert target.is_file()
+    assert link.is_symlink()
+    place, before = checkout.runs_dir / "export" / "stand-in.csv", target.read_bytes()
+    place.parent.mkdir()
+    place.symlink_to(target)
+    assert export("csv").exit_code == 0
+    assert not place.is_symlink()
+    assert target.read_bytes() == before

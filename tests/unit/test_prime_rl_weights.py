@@ -293,3 +293,17 @@ def test_runs_in_flight_stay(tmp_path: Path) -> None:
     lost, other = (make_run(tmp_path / name, replace(JOB, name=name)) for name in ("0005", "0006"))
     clean(tmp_path, lost)  # in a night, which knows that this job in SLURM is over
     assert [left(folder) for folder in (lost, other)] == [LIGHT, ALL]
+
+
+def test_no_link_leads_out_of_runs(tmp_path: Path) -> None:
+    outside, runs = make_run(tmp_path / "outside"), tmp_path / "runs"
+    folders = [runs / f"{number:04d}" for number in range(1, 4)]
+    for folder in folders[1:]:
+        folder.mkdir(parents=True)
+        write_json(folder / JOB_NAME, JOB)
+    folders[0].symlink_to(outside)  # the whole folder
+    (folders[1] / "prime-rl").symlink_to(outside / "prime-rl")
+    (folders[2] / "prime-rl").mkdir()
+    (folders[2] / "prime-rl" / "broadcasts").symlink_to(outside / "prime-rl" / "broadcasts")
+    sweep(runs)
+    assert left(outside) == ALL

@@ -2,17 +2,19 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from threading import Timer
 
+import psutil
 import pytest
 
 from nightshift.campaign import git as git_module
-from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.errors import UsageError
 from tests.checkouts import MEASURING
 from tests.conftest import CAMPAIGN, git
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, wait_for
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"
 MESSAGE = "lr 1 -> 2\n\nwhy\n\nNightshift-Experiment: 0007\n"
@@ -134,3 +136,33 @@ def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, m
             assert f"author {author} <nightshift@localhost>" in git(checkout, "cat-file", "commit", "HEAD")
         monkeypatch.setenv("HOME", str(tmp_path))  # nobody has an identity there
         monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+
+def test_heads(repo: Repo, tmp_path: Path) -> None:
+    git(repo.root, "tag", CAMPAIGN)  # is not the branch of its name
+    assert repo.head().branch == CAMPAIGN
+    git(repo.root, "update-ref", "refs/tags/HEAD", "HEAD")
+    assert repo.head().branch == CAMPAIGN
+    git(repo.root, "switch", "--quiet", "--detach")
+    assert repo.head().branch == ""
+    nowhere = tmp_path / "nowhere"
+    nowhere.mkdir()
+    assert Repo(nowhere).head() == Head("", None)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("git", path=os.defpath) is None, reason="the system has no git of its own"
+)
+def test_a_git_that_comes_first_on_path_is_not_asked(repo, tmp_path, monkeypatch):
+    program = tmp_path / "git"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert repo.head().branch == CAMPAIGN
+    assert not (tmp_path / "asked").exists()
+
+
+def test_what_git_starts_ends_with_it(checkout: Path) -> None:
+    Repo(checkout)._run("-c", "alias.stay=!sleep 601 > /dev/null 2>&1 & echo $! > pid", "stay")
+    pid = int((checkout / "pid").read_text())
+    assert wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)

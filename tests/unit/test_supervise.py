@@ -268,3 +268,65 @@ def test_an_ignored_signal_stays_ignored() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+HARNESS = """
+import fcntl, os, sys, termios, time
+from pathlib import Path
+from nightshift.executors import process
+group = process.ProcessGroup("harness-" + sys.argv[1], 0.5)
+for code in sys.argv[2:]:
+    group.start("worker", [sys.executable, "-S", "-c", code, sys.argv[1], "child"], cwd=Path.cwd(),
+                log_path=Path("worker.log"), env=process.engine_environment(os.environ, {}))
+sys.stdin.readline()
+for _ in range(2):
+    process._keep_watchdog()
+    while any(fcntl.ioctl(process._watchdog.stdin, termios.FIONREAD, bytes(4))): time.sleep(0.01)
+Path("looked").touch()
+time.sleep(600)
+"""
+
+
+def watchdogs_of(harness_pid: int) -> list[psutil.Process]:
+    """Its watchdogs, normally one; waits for nothing: one that has just begun is known by its name when it has time."""
+    return with_signature(f"nightshift.executors.process {harness_pid} ")
+
+
+def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signature):
+    """A stubborn child, and a hidden daemon that the watchdog can know only from having looked."""
+    hide = "import os, sys, time\n" + HIDDEN + "\nif os.fork(): os._exit(0)\nos.setsid()\nhide(sys.argv[1])"
+    command = [sys.executable, "-c", HARNESS, signature, IGNORE_TERM + SLEEP, hide]
+    process = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, bufsize=0)
+    try:
+        wait_for(lambda: "kworker" in titles(signature))
+        [watchdog] = wait_for(lambda: watchdogs_of(process.pid))
+        process.stdin.write(b"look\n")
+        wait_for((tmp_path / "looked").exists)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            watchdog.send_signal(number)
+        watchdog.suspend()  # until the daemon hangs below the harness no more
+        process.kill()
+        process.wait()
+        watchdog.resume()
+        wait_for(lambda: not with_signature(signature))
+        wait_for(lambda: not is_alive(watchdog))
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+def test_watchdog_is_up_while_a_group_is_open_and_comes_back_with_the_next_start(make_group, launch):
+    first, second = make_group(), make_group()
+    for group in (first, second, second):
+        launch(group, READY + SLEEP)
+        [watchdog] = wait_for(lambda: watchdogs_of(os.getpid()))
+        assert "NIGHTSHIFT_RUN" not in watchdog.environ()
+        assert os.getsid(watchdog.pid) == watchdog.pid
+        if group is first:
+            watchdog.kill()
+            wait_for(lambda: not watchdogs_of(os.getpid()))
+    assert first.stop() == []
+    assert is_alive(watchdog)
+    assert second.stop() == []
+    assert not watchdogs_of(os.getpid())
