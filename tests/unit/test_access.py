@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from tests.rules import ARITHMETIC_TRL, ROOT
-from tests.stand_ins import small
+from tests.rules import ROOT
 
-RULES = small(ARITHMETIC_TRL, 8)
 ACCESS = {"number": 1, "branch": "autoresearch/x", "rules_hash": "abc"}
 
 
@@ -48,17 +46,6 @@ def test_a_last_line_that_a_kill_cut_is_not_read_and_the_next_line_replaces_it(l
     ledger.log(ledger.run_dir(2) / "job.json")
     assert events(ledger)[2:] == [("submitted", "0002/job.json")]
     assert path.read_bytes().startswith(whole)
-
-
-@pytest.mark.parametrize("damage", [b'{"time":"2026', b"[" * 200_000, b"\xff\x00"])
-def test_a_damaged_line_is_skipped(ledger: Ledger, path: Path, damage: bytes) -> None:
-    path.write_bytes(damage + b"\n" + path.read_bytes())
-    ledger.log(ledger.run_dir(2) / "job.json")
-    assert len(events(ledger)) == 3
-    assert [line.number for line in ledger.accesses()] == [1]
-
-
-# The test split is read in one place
 
 
 def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:

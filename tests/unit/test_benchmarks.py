@@ -18,12 +18,6 @@ def test_a_night_is_the_same_for_the_same_seed_and_ends_with_a_gain(num_slots: i
     assert 44 * num_slots <= figures["runs"] <= 52 * num_slots
 
 
-# Proposers in the emulator
-
-
-# Recorded nights, decided again by today's rule
-
-
 @pytest.mark.parametrize("night", recorded.NIGHTS)
 def test_a_recorded_config_is_the_baseline_with_the_changes_of_its_run(night: str) -> None:
     configs = recorded.configs(night)

@@ -1,8 +1,6 @@
 """Which branch a start works on, and how a campaign begins: with real git, up to the first experiment."""
 
 import contextlib
-import os
-import signal
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
@@ -209,37 +207,3 @@ def test_a_folder_without_git_and_one_without_a_commit_are_told_what_to_type(con
             git(folder, *words)
         with pytest.raises(UsageError, match="git init && git add -A && git commit"):
             replace(with_bench(controller, root=folder), repo=Repo(folder), ledger=Ledger(folder)).begin(None)
-
-
-def kill_at(controller: Controller, number: int) -> bool:
-    """Begin in a process that is killed before the git command of that number that writes. False without a kill."""
-    pid = os.fork()
-    if pid == 0:
-        run, calls = Repo._run, []
-        writes = {"hash-object", "read-tree", "update-index", "write-tree", "commit-tree", "update-ref", "checkout"}
-
-        def counted(repo: Repo, *arguments: str, **options: object) -> object:
-            if writes & {*arguments} and "--quiet" not in arguments:
-                calls.append(arguments)
-                if len(calls) == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return run(repo, *arguments, **options)
-
-        Repo._run = counted
-        controller.begin(None)
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    return os.WIFSIGNALED(status)
-
-
-def test_a_start_that_is_killed_between_two_steps_goes_on(controller: Controller) -> None:
-    edit_files(controller)
-    source, number = (controller.bench.root / "train.toml").read_bytes(), 1
-    while kill_at(controller, number):
-        number += 1
-    assert number > 8
-    name, subjects, _ = begin(controller)
-    assert subjects == ["Start campaign: add 3 uncommitted files", "start"]
-    assert controller.repo.config_at("HEAD") == source == (controller.bench.root / "train.toml").read_bytes()
-    branches = git(controller.bench.root, "branch", "--format=%(refname:short)").split()
-    assert sorted(branches) == sorted({"main", name})

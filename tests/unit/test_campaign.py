@@ -12,7 +12,7 @@ from nightshift.campaign.results import Counts, decisions_text, standing_text
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, Failure
 from nightshift.night.observers import experiment_line
-from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
+from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, judged, replace
 
 HASH = a_record().rules_hash
 TEXT: dict[str, Any] = {"check": True, "capture_output": True, "text": True}
@@ -151,20 +151,6 @@ def test_a_decision_of_the_users_holds_from_the_start_of_the_next_experiment() -
     assert folded([*records, replace(decided, decided=8)]).kept == decided.judgement.kept
 
 
-def test_a_change_that_the_user_kept_while_it_ran_is_measured_only() -> None:
-    records = judged(STORY[:2])
-    started = a_record(number=3, decided_before=2, parent=1, run=Run(new=a_change(3)))
-    mine = Decision(change=replace(a_change(3), experiment=0, commit="c0ffee"), action=Action.KEEP, commit="c0ffee")
-    other = a_record(number=4, decided_before=2, parent=1, user_decisions=(mine,))
-    ended = replace(started, result=a_result(0.3, 400, 1003), decided=3)
-    decided = folded([*records, started, other]).judge(ended, parse(BASELINE))
-    assert (decided.status, decided.judgement.decisions, decided.judgement.kept) == ("measured", (), (mine.change,))
-    known = replace(a_record(number=5, decided_before=3, parent=1), run=Run(new=a_change(3)), decided=4)
-    out = replace(known, user_decisions=(replace(mine, action=Action.REVERT),), result=a_result(0.7, 400, 1005))
-    again = folded([*records, decided, other, replace(out, status="started", decided=None)]).judge(out, parse(BASELINE))
-    assert (again.status, again.decision.change) == ("discard", mine.change)
-
-
 def test_a_change_that_fits_no_train_toml_with_the_others_is_discarded_and_why_says_so() -> None:
     change = Change(experiment=2, keys={"orchestrator.group_size": "7"})  # does not divide a batch of 256
     records = judged(STORY[:1])
@@ -181,9 +167,6 @@ def test_a_change_that_fits_no_train_toml_with_the_others_is_discarded_and_why_s
     refused = folded(records).judge(record, parse(BASELINE), refuse)
     assert (refused.status, refused.judgement.kept) == ("discard", ())
     assert "; 0002 cannot be kept: no such memory" in refused.judgement.why
-    assert contradictions([*records, refused], lambda record: parse(BASELINE)) == []
-    wrong = replace(refused, judgement=replace(refused.judgement, refused=()))
-    assert len(contradictions([*records, wrong], lambda record: parse(BASELINE))) == 1
 
 
 def test_the_order_is_that_of_starts_and_decisions_and_not_of_numbers() -> None:
@@ -194,7 +177,7 @@ def test_the_order_is_that_of_starts_and_decisions_and_not_of_numbers() -> None:
     assert numbers(Campaign.of([*records, *elsewhere], "other", HASH).decided) == [8]
 
 
-@pytest.mark.parametrize("failure", [None, Failure.INFRASTRUCTURE, Failure.INTERRUPTED])
+@pytest.mark.parametrize("failure", [None, Failure.INTERRUPTED])
 def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> None:
     records = judged(STORY[:2])
     status = "crash" if failure else "started"
@@ -207,3 +190,17 @@ def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> Non
 def test_the_prediction_in_a_description() -> None:
     assert prediction_in("lr 3e-6 -> 5e-6") is None
     assert prediction_in("lr up:\nexpect +1 pp,\ttwice") == "expect +1 pp, twice"  # as the record has it
+
+
+def test_a_change_that_the_user_kept_while_it_ran_is_measured_only() -> None:
+    records = judged(STORY[:2])
+    started = a_record(number=3, decided_before=2, parent=1, run=Run(new=a_change(3)))
+    mine = Decision(change=replace(a_change(3), experiment=0, commit="c0ffee"), action=Action.KEEP, commit="c0ffee")
+    other = a_record(number=4, decided_before=2, parent=1, user_decisions=(mine,))
+    ended = replace(started, result=a_result(0.3, 400, 1003), decided=3)
+    decided = folded([*records, started, other]).judge(ended, parse(BASELINE))
+    assert (decided.status, decided.judgement.decisions, decided.judgement.kept) == ("measured", (), (mine.change,))
+    known = replace(a_record(number=5, decided_before=3, parent=1), run=Run(new=a_change(3)), decided=4)
+    out = replace(known, user_decisions=(replace(mine, action=Action.REVERT),), result=a_result(0.7, 400, 1005))
+    again = folded([*records, decided, other, replace(out, status="started", decided=None)]).judge(out, parse(BASELINE))
+    assert (again.status, again.decision.change) == ("discard", mine.change)

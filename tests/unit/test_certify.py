@@ -17,7 +17,7 @@ from nightshift.night.observers import certified_line
 from nightshift.report.data import certificates, gather
 from nightshift.report.text import headline
 from tests.checkouts import MEASURING
-from tests.conftest import git, living_children, slow
+from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_controller import during, install_proofs, keep, make_poor, with_bench
 from tests.stand_ins import NUM_VALIDATION, fault, quick
@@ -59,10 +59,6 @@ def kept(controller: Controller) -> Controller:
     return keep(controller)
 
 
-def run_names(controller: Controller) -> list[str]:
-    return sorted(path.parent.name for path in controller.ledger.runs_dir.glob("certify/*/*/run.json"))
-
-
 def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> None:
     kept.reporter.notes.clear()
     made = certified(kept)
@@ -76,7 +72,7 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> Non
     assert 0.1 < low < made.estimate.difference < high
     assert made.estimate.difference == pytest.approx(made.score("incumbent") - made.score("baseline"))
     first = RULES.seed(FIRST_SEED_INDEX)
-    assert run_names(kept) == [
+    assert sorted(path.parent.name for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")) == [
         *(f"baseline-{first + offset}" for offset in (0, 3, 4)),
         *(f"incumbent-{first + offset}" for offset in (1, 2, 5)),
     ]
@@ -123,8 +119,6 @@ def test_an_interrupted_certificate_is_resumed_by_its_number_and_is_the_same_acc
         certified(kept)
     assert certificates(kept.ledger, kept.campaign()) == (None, 1)
     assert living_children() == []
-    before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
-    assert len(before) == 3
     assert kept.ledger.comparisons() == []
     kept.reporter.on_note = lambda text: None
     with pytest.raises(UsageError, match="Leave out other options"):
@@ -136,28 +130,14 @@ def test_an_interrupted_certificate_is_resumed_by_its_number_and_is_the_same_acc
     kept.reporter.notes.clear()
     made = certify(open_task(kept, resume=1))
     assert sum(": run " in note for note in kept.reporter.notes) == 3
-    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert num_scored(made) == [3, 3]
     assert {access.number for access in kept.ledger.accesses()} == {made.access} == {1}
 
 
 def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(kept: Controller) -> None:
-    kept.bench.executor.wait, wait = (
-        (lambda seconds: ((kept.bench.root / MEASURING).write_text("MEASURES = 1"), wait(seconds))[1]),
-        kept.bench.executor.wait,
-    )
-    with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
+    path = kept.bench.root / MEASURING
+    with during(kept, lambda folder: path.write_text("MEASURES = 1")), pytest.raises(IntegrityError, match=MEASURING):
         certified(kept, num_seeds=1)
-
-
-def test_all_slots_are_busy_with_runs_of_both_sides(kept: Controller) -> None:
-    kept.bench.executor.num_slots = 2
-    waves = list[list[str]]()
-    sides = lambda: sorted(path.name.split("-")[0] for path in kept.bench.executor.in_flight())  # noqa: E731
-    with during(kept, lambda folder: waves.append(sides())):
-        certified(kept)
-    waves = waves[::2]  # the stand-in makes the runs of a wave one after the other
-    assert waves == [[*SIDES]] * 3
 
 
 def test_a_crashed_run_is_not_repeated_and_the_verdict_says_so(kept: Controller) -> None:
@@ -174,19 +154,12 @@ def test_a_crashed_run_is_not_repeated_and_the_verdict_says_so(kept: Controller)
     assert headline(gather(kept.ledger, branch)).title.endswith(f" pp ({crashes})")
 
 
-@pytest.mark.parametrize(
-    ("name", "cause"), [slow("sigkill", "all runs were lost to infrastructure failures"), ("error", "loss is nan")]
-)
-def test_a_side_without_a_run_is_no_certificate(kept: Controller, name: str, cause: str) -> None:
-    fault(kept.ledger.runs_dir, name, once=False)
-    with pytest.raises(EngineError, match=f"no run of the baseline was evaluated: {cause}"):
+def test_a_side_without_a_run_is_no_certificate(kept: Controller) -> None:
+    fault(kept.ledger.runs_dir, "error", once=False)
+    with pytest.raises(EngineError, match="no run of the baseline was evaluated: loss is nan"):
         certified(kept, num_seeds=1)
     assert kept.ledger.comparisons() == []
     assert living_children() == []
-    if name == "sigkill":  # the same look goes on once the machine is mended
-        (kept.ledger.runs_dir / "stand-in.json").unlink()
-        made = certify(open_task(kept, resume=1))
-        assert made.access == 1
 
 
 def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(controller: Controller) -> None:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from nightshift.campaign import campaign as composite
@@ -15,9 +14,7 @@ from nightshift.campaign.records import (
     Completion,
     Part,
     Progress,
-    Record,
     Weights,
-    packed,
 )
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.rules_toml import Chosen, rules_of
@@ -27,7 +24,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import evaluate
-from tests.campaigns import a_record, a_result, replace
+from tests.campaigns import replace
 from tests.rules import ARITHMETIC_TRL, ROOT
 
 GROUPS = b"[orchestrator]\ngroup_size = 4\n"
@@ -38,34 +35,14 @@ def chosen(*names: str, **tables: dict[str, float]) -> Rules:
     return rules_of(ROOT, found, "trl", 1)
 
 
-def part(name: str, scores: Sequence[float], weight: float) -> Part:
-    return Part(name, len(scores), weight, float(np.mean(scores)), float(np.std(scores)) / math.sqrt(len(scores)))
-
-
-def measured(sets: dict[str, tuple[Sequence[float], float]], **changes: Any) -> Record:
-    """An experiment of one run, by environment its scores and weight."""
-    parts = tuple(part(name, scores, weight) for name, (scores, weight) in sets.items())
-    total = sum(p.weight for p in parts)
-    evaluation = replace(
-        a_result().evaluation,
-        eval_score=sum(p.weight * p.score for p in parts) / total,
-        eval_stderr=math.hypot(*(p.weight * p.stderr for p in parts)) / total,
-        scores=packed([score for scores, _ in sets.values() for score in scores]),
-        parts=parts,
-    )
-    return a_record(number=1, decided=1, result=replace(a_result(), evaluation=evaluation), **changes)
-
-
 def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> None:
-    record = measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)})
-    evaluation = record.result.evaluation
-    vector = composite.weighted(evaluation.example_scores, evaluation.parts)
+    parts = Part("a", 4, 1.0, 0.25, math.sqrt(0.1875 / 4)), Part("b", 2, 3.0, 1.0, 0.0)
+    vector = composite.weighted([1, 0, 0, 0, 1, 1], parts)
     assert vector.mean() == pytest.approx(0.25 * 0.25 + 0.75 * 1.0)
-    assert record.score == pytest.approx(vector.mean())
+    assert vector.std() / math.sqrt(len(vector)) == pytest.approx(0.25 * parts[0].stderr)
     assert composite.weighted([1.0, 0.0], []).tolist() == [1.0, 0.0]
-    assert vector.std() / math.sqrt(len(vector)) == pytest.approx(evaluation.eval_stderr)
     with pytest.raises(ValueError, match="data point"):
-        composite.weighted([1.0], evaluation.parts)
+        composite.weighted([1.0], parts)
 
 
 def test_an_evaluation_weighs_what_it_measures() -> None:

@@ -45,11 +45,6 @@ def refusal(root: Path) -> str:
     return str(refused.value)
 
 
-def replace_file(path: Path) -> None:
-    path.with_name("new").touch()
-    path.with_name("new").rename(path)
-
-
 def test_the_lock_dies_with_its_holder_and_the_refusal_names_it_if_its_file_does(tmp_path: Path) -> None:
     with another_controller(tmp_path) as first:
         assert Ledger(tmp_path).is_running()
@@ -68,12 +63,11 @@ def test_the_lock_dies_with_its_holder_and_the_refusal_names_it_if_its_file_does
     assert not (tmp_path / "runs" / HOLDER_NAME).exists()
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, replace_file], ids=["deleted", "replaced"])
-def test_a_lock_file_that_was_deleted_or_replaced_ends_the_controller(tmp_path, damage):
+def test_a_lock_file_that_was_deleted_ends_the_controller(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with Ledger(tmp_path).lock():
         ledger.sweep()
-        damage(tmp_path / "runs" / LOCK_NAME)
+        (tmp_path / "runs" / LOCK_NAME).unlink()
         with pytest.raises(UsageError, match="moved away or replaced"):
             ledger.sweep()
     ledger.sweep()  # no controller any more
@@ -87,3 +81,19 @@ def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(NightshiftError, match="No locks available"), Ledger(tmp_path).lock():
         pass
     assert not Ledger(tmp_path).is_running()
+
+
+def replace_file(path: Path) -> None:
+    path.with_name("new").touch()
+    path.with_name("new").rename(path)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, replace_file], ids=["deleted", "replaced"])
+def test_a_lock_file_that_was_deleted_or_replaced_ends_the_controller(tmp_path, damage):
+    ledger = Ledger(tmp_path)
+    with Ledger(tmp_path).lock():
+        ledger.sweep()
+        damage(tmp_path / "runs" / LOCK_NAME)
+        with pytest.raises(UsageError, match="moved away or replaced"):
+            ledger.sweep()
+    ledger.sweep()  # no controller any more

@@ -88,8 +88,6 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
     assert engine.versions() == found | {"driver": "570.86"}
 
 
-# machine.toml: what it may set, what it is refused for, and where its values go
-
 GOOD = """[environment]
 CC = "/usr/bin/gcc-12"
 NCCL_P2P_DISABLE = "1"

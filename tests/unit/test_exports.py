@@ -38,13 +38,8 @@ def story(ledger: Ledger) -> Story:
     return Story.of(ledger, BRANCH)
 
 
-def rows_of(story: Story) -> list[dict[str, str]]:
-    text = as_csv(story).decode()
-    return list(csv.DictReader(io.StringIO(text)))
-
-
 def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_computes(story: Story) -> None:
-    rows = rows_of(story)
+    rows = list(csv.DictReader(io.StringIO(as_csv(story).decode())))
     assert [int(row["number"]) for row in rows] == [record.number for record in story.records]
     for row, record in zip(rows, story.records, strict=True):
         config = parse(story.ledger.source(record.number))
@@ -71,9 +66,6 @@ def test_cells(value: str | float | bool | None, text: str) -> None:
     assert cell(value) == text
 
 
-# What lies in its way, and folders that appear whole or not at all
-
-
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     made = build(tmp_path / "it", 4, num_examples=50)
@@ -95,21 +87,6 @@ def test_what_is_no_regular_file_is_not_replaced(checkout: Ledger, tmp_path: Pat
         assert "is not a regular file. Name another file: --output PATH, or - for stdout." in done.stderr
     assert pipe.is_fifo()
     assert Path(os.devnull).is_char_device()
-
-
-def test_links_of_a_person_are_followed_and_those_in_runs_are_not(checkout: Ledger, tmp_path: Path) -> None:
-    link, target = tmp_path / "link.csv", tmp_path / "disk" / "x.csv"
-    target.parent.mkdir()
-    link.symlink_to(target)
-    assert export("csv", "--output", str(link)).exit_code == 0
-    assert target.is_file()
-    assert link.is_symlink()
-    place, before = checkout.runs_dir / "export" / "stand-in.csv", target.read_bytes()
-    place.parent.mkdir()
-    place.symlink_to(target)
-    assert export("csv").exit_code == 0
-    assert not place.is_symlink()
-    assert target.read_bytes() == before
 
 
 def test_texts_go_to_stdout_alone(checkout: Ledger) -> None:
@@ -177,3 +154,18 @@ def test_a_run_that_was_not_sent_whole_is_a_line(ledger: Ledger, monkeypatch, ca
         wandb_runs.follow(ledger.root, "mine", 40)
     line = "experiment 0040 may not be uploaded completely. To upload it: wandb sync runs/wandb/*run-*\n"
     assert capsys.readouterr().out == line
+
+
+def test_links_of_a_person_are_followed_and_those_in_runs_are_not(checkout: Ledger, tmp_path: Path) -> None:
+    link, target = tmp_path / "link.csv", tmp_path / "disk" / "x.csv"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    assert export("csv", "--output", str(link)).exit_code == 0
+    assert target.is_file()
+    assert link.is_symlink()
+    place, before = checkout.runs_dir / "export" / "stand-in.csv", target.read_bytes()
+    place.parent.mkdir()
+    place.symlink_to(target)
+    assert export("csv").exit_code == 0
+    assert not place.is_symlink()
+    assert target.read_bytes() == before

@@ -1,6 +1,5 @@
 """The door for files and texts of others: a regular file, of limited size and nesting; nothing is written through."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,29 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert, structs
 
-from nightshift.campaign.records import Proposal, packed
+from nightshift.campaign.records import Proposal
 from nightshift.errors import UsageError
-from nightshift.files import open_regular, parse_json, parse_toml, read_file, read_json, read_rows, write_json
+from nightshift.files import open_regular, parse_json, parse_toml, read_file, read_json, read_rows
 from nightshift.text import clean
 
-PLANTED: dict[str, Callable[[Path, Path], None]] = {
-    "link": Path.symlink_to,
-    "fifo": lambda path, outside: os.mkfifo(path),
-}
 
-
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
-    path = tmp_path / "outside"
-    path.write_bytes(b"precious")
-    return path
-
-
-@pytest.mark.parametrize("what", ["link", "fifo"])
+@pytest.mark.parametrize("plant", [Path.symlink_to, lambda path, outside: os.mkfifo(path)], ids=["link", "fifo"])
 @pytest.mark.parametrize("mode", ["rb", "ab"])
-def test_only_a_regular_file_is_opened(tmp_path: Path, outside: Path, what: str, mode: str) -> None:
-    path = tmp_path / "worker.log"
-    PLANTED[what](path, outside)
+def test_only_a_regular_file_is_opened(tmp_path: Path, plant: Callable[[Path, Path], None], mode: str) -> None:
+    path, outside = tmp_path / "worker.log", tmp_path / "outside"
+    outside.write_bytes(b"precious")
+    plant(path, outside)
     with pytest.raises(OSError, match=r"worker\.log"):
         open_regular(path, mode)
     assert outside.read_bytes() == b"precious"
@@ -62,13 +50,6 @@ def test_text_that_is_nested_too_deeply_is_refused_as_any_other_that_cannot_be_r
     with pytest.raises(UsageError, match=r"rows\.jsonl is damaged: it is nested too deeply\. Delete it"):
         read_json(path, dict, "Delete it.")
 
-
-def test_a_record_whose_text_is_no_unicode_is_written_with_its_scores(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"scores": packed([1.0, 0.5]), "library_path": "/\udcff"})
-    assert json.loads((tmp_path / "x.json").read_bytes()) == {"scores": [1.0, 0.5], "library_path": "/?"}
-
-
-# Foreign text becomes one plain line, once
 
 TEXTS = {
     "a\x1b[31mb\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07": "ab link",

@@ -17,7 +17,6 @@ from nightshift.executors.gpus import (
     Gpu,
     PeakMemory,
     choose_gpus,
-    gpu_problems,
     list_gpus,
     num_gpus,
     nvml_session,
@@ -125,12 +124,6 @@ def test_the_gpus_are_those_named_or_the_first_that_are_visible(machine, ids, nu
         assert [gpu.index for gpu in choose_gpus(machine, ids, num, environ)] == expected
 
 
-def test_memory_in_use_is_a_problem(nvml: StandInNvml) -> None:
-    nvml.cards.extend([Card(used_gb=7.0), Card(used_gb=9.0)])  # vLLM wants nine tenths free: 73 of 80 are
-    [problem] = map(str, gpu_problems(list_gpus()))
-    assert problem.startswith("GPU 1 (NVIDIA H100 80GB HBM3) has 9.0 of 80.0 GB in use. Wait, or end the other process")
-
-
 def test_peak_memory_is_the_largest_sample_of_one_gpu(nvml: StandInNvml) -> None:
     nvml.cards.extend([Card(used_gb=1.0), Card(used_gb=2.0)])
     with nvml_session() as session:
@@ -156,9 +149,6 @@ def test_the_real_nvml_has_every_function_that_is_called() -> None:
 
     names = [name for name in vars(StandInNvml) if name.startswith("nvml")]
     assert [name for name in (*names, "NVMLError") if not hasattr(pynvml, name)] == []
-
-
-# The defaults of the smallest GPU in use
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,6 @@ def found(steps: list[Step], words: str, conditions: Conditions = USUAL) -> Find
 
 
 Curves = dict[str, Callable[[float], float]]
-
-
 LR, GROUP, LAG = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.max_off_policy_steps"
 TEMPERATURE = "orchestrator.train.sampling.temperature"
 LENGTH = "orchestrator.train.sampling.max_completion_tokens"

@@ -84,15 +84,14 @@ enable_thinking = false
 [[env]]
 id = "an-owner/reverse-text"
 """
-DIALECTS = {"today": TODAY, "autoresearch": AUTORESEARCH, "hosted": HOSTED}
 GATES = "orchestrator.train.source.curriculum.gates"
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "left_out"),
+    ("source", "values", "left_out"),
     [
         (
-            "today",
+            TODAY,
             {"max_steps": 20, "seq_len": 2048, "orchestrator.batch_size": 128, "orchestrator.group_size": 16,
              "orchestrator.train.sampling.max_completion_tokens": 128, f"{GATES}.mixed": {}, "trainer.optim.lr": 3e-6},
             {"model.name": "rules", "deployment.num_train_gpus": "rules", "orchestrator.renderer.name": "rules",
@@ -101,7 +100,7 @@ GATES = "orchestrator.train.source.curriculum.gates"
              "trainer.model.seq_len": ""},
         ),
         (
-            "autoresearch",
+            AUTORESEARCH,
             {"max_steps": 20, "orchestrator.batch_size": 256, "orchestrator.group_size": 4, "trainer.optim.lr": 3e-6,
              "trainer.loss.kl_tau": 0.0,
              "orchestrator.train.sampling.max_completion_tokens": 512},
@@ -112,7 +111,7 @@ GATES = "orchestrator.train.source.curriculum.gates"
              "orchestrator.sampling.top_p": "nobody", "orchestrator.pre_batch_filters.type": ""},
         ),
         (
-            "hosted",
+            HOSTED,
             {"max_steps": 100, "orchestrator.batch_size": 128, "orchestrator.group_size": 8, "trainer.optim.lr": 1e-4,
              "orchestrator.train.sampling.max_completion_tokens": 1024, "orchestrator.concurrency.max_inflight": 96,
              "trainer.model.lora": {}, "trainer.model.lora.alpha": 32.0},
@@ -121,12 +120,12 @@ GATES = "orchestrator.train.source.curriculum.gates"
     ],
 )  # fmt: skip
 def test_research_keys_are_translated_and_every_other_key_has_an_owner(
-    name: str, values: dict[str, object], left_out: dict[str, str]
+    source: bytes, values: dict[str, object], left_out: dict[str, str]
 ) -> None:
-    imported = import_config(DIALECTS[name], "rl.toml")
-    source = imported.train_toml("rl.toml")
-    assert dict(parse(source).values) == values
-    assert re.search(rb"^\w+ = .*\n\w+ = ", source, re.MULTILINE) is None  # git revert needs a line between two keys
+    imported = import_config(source, "rl.toml")
+    text = imported.train_toml("rl.toml")
+    assert dict(parse(text).values) == values
+    assert re.search(rb"^\w+ = .*\n\w+ = ", text, re.MULTILINE) is None  # git revert needs a line between two keys
     owners = {".".join(problem.path): problem.lock.owner if problem.lock else "" for problem in imported.left_out}
     assert owners == left_out
     report = "\n".join(imported.report())
@@ -195,21 +194,14 @@ def test_several_files_are_one_config_as_prime_rl_reads_them() -> None:
         "orchestrator": {"group_size": 4, "train": {"source": [{"name": "b"}]}},
     }  # fmt: skip
     assert merged([("base.toml", base)]) == base
-    both = merged([("trainer.toml", TRAINER), ("orchestrator.toml", ORCHESTRATOR)])
-    imported = import_config(both, "x")
-    assert imported.values == {
-        "max_steps": 20, "trainer.optim.lr": 1e-5, "orchestrator.batch_size": 32, "orchestrator.group_size": 16,
-        "trainer.loss.kl_tau": 0.0,
-    }  # fmt: skip
     with pytest.raises(ConfigError, match=r"overlay\.toml:1: .* is not TOML"):
         merged([("base.toml", base), ("overlay.toml", b"x = \n")])
 
 
 def test_a_config_without_a_loss_is_told_that_its_default_has_changed() -> None:
     told = 'In prime-rl since 27 August 2026 the default is "ipo"'
-    plain = b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n"
-    assert told in "\n".join(import_config(plain, "x").report())
-    for source in (plain + b"[trainer.loss]\ntype = 'ipo'\n", AUTORESEARCH):  # that dialect has its own default
+    assert told in "\n".join(import_config(GROUPS, "x").report())
+    for source in (GROUPS + b"[trainer.loss]\ntype = 'ipo'\n", AUTORESEARCH):  # that dialect has its own default
         assert told not in "\n".join(import_config(source, "x").report())
 
 
@@ -220,12 +212,6 @@ def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
     assert heading == "train.toml has 13 problems:"
     assert [int(line.split(":")[1]) for line in lines] == [1, 2, 5, 7, 10, 12, 14, 17, 20, 21, 24, 25, 27]
     assert "rollouts_per_example = 4 is now orchestrator.group_size. Write group_size = 4 under [orch" in lines[4]
-    many = "".join(f"a{number} = 1\n" for number in range(300))
-    with pytest.raises(ConfigError) as caught:
-        parse(many.encode())
-    assert str(caught.value).startswith("train.toml has more than 50 problems:\n")
-    imported = import_config(f"{many}[trainer.optim]\nlr = 3e-6\n".encode(), "x")
-    assert (imported.values["trainer.optim.lr"], len(imported.left_out)) == (3e-6, 300)
 
 
 SOURCES = b"""\
@@ -240,16 +226,12 @@ name = "second"
 env.taskset.id = "countdown"
 algo = {type = "opd", teacher = {name = "a-teacher"}}
 """
-SHARE = "orchestrator.train.ratio"
 
 
 def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment() -> None:
     imported = import_config(SOURCES, "rl.toml")
-    assert parse(imported.train_toml("rl.toml")).values[f"{SHARE}.arithmetic"] == 3.0
-    assert f"{SHARE}.arithmetic = 3" in "\n".join(imported.report())
-    imported = import_config(SOURCES.replace(b"ratio = 3", b"ratio = -3"), "rl.toml")
-    assert [path for path in parse(imported.train_toml("rl.toml")).values if path.startswith(SHARE)] == []
-    assert "ratio" in "\n".join(imported.report()).partition("left out")[2]
+    assert parse(imported.train_toml("rl.toml")).values["orchestrator.train.ratio.arithmetic"] == 3.0
+    assert "orchestrator.train.ratio.arithmetic = 3" in "\n".join(imported.report())
 
 
 @pytest.mark.parametrize(
@@ -260,7 +242,6 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment() ->
             b"[eval.client]\nbase_url = 'u'\n[sampling]\ntemperature = 0.7\n",
             "x has eval.client.base_url: it is a config of sft, evaluation",
         ),
-        (b"max_steps = 9\n[data]\nname = 'd'\n", "x has data.name: it is a config of sft"),
         (b"\xff", "Name a config file"),
     ],
 )
@@ -275,17 +256,14 @@ def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes, cause: str
         ('wandb.api_key = "SECRET"', "wandb.api_key"),
         ('env = [{args = {HF_TOKEN = "SECRET"}}]', "env.args.HF_TOKEN"),
         ('"b\\n.password" = "SECRET"', "b\\\\n.password"),
-        ('tokenizer.name = "NAME"\nmax_tokens = "4"\npad_token = "<pad>"\nuse_token = true\napi_key = ""', ""),
     ],
 )
 def test_a_config_with_a_secret_is_refused_by_the_name_of_its_key(line: str, name: str) -> None:
-    source = f"{line}\n[orchestrator]\ngroup_size = 4\n".encode()
-    if not name:
-        assert import_config(source, "x").values["orchestrator.group_size"] == 4
-        return
     with pytest.raises(UsageError, match=f"^x: {name} would be printed") as caught:
-        import_config(source, "x")
+        import_config(f"{line}\n{GROUPS.decode()}".encode(), "x")
     assert "SECRET" not in str(caught.value)
+    harmless = b'tokenizer.name = "NAME"\nmax_tokens = "4"\npad_token = "<pad>"\nuse_token = true\napi_key = ""\n'
+    assert import_config(harmless + GROUPS, "x").values["orchestrator.group_size"] == 8
 
 
 @pytest.fixture
@@ -312,7 +290,6 @@ def test_import_writes_and_commits_what_it_carries_over(checkout: Path, tmp_path
     output = answer(str(tmp_path / "theirs.toml"))
     assert 'rules.toml: environments = ["gsm8k"]' in output
     assert 'rules.toml: model = "Qwen/Qwen2.5-0.5B-Instruct"' in output
-    assert "is locked by the rules: the model is fixed" not in " ".join(output.split())  # it is carried over
     assert load(checkout / "train.toml").get("orchestrator.batch_size") == 256
     rules = rules_here(checkout, None, 0)
     assert (rules.environment_names, rules.model) == (("gsm8k",), "Qwen/Qwen2.5-0.5B-Instruct")
@@ -329,7 +306,10 @@ def test_import_merges_the_files_that_it_is_given(checkout: Path, tmp_path: Path
         (tmp_path / name).write_bytes(source)
     output = answer(str(tmp_path / "trainer.toml"), str(tmp_path / "orchestrator.toml"))
     assert 'rules.toml: environments = ["gsm8k"]' in output
-    assert rules_here(checkout, "prime-rl", 2).environment_names == ("gsm8k",)
+    assert load(checkout / "train.toml").values == {
+        "max_steps": 20, "trainer.optim.lr": 1e-5, "orchestrator.batch_size": 32, "orchestrator.group_size": 16,
+        "trainer.loss.kl_tau": 0.0,
+    }  # fmt: skip
     assert git(checkout, "log", "-1", "--format=%s").strip() == "Import trainer.toml + orchestrator.toml"
 
 
@@ -337,7 +317,7 @@ def test_import_leaves_rules_alone_where_the_checkout_has_not_what_they_name(che
     entries = "".join(f'[[env]]\nid = "{name}"\n' for name in ("a\\n\\u001b[31mb", "..", "x" * 900))
     (tmp_path / "theirs.toml").write_text(HOSTED.decode() + entries)
     before = (checkout / "rules.toml").read_bytes()
-    output = CliRunner().invoke(commands, ["import", str(tmp_path / "theirs.toml")]).output
+    output = answer(str(tmp_path / "theirs.toml"))
     assert "rules.toml: not copied: environments: Expected `str` matching regex" in output
     assert "\x1b" not in output
     assert 'model = "an-owner/a-model": write the model and its commit on the hub' in output
@@ -350,14 +330,10 @@ def test_import_sets_keys_at_the_top_of_rules_toml_only(checkout: Path, tmp_path
     theirs = 'model = "Qwen/Qwen2.5-0.5B-Instruct"\nrevision = "7ae557604adf67be50417f59c2c2f167def9a775"\n'
     gsm8k = 'environments = ["gsm8k"] # of this checkout: its prompts and rewards may differ\n'
     old = 'environments = [\n    "countdown",  # model = "x"\n]\nmodel = ""\n'
-    for before, after in (
-        (f"# [a comment\n{old}{mine}", f"# [a comment\n{gsm8k}{theirs}{mine}"),
-        ("model = 1 2", "model = 1 2"),  # no TOML: it stays as it is
-    ):
-        (checkout / "rules.toml").write_text(before)
-        git(checkout, "commit", "--quiet", "-am", "Choose")
-        answer(str(tmp_path / "theirs.toml"))
-        assert (checkout / "rules.toml").read_text() == after
+    (checkout / "rules.toml").write_text(f"# [a comment\n{old}{mine}")
+    git(checkout, "commit", "--quiet", "-am", "Choose")
+    answer(str(tmp_path / "theirs.toml"))
+    assert (checkout / "rules.toml").read_text() == f"# [a comment\n{gsm8k}{theirs}{mine}"
 
 
 def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: Path, tmp_path: Path) -> None:

@@ -118,17 +118,6 @@ def test_every_prime_rl_key_is_open_or_has_an_owner() -> None:
     assert [word for word in allowlist.FORMER if word in paths and word not in allowlist.ALIASES] == []
 
 
-def test_no_open_key_lies_under_a_lock_and_no_word_has_two_meanings() -> None:
-    assert [key.path for key in KEYS if lock(tuple(key.path.split(".")))] == []
-    for words in (
-        [path for entry in allowlist.LOCKS for path in entry.paths],
-        [word for entry in allowlist.LOCKS for word in (*entry.former, *entry.others)],
-        [word for key in KEYS for word in (*key.former, *key.near, *(w for ws in key.others.values() for w in ws))],
-    ):
-        assert len(words) == len(set(words))
-    assert [word for word in allowlist.WORDS if find_key(word)] == []
-
-
 @pytest.mark.parametrize("key", [key for key in KEYS if key.kind in (Kind.INT, Kind.FLOAT)], ids=lambda key: key.path)
 def test_range_ends_where_it_says_and_a_refusal_offers_a_value_that_the_key_takes(key: Key) -> None:
     tiny = 1 if key.kind is Kind.INT else 1e-9

@@ -20,7 +20,7 @@ from nightshift.night.loop import Night
 from nightshift.night.observers import Notifier
 from nightshift.night.start import begin
 from nightshift.night.state import NightRequest, Stop, load
-from tests.campaigns import a_result, replace
+from tests.campaigns import replace
 from tests.conftest import slow
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
@@ -53,16 +53,6 @@ class Timed(AnyOrder):
     def result(self, folder: Path) -> Result:
         made = super().result(folder)
         return replace(made, total_seconds=self.run_seconds)
-
-
-class Level(Timed):
-    """A stand-in for an executor whose runs are all worse than the baseline, so that nothing is kept."""
-
-    def result(self, folder: Path) -> Result:
-        job = self._jobs[folder]
-        super().result(folder)
-        score = 0.6 if job.incumbent is None else 0.3
-        return replace(a_result(score, 200, job.seed), total_seconds=self.run_seconds)
 
 
 class Thinker(StandInProposer):
@@ -149,7 +139,7 @@ def busy_share(records: Sequence[Record], executor: Timed, seconds: float) -> fl
 
 @pytest.mark.slow
 def test_slots_train_while_an_agent_thinks(controller: Controller, clock: Clock) -> None:
-    executor = Level(8, clock)
+    executor = Timed(8, clock)
     _, stop, _ = a_night(controller, executor, Thinker(clock, 180.0), hours=2.0)
     assert stop.is_planned, stop
     assert busy_share(controller.ledger.records(), executor, 600.0) >= 0.85

@@ -165,7 +165,7 @@ def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(c
 class Placed(Watched):
     """A stand-in for two slots, of which the first loses each run until `mended`. `places`: of each run."""
 
-    mended, how = 3_000.0, "no driver"
+    mended = 3_000.0
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, num_slots=2)
@@ -190,7 +190,7 @@ class Placed(Watched):
     def result(self, folder: Path) -> Result:
         made = super().result(folder)
         if self.places[folder] == "slot 1" and folder.name != "0001" and self.clock.now < self.mended:
-            raise EngineError(f"the worker returned no result: {self.how}")
+            raise EngineError("the worker returned no result: no driver")
         return structs.replace(made, slot=self.places[folder])
 
 

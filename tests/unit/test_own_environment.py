@@ -106,9 +106,6 @@ def test_a_name_that_is_none_or_taken_is_refused(root: Path, name: str) -> None:
     assert sorted(root.rglob("*")) == before
 
 
-# Environments behind their protocol: found by folder, on Python's path by the harness, chosen by rules.toml
-
-
 def package(folder: Path, name: str) -> Path:
     """A package as an environment has it, in `folder`."""
     (folder / name).mkdir(parents=True)

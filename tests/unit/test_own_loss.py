@@ -19,8 +19,7 @@ import pytest
 import torch
 
 from nightshift.agents.brief import compose
-from nightshift.agents.search import SearchProposer, SearchSpace
-from nightshift.campaign.records import Result
+from nightshift.agents.search import SearchSpace
 from nightshift.config.allowlist import LOSS, describe_keys
 from nightshift.config.import_config import import_config
 from nightshift.config.losses import keys_with
@@ -35,19 +34,10 @@ from nightshift.engines.prime_rl.install import environment_files
 from nightshift.engines.prime_rl.validator import Refusal, explain
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import Failure, UsageError
-from nightshift.night import observers
-from nightshift.night.loop import Night
-from nightshift.night.start import begin
-from nightshift.night.state import NightRequest
 from nightshift.report.export.rl_toml import edited, rl_toml
-from tests import stand_in_prime_rl
-from tests.campaigns import a_result, context_of, replace
-from tests.conftest import git
+from tests.campaigns import context_of, replace
 from tests.rules import ARITHMETIC_TRL, ROOT
-from tests.stand_in_controller import make_controller, with_bench
-from tests.stand_ins import prime_rl_rules
 from tests.train_tomls import SHIPPED
-from tests.unit.test_parallel import AnyOrder
 
 CLIP = "trainer.loss.kwargs.clip"
 OFFER = b"""environments = ["gsm8k"]
@@ -246,43 +236,6 @@ def test_the_brief_has_the_losses_with_their_parameters(tmp_path: Path) -> None:
         'type = "clipped" (code: losses/clipped/clipped_loss/); [trainer.loss.kwargs] may have clip = 0.2 (0.01 to 1)'
         in text
     )
-
-
-class ByLoss(AnyOrder):
-    """A stand-in for an executor: the score depends on the loss that prime-rl would import, and on nothing else."""
-
-    def result(self, folder: Path) -> Result:
-        job = self._jobs[folder]
-        self.cancel([folder])
-        loss = job.settings["trainer"]["loss"]
-        good = {"clipped_loss.clipped": 0.75, "clipped_loss.plain": 0.3}
-        return a_result(good.get(loss.get("import_path"), 0.5), 400, job.seed)
-
-
-def test_a_night_chooses_between_two_losses_and_the_kept_commit_names_the_better_one(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proposer = SearchProposer("tpe", 3)
-    monkeypatch.setattr(observers, "write_summary", lambda state, controller: "")
-    monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])
-    monkeypatch.setattr(prime_rl.PrimeRlEngine, "start_proof", lambda *arguments: None)  # these runs leave no weights
-    shutil.copytree(ROOT / "losses", checkout / "losses")
-    (checkout / "train.toml").write_bytes(SHIPPED)
-    git(checkout, "add", "--all")
-    git(checkout, "commit", "--quiet", "-m", "baseline config")
-    offered = replace(prime_rl_rules(), losses=rules(root=checkout).losses)
-    engine = prime_rl.PrimeRlEngine(
-        offered, checkout, dict(os.environ), "none", installation=stand_in_prime_rl.installation(tmp_path)
-    )
-    controller = make_controller(checkout, offered, monkeypatch, engine=engine)
-    controller = with_bench(controller, executor=ByLoss(1, 0))
-    state = begin(NightRequest(proposer.name, fill=False, only="trainer.loss", experiments=7), controller)
-    assert Night(state, controller, proposer, lambda text: None).run().is_planned
-    tried = {record.effective["trainer"]["loss"].get("import_path") for record in controller.ledger.records()}
-    assert tried == {None, "clipped_loss.clipped", "clipped_loss.plain"}
-    subjects = git(checkout, "log", "--format=%s").splitlines()
-    assert [line for line in subjects if line.startswith("keep ") and "loss.type ipo → clipped" in line], subjects
-    assert parse((checkout / "train.toml").read_bytes()).get(LOSS) == "clipped"
 
 
 @pytest.fixture

@@ -72,7 +72,6 @@ REMOTE = {"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}
             "has no weights in safetensors",
         ),
         (lambda folder: (folder / "config.json").write_text('"x"'), "is not the folder of a model"),
-        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is not the folder of a model"),
     ],
 )
 def test_what_is_missing_code_a_pickle_and_a_config_that_is_none_are_one_line(folder, spoil, cause):

@@ -139,7 +139,7 @@ def night(
     return controller.ledger.records(), proposer
 
 
-def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(controller):
+def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change(controller: Controller) -> None:
     decay = "trainer.optim.weight_decay"
 
     class Slow(Rates):
@@ -154,10 +154,6 @@ def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_an
     assert [list(record.run.new.keys) for record in ours[1:]] == [[LR]] * 4
     assert [change.keys for change in ours[2].run.kept if change.commit] == [{decay: "0.5"}]
     assert parse(controller.repo.config_at("HEAD")).get(decay) == 0.5
-    executor = AnyOrder(num_slots=1, seed=0)
-    answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
-    night_of(controller, executor).start(answer, controller.campaign())
-    assert controller.ledger.records()[-1].run.rider is None
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
@@ -202,14 +198,6 @@ class Killed(BaseException):
     """A stand-in for a kill of the head; what it ran goes on."""
 
 
-def after_a_kill(made: Night) -> None:
-    """Step until the head is killed, then let the next one of the same command go on to the end."""
-    with pytest.raises(Killed):
-        any(made._step() for _ in itertools.count())  # `run` would end what is in flight
-    stop = Night(made.desk.state, made._controller, Rates(1), lambda text: None).run()
-    assert stop.is_planned, stop
-
-
 def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(controller, monkeypatch):
     executor = AnyOrder(num_slots=2, seed=0)
 
@@ -223,7 +211,11 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(contro
 
     settle = campaign_module._settle
     monkeypatch.setattr(campaign_module, "_settle", killed)
-    after_a_kill(night_of(controller, executor, experiments=7))
+    made = night_of(controller, executor, experiments=7)
+    with pytest.raises(Killed):
+        any(made._step() for _ in itertools.count())  # `run` would end what is in flight
+    stop = Night(made.desk.state, made._controller, Rates(1), lambda text: None).run()
+    assert stop.is_planned, stop
     ours = controller.ledger.records()
     assert [r.number for r in ours if r.git_action is None] == []
     assert [*controller.ledger.runs_dir.glob(f"*/{WEIGHTS_NAME}")] == []
@@ -249,3 +241,24 @@ def test_slots_divide_a_machine() -> None:
     with pytest.raises(UsageError, match=r"--pairs 3 needs 6 GPUs, this machine has 4\. Write --pairs 2\."):
         divide(3, [0, 1, 2, 3], 2, range(9))
     assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]  # as many as there are for
+
+
+def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(controller):
+    decay = "trainer.optim.weight_decay"
+
+    class Slow(Rates):
+        def answer(self, context: Context) -> Answer:
+            answer = super().answer(context)
+            if context.number == 3:
+                (controller.bench.root / "train.toml").write_bytes(set_values(context.source, {decay: 0.5}))
+                git(controller.bench.root, "commit", "--quiet", "--all", "-m", "mine")
+            return answer
+
+    ours, _ = night(controller, AnyOrder(num_slots=1, seed=0), 5, proposer=Slow(1))
+    assert [list(record.run.new.keys) for record in ours[1:]] == [[LR]] * 4
+    assert [change.keys for change in ours[2].run.kept if change.commit] == [{decay: "0.5"}]
+    assert parse(controller.repo.config_at("HEAD")).get(decay) == 0.5
+    executor = AnyOrder(num_slots=1, seed=0)
+    answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
+    night_of(controller, executor).start(answer, controller.campaign())
+    assert controller.ledger.records()[-1].run.rider is None

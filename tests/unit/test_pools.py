@@ -2,20 +2,15 @@
 
 import os
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from nightshift.campaign.records import STARTED_NAME, Job, Outcome, Result, Training
-from nightshift.errors import EngineError, Interrupted
-from nightshift.executors import base, slurm
+from nightshift.errors import EngineError
+from nightshift.executors import slurm
 from nightshift.executors.base import read_result
-from nightshift.executors.local import LocalExecutor
-from nightshift.executors.process import Child, ProcessGroup, interruptible, is_alive
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL
@@ -130,22 +125,18 @@ def test_a_job_whose_submission_was_not_answered_is_cancelled_or_looked_for(tmp_
     assert executor.result(folder) == mine
 
 
-def test_a_job_that_slurm_may_take_later_is_looked_for_and_sent_again(tmp_path, executor, controller, monkeypatch):
-    """slurmctld is up, works off its backlog, and shows the job to squeue only afterwards."""
-
-    def ask(command: list[str], stdin: bytes = b"", *_: object) -> str:
+def test_a_job_above_the_limit_of_the_cluster_is_sent_again(tmp_path, executor, controller, monkeypatch):
+    def refuse(command: list[str], stdin: bytes = b"", *_: object) -> str:
         if command[0] == "sbatch":
             raise EngineError("sbatch: error: AssocMaxSubmitJobLimit x")
         return controller.ask(command, stdin)
 
-    monkeypatch.setattr(slurm, "_ask", ask)
+    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(slurm, "_ask", refuse)
     folder = folder_of(tmp_path)
     executor.submit(folder, JOB, enter)
     assert not executor.is_over(folder)
     monkeypatch.setattr(slurm, "_ask", controller.ask)
-    assert not executor.is_over(folder)
-    assert controller.jobs == {}, "sent again before slurmctld had time"
-    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.0)
     assert not executor.is_over(folder)
     assert [*controller.jobs] == [executor.in_flight()[folder].name]
 
@@ -180,25 +171,3 @@ def test_a_result_counts_and_jobs_are_cancelled_later_where_the_controller_is_aw
     controller.is_away = False
     executor.cancel([])
     assert controller.jobs == {}
-
-
-def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path, monkeypatch):
-    program, started, start = tmp_path / "worker.py", list[psutil.Process](), ProcessGroup.start
-
-    def stopped(*arguments: Any, **named: Any) -> Child:
-        child = start(*arguments, **named)
-        started.append(psutil.Process(child.pid))
-        os.kill(os.getpid(), signal.SIGINT)
-        return child
-
-    program.write_text("import signal\nsignal.pause()\n")
-    monkeypatch.setattr(base, "PROGRAM", (str(program),))
-    monkeypatch.setattr(ProcessGroup, "start", stopped)
-    executor = LocalExecutor(tmp_path, dict(os.environ))
-    with pytest.raises(Interrupted), interruptible():
-        executor.submit(folder_of(tmp_path), JOB, enter)
-    executor.cancel([*executor.in_flight()])
-    left = [process for process in started if is_alive(process)]
-    for process in left:
-        process.kill()
-    assert (left, len(started)) == ([], 1)

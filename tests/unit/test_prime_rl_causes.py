@@ -1,8 +1,6 @@
 """The end of a dead process's log, or what prime-rl's own check refused, becomes one line with its fix."""
 
 import json
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,11 @@ import msgspec
 import pytest
 
 from nightshift.campaign.records import Outcome, Training
-from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal
-from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
+from nightshift.engines.prime_rl.validator import Refusal, explain
 from nightshift.errors import Failure
 from nightshift.text import clean
-from tests.prime_rl_plans import SHIPPED, launch_of
+from tests.prime_rl_plans import SHIPPED
 from tests.stand_in_prime_rl import API, CORE, CORE_FAILED, ENGINE_DEAD, TORCHRUN, TRACEBACK
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "prime_rl" / "logs"
@@ -139,17 +136,6 @@ def test_what_the_agent_can_change_comes_first_and_the_others_are_counted() -> N
     assert "(and 2 more)" in error.fix
     assert error.failure is CONFIG
     assert explain(all_of_them[:2], SOURCE).failure is UNKNOWN
-
-
-def test_an_environment_without_prime_rl_is_a_refusal_of_no_key(tmp_path: Path) -> None:
-    launch = launch_of(parse(SHIPPED), tmp_path)
-    launch.write()
-    [command] = [command for command in launch.commands if command.name == "validator"]
-    assert subprocess.run([sys.executable, *command.argv[1:]]).returncode == 1
-    refusals = read_refusals(launch.verdict)
-    error = explain(refusals, SOURCE)
-    assert (error.failure, "No module named 'prime_rl'. Undo" in str(error)) == (UNKNOWN, True)
-    assert list((tmp_path / "configs").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.campaign.metrics import Step, read_steps
+from nightshift.campaign.metrics import Step
 from nightshift.engines.prime_rl.metrics import MetricsTail
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
@@ -136,24 +136,11 @@ def test_the_mean_reward_weighs_steps_by_their_rollouts() -> None:
     assert tail.reward_mean(last_step=1) == pytest.approx(rewards[0][0])
 
 
-HUGE = b'{"step": 1' + b"0" * 400 + b', "time/forward_backward": 1}'
-
-
-@pytest.mark.parametrize("line", [b"\xff\xfe", b'{"step": "1", "time/forward_backward": 1}', HUGE, b"[" * 100_000])
+@pytest.mark.parametrize("line", [b"\xff\xfe", b'{"step": "1", "time/forward_backward": 1}', b"[" * 100_000])
 def test_a_strange_line_is_passed_over(tmp_path: Path, line: bytes) -> None:
     whole = (RECORDED / "metrics-5-steps.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(line + b"\n" + whole + line)
     assert read(tmp_path / "metrics.jsonl").steps(0.0) == read(RECORDED / "metrics-5-steps.jsonl").steps(0.0)
-
-
-def test_lines_with_strange_values_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    huge = "1" + "0" * 400
-    values = (f'"entropy": {huge}', '"entropy": 1e400', '"loss": NaN', '"loss": Infinity', '"lr": "x"', '"kl": true')
-    lines = [f'{{"step": 1, {value}}}' for value in values]
-    lines += ["[" * 100_000, "[]", "null", '{"step": "2"}', f'{{"step": {huge}}}', '{"lr": 1}', "\0"]
-    path.write_text("\n".join([*lines, '{"step": 2}', '{"step": 3, "reward_mean": 0.9, "surprise": 1}']))
-    assert read_steps(path) == [Step(2), Step(3, reward_mean=0.9)]
 
 
 def test_environments_whose_seats_differ_have_mean_rewards_and_errors_of_every_seat(tmp_path: Path) -> None:

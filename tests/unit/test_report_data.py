@@ -30,7 +30,6 @@ from tests.campaigns import a_record, a_result, certificate_for, judged, replace
 # A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [0.515, 0.48, 0.56, 0.53, 0.60, 0.55]
 LR, GROUP = "trainer.optim.lr", "orchestrator.group_size"
-SCORES = {1: 0.4, 2: 0.6, 3: 0.6}
 SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
 
 
@@ -42,9 +41,6 @@ def crash(number: int, failure: Failure = Failure.CONFIG) -> Record:
     judgement = Judgement(why="loss is nan")
     decided = number if failure is Failure.CONFIG else None
     return a_record(number=number, status="crash", failure=failure, judgement=judgement, decided=decided)
-
-
-# The verdict
 
 
 @pytest.mark.parametrize(
@@ -67,9 +63,6 @@ def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, se
     assert (line.tone == "good") == title.startswith("Better")
     assert "72.5 %" not in line.title + line.sentence  # the best raw score is no headline
     assert (found.standing is None) == title.startswith("Nothing")
-
-
-# What the rule and the user decided
 
 
 def test_who_kept_and_who_reverted_a_change_is_told(tmp_path: Path) -> None:
@@ -137,9 +130,6 @@ def test_what_to_copy_is_the_net_change(tmp_path: Path) -> None:
     assert found.experiments[1].fate == "replaced by 0004"
 
 
-# The certificate
-
-
 def certified_morning(
     root: Path, records: list[Record], plan: dict[str, Any] | None = None, **certified: Any
 ) -> Morning:
@@ -176,9 +166,6 @@ def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: 
     assert "Certified" not in headline(found).sentence
 
 
-# The drawings
-
-
 def test_the_axis_leaves_out_a_collapse_and_a_crash_has_a_dot(tmp_path: Path) -> None:
     records = [*judged([*STORY, 0.01]), crash(8), crash(9, Failure.INTERRUPTED)]
     found = morning(tmp_path, records)
@@ -191,9 +178,6 @@ def test_the_axis_leaves_out_a_collapse_and_a_crash_has_a_dot(tmp_path: Path) ->
     assert [dots[number]["kind"] for number in range(1, 9)] == kinds
     assert [dots[number]["y"] for number in range(1, 7)] == [e.row.eval_score for e in experiments[:6]]
     assert (dots[8]["y"], 9 in dots) == (low, False)
-
-
-# Time
 
 
 @pytest.mark.parametrize(
@@ -215,9 +199,6 @@ def test_the_seconds_of_a_run_sum_to_its_total(step, num_steps, told):
     assert list(uses)[: 1 + len(told)] == ["start-up", *told]
 
 
-# Words
-
-
 @given(st.text())
 def test_nothing_hidden_reaches_the_page(text: str) -> None:
     shown = str(visible(text))
@@ -237,9 +218,6 @@ def test_markdown_cells_hold_no_markup(text: str) -> None:
 
 def test_a_markdown_cell_links_to_nowhere() -> None:
     assert markdown("www.evil.example, WWW.x, http://x") == r"www\.evil.example, WWW\.x, http:\//x"
-
-
-# The headline beside the certificate
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,6 @@ def test_an_export_can_be_imported_again(name: str) -> None:
     assert {path: again.get(path) for path in config.values} == config.values
 
 
-# -- the command --------------------------------------------------------------------------------------
-
-
 def story_of(root: Path, rules: Rules | None) -> Story:
     """Build a campaign of 12 experiments in a checkout of its own, measured under `rules`; None: without rules."""
     for name in ("environments", "models", "pyproject.toml"):
@@ -142,7 +139,6 @@ rollouts_per_example = 8
 sampling = {max_tokens = 100, top_p = 0.9}
 env = [{id = "gsm8k"}]
 """
-GATES = f"{CURRICULUM}.gates"
 
 
 @pytest.mark.parametrize(

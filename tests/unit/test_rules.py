@@ -1,7 +1,6 @@
 """The rules hash moves with everything that can move a number, and with nothing else."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from importlib import metadata
@@ -201,14 +200,3 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
     with pytest.raises(UsageError) as raised:
         rules_here(tmp_path, "prime-rl", 2)
     assert expected in str(raised.value)
-
-
-def test_a_pipe_is_not_waited_for_and_a_byte_cannot_be_moved_into_the_next_file(root: Path) -> None:
-    hashes = [ARITHMETIC_TRL.hash(root)]
-    (root / "nightshift" / "experiment" / "worker.py").unlink()
-    os.mkfifo(root / "nightshift" / "experiment" / "worker.py")
-    for first, second in ((b"ab", b""), (b"a", b"b")):
-        (root / "environments" / "gsm8k" / "a.py").write_bytes(first)
-        (root / "environments" / "gsm8k" / "b.py").write_bytes(second)
-        hashes.append(ARITHMETIC_TRL.hash(root))
-    assert len({*hashes}) == 3

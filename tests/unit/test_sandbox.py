@@ -21,7 +21,7 @@ from nightshift.agents.sandbox import (
 )
 from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
-from tests.conftest import git, slow
+from tests.conftest import git
 
 TOKEN, RENEWED = b'{"tokens": {"access": "old"}}', b'{"tokens": {"access": "new"}}'
 CODEX = Login("OPENAI_*", ".codex/auth.json", ".codex/config.toml", ((".codex", "CODEX_HOME"),))
@@ -225,8 +225,6 @@ exit 0
     ("refused", "number", "told"),
     [
         ("nothing", 0, ""),
-        slow("--disable-userns", 1, ""),
-        slow("--proc", 2, "sandbox: bwrap (the agent sees the names of other processes), because bwrap: Can't do"),
         ("--unshare-user", None, "agent: not isolated: it has your rights, so it can change code, records and scores"),
     ],
 )

@@ -172,9 +172,6 @@ def test_the_less_is_known_of_the_steps_the_earlier_a_decay_begins(log_sd: float
     assert made.get(DECAY) >= round(0.5 * made.get(STEPS)) - 1
 
 
-# Seconds a step are learnt from the campaign's runs, and told with how sure that is
-
-
 def config(**values: object) -> Config:
     return parse(set_values(SHIPPED, {name.replace("__", "."): value for name, value in values.items()}))
 

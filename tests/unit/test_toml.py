@@ -39,20 +39,6 @@ def test_removing_an_added_key_restores_the_bytes(added: dict[str, Any], above: 
 
 
 @pytest.mark.parametrize(
-    ("change", "and_so"),
-    [
-        ({"trainer.model.lora.rank": 8}, {"trainer.model.lora": {}}),
-        ({"trainer.optim.weight_decay": ABSENT}, {}),
-        ({"trainer.optim.nesterov": False, "trainer.optim.type": "sgd"}, {}),
-    ],
-)
-def test_switches_and_removes(change: dict[str, Any], and_so: dict[str, Any]) -> None:
-    wanted = {**parse(SHIPPED).values, **change, **and_so}
-    wanted = {path: value for path, value in wanted.items() if value is not ABSENT}
-    assert parse(set_values(SHIPPED, change)).values == wanted
-
-
-@pytest.mark.parametrize(
     "source",
     [
         b"orchestrator = {group_size = 4, batch_size = 8} # c\ntrainer.optim.lr = 1e-6 # d\n",
@@ -180,8 +166,6 @@ def nodes(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     below = [{(*path, name): value, **nodes(value, (*path, name))} for name, value in items.items()]
     return {key: value for part in below for key, value in part.items()}
 
-
-# Hostile files
 
 NAMES = st.from_regex(r"\A[A-Za-z][A-Za-z0-9_-]{0,8}\Z")
 ANY_VALUE = st.sampled_from([

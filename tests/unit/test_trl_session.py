@@ -3,7 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -29,30 +30,23 @@ ECHO = READY + (
 # Ten times what a pipe holds.
 PROMPTS = [[{"role": "user", "content": f"{n} pens à 3 € " * 200}] for n in range(400)]
 DECODING = Decoding(max_completion_tokens=8)
-
-
-class Start:
-    """Opens sessions with a trainer of the given source."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.sessions: list[TrlSession] = []
-
-    def __call__(self, source: str) -> TrlSession:
-        trainer = self.folder / "trainer.py"
-        trainer.write_text(source)
-        environment = engine_environment(os.environ, {})
-        session = TrlSession([str(trainer)], self.folder, environment, math.inf, math.inf)
-        self.sessions.append(session)
-        return session
+Start = Callable[[str], TrlSession]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    opened = Start(tmp_path)
-    yield opened
-    for session in opened.sessions:
-        session.close()
+    """Opens sessions with a trainer of the given source."""
+    with ExitStack() as opened:
+
+        def begin(source: str) -> TrlSession:
+            trainer = tmp_path / "trainer.py"
+            trainer.write_text(source)
+            environment = engine_environment(os.environ, {})
+            session = TrlSession([str(trainer)], tmp_path, environment, math.inf, math.inf)
+            opened.callback(session.close)
+            return session
+
+        yield begin
     assert living_children() == []
 
 
@@ -60,13 +54,13 @@ def complete(session: TrlSession) -> list[str]:
     return [answer.text for answer in session.complete(PROMPTS, DECODING, lambda reading: None)]
 
 
-def test_long_messages_pass_both_ways_and_touch_no_file(start: Start) -> None:
+def test_long_messages_pass_both_ways_and_touch_no_file(start: Start, tmp_path: Path) -> None:
     session = start(ECHO)
     readings: list[Progress] = []
     answers = session.complete(PROMPTS, DECODING, readings.append)
     assert [answer.text for answer in answers] == [prompt[0]["content"][::-1] for prompt in PROMPTS]
     assert [reading.num_done for reading in readings] == list(range(1, len(PROMPTS) + 1))
-    assert {path.name for path in start.folder.iterdir()} == {"trainer.py", "trainer.log"}
+    assert {path.name for path in tmp_path.iterdir()} == {"trainer.py", "trainer.log"}
 
 
 def test_a_trainer_that_talks_before_it_listens_is_no_deadlock(start: Start) -> None:
@@ -86,7 +80,7 @@ def test_a_trainer_that_is_gone_or_deaf_is_one_error(start, end, monkeypatch):
         complete(session)
 
 
-def test_a_trainer_that_does_not_listen_meets_the_deadline(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_does_not_listen_meets_the_deadline(start, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 9.0, 9.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     session = start(READY + "time.sleep(600)\n")
@@ -95,7 +89,7 @@ def test_a_trainer_that_does_not_listen_meets_the_deadline(start: Start, monkeyp
         complete(session)
     assert session.train(1.0, lambda reading: None).outcome is Outcome.DEADLINE
     with pytest.raises(EngineError, match="the trainer did not start within 0 s; the machine's load is 99 on 2 cores"):
-        TrlSession(["-c", "import time; time.sleep(600)"], start.folder, {}, time.monotonic() + 0.2, math.inf)
+        TrlSession(["-c", "import time; time.sleep(600)"], tmp_path, {}, time.monotonic() + 0.2, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +119,7 @@ def test_a_trainer_that_stands_still_is_shown_ended_and_no_fault_of_the_config(s
     assert readings[-1].note.startswith("standing still for ")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\xff\xfe",
-        b'{"event": "retired"}',
-        b'{"event": "step", "row": {"step": 2, "time": 1.0, "reward_mean": NaN}}',
-        b"[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("line", [b"\xff\xfe", b'{"event": "retired"}', b"[" * 100_000])
 def test_anything_else_is_one_line_about_the_trainer(start: Start, line: bytes) -> None:
     session = start(f"{READY}sys.stdout.buffer.write({line!r} + b'\\n'); sys.stdout.flush()\nsys.stdin.read()\n")
     with pytest.raises(EngineError, match="the trainer sent b'") as caught:

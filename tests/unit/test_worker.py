@@ -121,8 +121,6 @@ def test_a_run_whose_processes_cannot_be_ended_has_no_score(monkeypatch, tmp_pat
     assert ended.evaluation is None
 
 
-# A run that ends without a gradient
-
 ALIVE, DEAD, UNKNOWN = Step(1, grad_norm=0.3), Step(1, grad_norm=0.0), Step(1)
 CONFIG_OF_RATE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = %s\n"
 
