@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import msgspec
 import numpy as np
 from markupsafe import Markup, escape
 
@@ -25,7 +24,7 @@ from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import ANSWERS_NAME, PAGE_NAME, PICTURE_NAME, SUMMARY_NAME, Rollout, percent
 from nightshift.config.train_toml import UNSET, spelled
 from nightshift.errors import EngineError
-from nightshift.files import read_rows, write_atomically
+from nightshift.files import as_json, read_rows, write_atomically
 from nightshift.report import charts, sections, text
 from nightshift.report.data import CURVES, Experiment, curves, detailed, gather, split_experiment
 from nightshift.report.fields import OF_RUN, fields
@@ -143,7 +142,8 @@ def _flips(e: Experiment, parent: Experiment | None, examples: SelectionSet, led
         key, problem = list(examples.texts.items())[place]
         if key in before and key in after:
             answers = f"{parent.number:04d}: {before[key]}\n{e.number:04d}: {after[key]}"
-            details.append((word, f"{text.cut(problem, _MAX_PROBLEM)}\n{answers}"))
+            # JSON escapes control characters, which `render` therefore does not find
+            details.append((word, text.visible(f"{text.cut(problem, _MAX_PROBLEM)}\n{answers}")))
     return details
 
 
@@ -187,7 +187,8 @@ def render(view: View, is_live: bool = False) -> str:
     scripts = [_vega(), (TEMPLATES / "report.js").read_text(encoding="utf-8")] if view.morning.experiments else []
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    data = msgspec.json.encode(text.visible(view.data)).decode()
+    data = as_json(view.data).decode()
+    data = text.visible(data, len(data))
     picture = view.data["specs"]["progress"]
     return (
         _environment()
