@@ -1,7 +1,7 @@
 """A scripted model that Claude Code talks to: `scripted_models.py FOLDER -- COMMAND`, in a network of its own.
 
 It listens on 127.0.0.1:8000, runs COMMAND and exits with its code. As the model it reads train.toml with the program's
-own tool, raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is.
+own tool, raises `lr` from 3e-6, writes hypothesis.txt and says one sentence; the conversation tells how far it is.
 FOLDER/requests.jsonl gets a line a request: what was answered, and the whole prompt.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
-LR = re.compile(r"^[^\n|]*?\b(lr = (\S+))", re.MULTILINE)
 WORKING_FOLDER = re.compile(r"(?:[Ww]orking [Dd]irectory|<cwd>|cwd)[^/\n]{0,40}?(/[^\s\"'<>`\\]+)")
 Block = dict[str, Any]
 
@@ -50,9 +49,7 @@ def next_block(body: dict[str, Any], texts: list[str], results: list[str]) -> Bl
     if len(results) == 0:
         return use("Read", file_path=config)
     if len(results) == 1:
-        lr = LR.search(results[0])
-        old, value = (lr[1], float(lr[2])) if lr else ("lr = 3e-6", 3e-6)
-        return use("Edit", file_path=config, old_string=old, new_string=f"lr = {1.5 * value:.4g}")
+        return use("Edit", file_path=config, old_string="lr = 3e-6", new_string="lr = 4.5e-06")
     if len(results) == 2:
         answer = "HYPOTHESIS: a larger learning rate learns more in the same steps\nPREDICTION: +1.0 pp\nLESSON: none\n"
         return use("Write", file_path=str(folder / "hypothesis.txt"), content=answer)
@@ -67,14 +64,12 @@ def _event(kind: str, **data: object) -> str:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n"
 
 
-def messages(block: Block, model: str, streams: bool) -> str:
-    """The body of an answer of Anthropic's Messages."""
+def messages(block: Block, model: str) -> str:
+    """The stream of an answer of Anthropic's Messages."""
     usage = {"input_tokens": 1200, "output_tokens": 40, "cache_read_input_tokens": 800}
     usage["cache_creation_input_tokens"] = 0
     message = {"id": f"msg_{time.time_ns()}", "type": "message", "role": "assistant", "model": model}
     ended = {"stop_reason": "tool_use" if "input" in block else "end_turn", "stop_sequence": None}
-    if not streams:
-        return json.dumps({**message, "content": [block], **ended, "usage": usage})
     if "input" in block:
         empty = block | {"input": {}}
         delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
@@ -101,17 +96,10 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, text: str, kind: str = "application/json") -> None:
         data = text.encode()
         self.send_response(status)
-        named = {"Content-Type": kind, "Content-Length": str(len(data)), "Connection": "close"}
-        for name, value in named.items():
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), "Connection": "close"}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
-
-    def do_GET(self) -> None:
-        self._answer(404, "{}")
-
-    def do_HEAD(self) -> None:
-        self._answer(200, "")
 
     def do_POST(self) -> None:
         data, path = self.rfile.read(int(self.headers.get("Content-Length") or 0)), self.path.partition("?")[0]
@@ -128,9 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         block = next_block(body, texts, results)
         with (self.folder / "requests.jsonl").open("a") as file:
             file.write(json.dumps({"answer": block, "prompt": "\n".join(texts)}) + "\n")
-        streams = bool(body.get("stream"))
-        kind = "text/event-stream" if streams else "application/json"
-        return self._answer(200, messages(block, body["model"], streams), kind)
+        return self._answer(200, messages(block, body["model"]), "text/event-stream")
 
     def log_message(self, *args: object) -> None:
         """Nothing on stderr."""

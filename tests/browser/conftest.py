@@ -14,8 +14,6 @@ from tests.stand_in_campaign import build
 from tests.waiting import HANG_SECONDS
 
 ENVIRONMENTS = Path(__file__).parents[2] / "environments"
-
-
 NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nightshift.agents.availability import Meaning, read_ending
 from nightshift.agents.presets import PRESETS, command_of
 from nightshift.agents.usage import summary_of
 from nightshift.campaign.records import Cost
@@ -121,9 +120,3 @@ class TestAgents:
         outputs = [r["output"] for r in RUNS if r["program"] == expected.program and r["case"] in cases]
         summaries = {summary_of(output) for output in outputs}
         assert summaries == {("I raised trainer.optim.lr and wrote hypothesis.txt.", expected.cost)}
-
-    def test_without_a_login_it_is_away_and_needs_the_user(self, agent: str) -> None:
-        runs = [r for r in RUNS if r["program"] == AGENTS[agent].program and r["meaning"] == "login"]
-        endings = [read_ending(run["output"], run["exit_code"]) for run in runs if run["exit_code"] is not None]
-        assert {ending.meaning for ending in endings} == {Meaning.LOGIN}
-        assert not any(ending.waits for ending in endings)

@@ -13,9 +13,8 @@ Moments = Mapping[str, dict[str, int]]  # by scenario, how many file operations 
 
 BRANCH = "autoresearch/faults"
 
-# What the checkout holds and what is tried in it: a baseline; a change that is kept, one that is
-# discarded, the incumbent again; a change that the agent committed by itself, good or bad.
-SCENARIOS = ("baseline", "better", "worse", "again", "better, committed", "worse, committed")
+# What is tried in the checkout: a baseline; a change that is kept, one that is discarded; the incumbent again.
+SCENARIOS = ("baseline", "better", "worse", "again")
 EVENTS = ("start", "ready", "step 1", "step 3", "trained", "weights", "completed")
 DEADLY = ("SIGKILL", "SIGKILL", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGQUIT")
 POLITE = ("SIGTERM", "SIGINT", "SIGHUP")

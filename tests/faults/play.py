@@ -79,12 +79,9 @@ def make_templates(folder: Path) -> Moments:
 def set_up(scenario: str, templates: Path, root: Path) -> Path:
     """A fresh checkout at `root` in which the scenario can be played."""
     shutil.rmtree(root.parent, ignore_errors=True)
-    kind = scenario.partition(",")[0]
-    shutil.copytree(templates / ("baseline" if kind == "baseline" else "campaign"), root, symlinks=True)
-    if kind in RATES:
-        (root / "train.toml").write_bytes(config_of(RATES[kind]))
-    if scenario.endswith("committed"):
-        git(root, "commit", "--quiet", "--all", "-m", "I commit first")
+    shutil.copytree(templates / ("baseline" if scenario == "baseline" else "campaign"), root, symlinks=True)
+    if scenario in RATES:
+        (root / "train.toml").write_bytes(config_of(RATES[scenario]))
     return root
 
 
@@ -103,8 +100,7 @@ def play(fault: Fault, slot: Path, templates: Path) -> tuple[bool, list[str]]:
     found = [] if code in _expected(fault, is_struck) else [f"exit code {code}"]
     found += ["a traceback"] if "\nTraceback" in f"\n{said}" else []  # not in the indented last lines of a log
     found += [f"processes were left: {fault.failure}"] if not all_gone else []
-    foreign = "committed" in fault.scenario  # by somebody else, to the branch
-    found += next_experiment(root, fault.scenario) + integrity.problems(root, foreign=foreign) + wrong_scores(root)
+    found += next_experiment(root, fault.scenario) + integrity.problems(root) + wrong_scores(root)
     return is_struck, found + said.splitlines()[-1:] if found else []
 
 
@@ -138,9 +134,7 @@ def next_experiment(root: Path, scenario: str) -> list[str]:
         said = stderr_of(root)
         if code == 0:
             return ["Traceback"] if "Traceback" in said else []
-        if "Commit train.toml, or restore it" in said:
-            source = git(root, "show", "HEAD:train.toml").encode()
-        elif "already tried" in said:
+        if "already tried" in said:
             flags = (*flags, "--again")
         else:
             why = [line for line in (root.parent / "stdout").read_text().splitlines() if line.startswith("why:")]

@@ -34,8 +34,7 @@ from nightshift.cli.output import summary
 from nightshift.cli.run import plan
 from nightshift.cli.status import Status, all_lines, experiment_lines, shown
 from nightshift.config.train_toml import parse
-from nightshift.errors import Failure, UsageError
-from nightshift.experiment.certify import open_task
+from nightshift.errors import Failure
 from nightshift.experiment.experiment import Controller
 from nightshift.night.observers import experiment_line
 from nightshift.report import diff as compare
@@ -45,7 +44,6 @@ from nightshift.report.export.table import as_csv, cell
 from nightshift.report.page import render, view_of
 from nightshift.text import clean
 from tests.campaigns import BRANCH, a_record, a_result, context_after, replace, tell
-from tests.checkouts import CAMPAIGN
 from tests.conftest import git, slow
 from tests.integration.test_report import NOW, Page
 from tests.rules import ARITHMETIC_TRL
@@ -256,25 +254,15 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
     names = [name.replace("commit", f"commit {git(checkout, 'rev-parse', 'HEAD')[:7]}") for name in answer[0]]
     campaign = controller.campaign()
     source = campaign.compose(campaign.kept).source
-    context = Context(3, source, campaign, controller.bench.rules, controller.ledger)
-    prompt = compose(context)
-    for place in ("checked out", "detached"):
-        told = Told(controller)
-        assert told.names == [names] * 3, place
-        assert told.rates == [parse(source).get(LR)] * 2 == [answer[1]] * 2
-        assert told.nows == [answer[2]] * 3
-        assert told.standings == [campaign.standing] * 2
-        git(checkout, "switch", "--quiet", "--detach")
-    git(checkout, "switch", "--quiet", CAMPAIGN)
+    prompt = compose(Context(3, source, campaign, controller.bench.rules, controller.ledger))
+    told = Told(controller)
+    assert told.names == [names] * 3
+    assert told.rates == [parse(source).get(LR)] * 2 == [answer[1]] * 2
+    assert told.nows == [answer[2]] * 3
+    assert told.standings == [campaign.standing] * 2
     assert [change.name for change in campaign.kept] == names
     assert all(f"\n| {clean(line)}\n" in prompt for line in kept_changes(campaign))
     assert told.history.kept == tuple(kept_changes(campaign))
-    if names:
-        task = open_task(controller, 1)
-        assert task.plan.configs["incumbent"] == parse(source).hash
-    else:
-        with pytest.raises(UsageError, match="no change is kept"):
-            open_task(controller, 1)
     write(controller, "1e-7")
     against = "against:  the baseline" + (f" with {', '.join(names)}" if names else "")
     assert against in plan(Request(), controller)

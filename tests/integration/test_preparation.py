@@ -47,9 +47,6 @@ class Prepared:
         self.notes: list[str] = []
         self.opened: list[str] = []
 
-    def misbehave(self, fault: str | None) -> None:
-        stand_in_prime_rl.misbehave(self.installation.venv, fault)
-
     def prepare(self, *, smoke: bool = False) -> None:
         prepared = self
 

@@ -70,7 +70,6 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("diff", "--", "-p"), "is neither an experiment nor a commit"),
         (("diff", "--", "a\x1b[31mb"), "is neither an experiment nor a commit"),
         (("diff",), "working file:1:"),
         (("show", "99"), "there is no record of experiment 0099. The last one is 0012."),
@@ -83,10 +82,3 @@ def test_what_means_nothing_is_one_line(root: Path, arguments: tuple[str, ...], 
     assert len(stderr.splitlines()) == 1
     assert words in stderr
     assert "\x1b" not in stderr
-
-
-def test_a_branch_without_experiments_is_told(root: Path) -> None:
-    git(root, "switch", "--quiet", "--create", "autoresearch/fresh")
-    code, _, stderr = nightshift("diff")
-    assert code == 2
-    assert "no experiment ran on autoresearch/fresh" in stderr
