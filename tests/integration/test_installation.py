@@ -142,14 +142,11 @@ def installation(tmp_path: Path) -> Installation:
 
 def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     default = Path("nightshift") / "prime-rl" / PINS.commit
     named = {checks.ENV_VAR: "~/mine", "XDG_CACHE_HOME": "/fast/cache"}
-    assert Installation.find(ROOT, {}).root == tmp_path / ".cache" / default
+    assert Installation.find(ROOT, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
     assert Installation.find(ROOT, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
     assert Installation.find(ROOT, named).root == tmp_path / "mine"
-    assert Installation.find(ROOT, {checks.ENV_VAR: "here"}).root == tmp_path / "here"
-    assert Installation.find(ROOT, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
 
 
 def environment(installation: Installation) -> None:
@@ -169,22 +166,12 @@ def package(installation: Installation, name: str, version: str) -> None:
     (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
 
 
-@pytest.mark.parametrize(
-    ("damage", "words", "is_for_gpus"),
-    [
-        (lambda it: shutil.rmtree(it.venv), "bin/python is missing", False),
-        (lambda it: it.synced.write_text("of an earlier pin"), "uv sync did not finish", True),
-    ],
-)
-def test_damaged_packages_are_named(installation, damage, words, is_for_gpus):
+def test_missing_packages_are_named(installation: Installation) -> None:
     environment(installation)
     assert checks.packages_problem(installation, has_gpus=True) is None
-    damage(installation)
-    problem = str(checks.packages_problem(installation, has_gpus=True))
-    assert words in problem
-    assert problem.endswith("Run: uv run prepare.py --engine prime-rl.")
-    # The user's own environment without CUDA is not synced.
-    assert (checks.packages_problem(installation, has_gpus=False) is None) is is_for_gpus
+    shutil.rmtree(installation.venv)
+    problem = str(checks.packages_problem(installation, has_gpus=False))
+    assert problem.endswith("bin/python is missing. Run: uv run prepare.py --engine prime-rl."), problem
 
 
 def test_a_change_of_an_environment_makes_another_copy(installation: Installation, tmp_path: Path) -> None:
@@ -228,9 +215,6 @@ def test_the_pinned_model_is_where_the_hub_s_client_puts_it(tmp_path: Path, monk
     assert model_problem(rules, ROOT) is None
     found = try_to_load_from_cache(rules.model, "model.safetensors", tmp_path, rules.model_revision)
     assert Path(str(found)).samefile(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()  # the user empties the cache
-    assert "is missing or incomplete" in str(model_problem(rules, ROOT))
-    assert model_problem(ARITHMETIC_TRL, ROOT) is None  # in this repository
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):
