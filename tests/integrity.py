@@ -1,6 +1,5 @@
 """What must be true of a campaign's ledger, results.tsv and branch, whatever happened to it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,20 +38,7 @@ def problems(root: Path) -> list[str]:
     left = [p for p in root.rglob("*.tmp") if p.name.startswith(".")]
     left += [p for p in root.glob("runs/*/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
     found += [f"left behind: {p.relative_to(root)}" for p in left]
-    return found + _problems_of_journal(root / "runs" / "journal.jsonl")
-
-
-def _problems_of_journal(path: Path) -> list[str]:
-    """Lines that are no JSON object. The last line may be torn: whoever appends to it next cuts it."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [f"journal.jsonl:{number} cannot be read" for number, line in enumerate(lines, 1) if not _is_object(line)]
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+    return found
 
 
 def _is_measured(record: Record) -> bool:

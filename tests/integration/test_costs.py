@@ -1,6 +1,5 @@
 """Whole nights whose agents, shell scripts, say what they cost as Claude Code, Codex and Gemini CLI do."""
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -64,6 +63,4 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     assert re.fullmatch(r"\S+ h of agents, 5 proposals, 99,024 tokens in, 4,200 tokens out, at least \$1\.20", sentence)
     assert f"h of runs, {sentence}\n" in stdout.rpartition("cost: ")[2]
     assert sentence in " ".join(nightshift(root, "status")[1].split())
-    shown = json.loads(nightshift(root, "status", "--json")[1])["cost"]
-    assert (shown["num_proposals"], shown["dollars"], shown["at_least"]) == (5, pytest.approx(1.2), ["dollars"])
     assert f"h of runs, {sentence}." in (root / "runs" / "report.html").read_text()

@@ -1,6 +1,5 @@
 """Runs as jobs of a real SLURM, two nodes on this machine, with the stand-in trainer."""
 
-import json
 import os
 import re
 import signal
@@ -192,10 +191,6 @@ def test_doctor_runs_on_a_node(root: Path, cluster: Cluster) -> None:
     first, *_, last = stdout.splitlines()
     assert re.fullmatch(r"node:     n[12], answered after \d+\.\d s", first)
     assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
-    code, stdout, stderr = nightshift(root, "doctor", "--slurm", config, "--json")
-    assert code == 0, stderr
-    report = json.loads(stdout)
-    assert (report["kind"], report["engine"], report["is_ready"]) == ("doctor", "trl", True)
     assert cluster.ask("squeue", "-h") == ""
     assert [*(root / "runs").iterdir()] == []
     (root.parent / "slurm.toml").write_text(Path(config).read_text() + 'partition = "nowhere"\n')
