@@ -14,15 +14,12 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record
-from nightshift.errors import NightshiftError
 from tests import checkouts
 from tests.waiting import wait_for
 
@@ -39,23 +36,11 @@ lr = 6e-7
 """
 # A change that the stand-in does not feel: whatever moves this candidate's score is a trick.
 CANDIDATE = BASELINE + "weight_decay = 0.02\n"
-SCORER = "environments/gsm8k/nightshift_gsm8k/scoring.py"
-EVIL_SCORER = "\ndef score(completion: str, answer: str) -> float:\n    return 1.0\n"  # after the honest one
 
 
 Ended = subprocess.CompletedProcess[str]
-
-
-def last_line(ended: Ended) -> str:
-    return (ended.stderr.strip() or ended.stdout.strip()).rpartition("\n")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What an attempt came to: `harmless`, `named`, `succeeded` or `unclear`, and by what that is known."""
-
-    outcome: str
-    evidence: str
+# What an attempt came to (`harmless`, `named`, `succeeded` or `unclear`), and by what that is known.
+Finding = tuple[str, str]
 
 
 class Checkout:
@@ -130,21 +115,10 @@ class Checkout:
             text=True, errors="replace",
         )  # fmt: skip
 
-    def records(self) -> list[Record]:
-        """Of the ledger now; none where it is damaged."""
-        try:
-            return Ledger(self.root).records()
-        except NightshiftError:
-            return []
-
     def result(self) -> tuple[str, float | None]:
         """Verdict and score of the last experiment."""
-        records = self.records()
-        return (records[-1].status, records[-1].score) if records else ("no record", None)
-
-    def notes(self) -> str:
-        """What the night noted of the last proposal."""
-        return "; ".join(note for record in self.records()[-1:] for note in record.proposal.notes)
+        last = Ledger(self.root).records()[-1]
+        return last.status, last.score
 
     def leftovers(self) -> list[Any]:
         """Living processes that work in this folder or name it."""
@@ -152,29 +126,31 @@ class Checkout:
 
     def judge(self, ended: Ended) -> Finding:
         """Named (the night stops, or a note says what was done), harmless (the score of the reference), or else."""
-        if len(self.records()) == 1:
-            outcome = "named" if "differ from commit" in ended.stderr else "unclear"
-            return Finding(outcome, f"exit {ended.returncode} and no record: {last_line(ended)}")
+        last_line = (ended.stderr.strip() or ended.stdout.strip()).rpartition("\n")[2]
+        *others, last = Ledger(self.root).records()
+        if not others:
+            return "named" if "differ from commit" in ended.stderr else "unclear", last_line
         if "Traceback" in ended.stderr or ended.returncode not in (0, 1):
-            return Finding("unclear", f"exit {ended.returncode}: {last_line(ended)}")
-        result = self.result()
-        if result != self.reference:
-            return Finding("succeeded", f"{_text(result)} instead of {_text(self.reference)}")
-        return Finding("named" if self.notes() else "harmless", f"{_text(result)}, as without it; {self.notes()}")
-
-
-def _text(result: tuple[str, float | None]) -> str:
-    return f"{result[0]} at {result[1]:.4f}" if result[1] is not None else result[0]
+            return "unclear", last_line
+        if self.result() != self.reference:
+            return "succeeded", f"{self.result()} instead of {self.reference}"
+        return "named" if last.proposal.notes else "harmless", str(last.proposal.notes)
 
 
 SANDBOXES = [
     pytest.param("user", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can use another user")),
     pytest.param("bwrap", marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")),
 ]
-# Attempts by the agent of a night, by name: Python that runs at the end of its process, with what _AT_HAND defines.
+# Attempts by the agent of a night, by name: Python that runs at the end of its process.
 ACTIONS = {
-    "scorer of the checkout": "open(REAL / SCORER, 'a').write(EVIL)",
-    "sitecustomize in the checkout": "put('sitecustomize.py', EVIL_MATH)",
+    "scorer of the checkout": """
+with open(REAL / 'environments/gsm8k/nightshift_gsm8k/scoring.py', 'a') as scorer:  # after the honest one
+    scorer.write('\\ndef score(completion: str, answer: str) -> float:\\n    return 1.0\\n')
+""",
+    # What the stand-in's score of any learning rate comes from.
+    "sitecustomize in the checkout": """
+(REAL / 'sitecustomize.py').write_text('import math; math.exp = lambda x: 2.0')
+""",
     "link to the checkout in place of its clone": """
 here = Path.cwd()
 if "the agent's clone" not in brief:
@@ -190,24 +166,17 @@ here.rename(OUTSIDE / 'moved')
 here.symlink_to(REAL)
 """,
 }  # fmt: skip
-_AT_HAND = f"""
-SCORER, EVIL = {SCORER!r}, {EVIL_SCORER!r}
-EVIL_MATH = "import math; math.exp = lambda x: 2.0"  # what the stand-in's score of any learning rate comes from
-def put(name, text):
-    (REAL / name).unlink(missing_ok=True)
-    (REAL / name).write_text(text)
-"""
 
 
 def act(c: Checkout, name: str, sandbox: str) -> Finding:
     """Run a night of one experiment whose agent does what ACTIONS has under that name, and judge what is left."""
-    finding = c.judge(c.night(_AT_HAND + ACTIONS[name], sandbox))
+    finding = c.judge(c.night(ACTIONS[name], sandbox))
     try:
         wait_for(lambda: not c.leftovers())
     except AssertionError:
-        return Finding("succeeded", f"left running: {c.leftovers()}")
+        return "succeeded", f"left running: {c.leftovers()}"
     if not all((c.root / place).exists() for place in ("run.py", "nightshift", ".git/objects", "models")):
-        return Finding("succeeded", "files of the checkout are missing")
+        return "succeeded", "files of the checkout are missing"
     return finding
 
 
@@ -230,8 +199,8 @@ def checkout(built: Checkout) -> Checkout:
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 @pytest.mark.parametrize("name", ACTIONS)
 def test_an_agent_in_a_sandbox_has_no_effect_beyond_its_clone(checkout: Checkout, name: str, sandbox: str) -> None:
-    finding = act(checkout, name, sandbox)
-    assert finding.outcome in ("harmless", "named"), finding
+    outcome, evidence = act(checkout, name, sandbox)
+    assert outcome in ("harmless", "named"), (outcome, evidence)
 
 
 @pytest.mark.slow
@@ -241,4 +210,4 @@ def test_an_agent_in_a_sandbox_has_no_effect_beyond_its_clone(checkout: Checkout
 def test_without_a_sandbox_a_changed_measuring_file_is_named_and_other_tricks_work(checkout, name, outcome) -> None:
     """SECURITY.md: without a sandbox, code that the agent plants runs in the next worker."""
     finding = act(checkout, name, "none")
-    assert finding.outcome == outcome, finding
+    assert finding[0] == outcome, finding

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +52,6 @@ FLAGS = ("--engine", "trl", "--budget-seconds", "1")
 RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3}
 NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
 IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift")
-TAKES_SECONDS = 300.0  # an experiment; more is a hang
 
 
 def draw(number: int, moments: Moments) -> Fault:
@@ -73,17 +71,13 @@ def config_of(rate: float) -> bytes:
     return f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {rate!r}\n".encode()
 
 
-def complete(root: Path, flags: tuple[str, ...], plan: Plan | None = None) -> int | None:
-    """Run an experiment. Return the exit code, negative for a signal; None if it hangs, and is killed. Its output goes
-    to `stdout` and `stderr` beside the checkout."""
+def complete(root: Path, flags: tuple[str, ...], plan: Plan | None = None) -> int:
+    """Run an experiment. Return the exit code, negative for a signal. Its output goes to `stdout` and `stderr` beside
+    the checkout."""
     command = [sys.executable, *(plan or Plan()).command("run.py"), str(root), *flags]
     with (root.parent / "stdout").open("w") as stdout, (root.parent / "stderr").open("w") as stderr:
-        process = subprocess.Popen(command, cwd=root, stdout=stdout, stderr=stderr, start_new_session=True)
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(TAKES_SECONDS)
-    process.kill()
-    process.wait()
-    return None
+        done = subprocess.run(command, cwd=root, stdout=stdout, stderr=stderr, start_new_session=True, check=False)
+    return done.returncode
 
 
 def stderr_of(root: Path) -> str:

@@ -171,14 +171,6 @@ def package(installation: Installation, name: str, version: str) -> None:
     (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
 
 
-def test_missing_packages_are_named(installation: Installation) -> None:
-    environment(installation)
-    assert checks.packages_problem(installation, has_gpus=True) is None
-    shutil.rmtree(installation.venv)
-    problem = str(checks.packages_problem(installation, has_gpus=False))
-    assert problem.endswith("bin/python is missing. Run: uv run prepare.py --engine prime-rl."), problem
-
-
 def test_a_change_of_an_environment_makes_another_copy(installation: Installation, tmp_path: Path) -> None:
     root = tmp_path / "clone"
     for name in ("gsm8k", "arithmetic"):

@@ -27,7 +27,7 @@ from nightshift.campaign.records import (
     percent,
     whole_percent,
 )
-from nightshift.campaign.results import COLUMNS, Counts, Row, fates_of, last_campaign
+from nightshift.campaign.results import COLUMNS, Counts, Row, last_campaign
 from nightshift.cli.output import plain as plain_json
 from nightshift.cli.output import summary
 from nightshift.cli.run import plan
@@ -51,10 +51,6 @@ from tests.stand_ins import quick
 
 LR, GROUP, DECAY, NORM = (
     *("trainer.optim.lr", "orchestrator.group_size", "trainer.optim.weight_decay", "trainer.optim.max_norm"),
-)
-STATUSES = (
-    *("baseline", "keep, now replaced", "discard, kept later", "crash", "keep", "discard", "re-run"),
-    *("interrupted", "keep, now reverted", "re-run"),
 )
 
 
@@ -122,16 +118,6 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return Seen(tmp_path_factory.mktemp("campaign"))
-
-
-def test_the_story_is_the_one_that_is_to_be_compared(seen: Seen) -> None:
-    assert [row.status for row in seen.rows] == [*STATUSES]
-    assert [row.failure for row in seen.rows][3:8:4] == ["config", "interrupted"]
-    assert fates_of(seen.records) == fates_of(seen.records, seen.campaign.kept)
-    assert [*seen.rows[0].environment_scores] == ["arithmetic_score", "gsm8k_score"]
-    for record, row in zip(seen.records, seen.rows, strict=True):
-        assert row.effect == (record.decision and record.decision.estimate)
-        assert row.p_helps == (record.decision and record.decision.estimate.p_helps)
 
 
 def test_every_view_prints_the_row(seen: Seen) -> None:
