@@ -21,6 +21,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from tests import checkouts
+from tests.conftest import slow
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(1200)
@@ -112,7 +113,7 @@ class Checkout:
         environment = {"PATH": path, "HOME": str(self.home), "TMPDIR": str(self.folder / "temporary")}
         return subprocess.run(
             command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, check=False, capture_output=True,
-            text=True, errors="replace",
+            text=True, errors="replace", timeout=300.0,
         )  # fmt: skip
 
     def result(self) -> tuple[str, float | None]:
@@ -203,9 +204,12 @@ def test_an_agent_in_a_sandbox_has_no_effect_beyond_its_clone(checkout: Checkout
     assert outcome in ("harmless", "named"), (outcome, evidence)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "outcome"), [("scorer of the checkout", "named"), ("sitecustomize in the checkout", "succeeded")]
+    ("name", "outcome"),
+    [
+        pytest.param("scorer of the checkout", "named", marks=pytest.mark.long),
+        slow("sitecustomize in the checkout", "succeeded"),
+    ],
 )
 def test_without_a_sandbox_a_changed_measuring_file_is_named_and_other_tricks_work(checkout, name, outcome) -> None:
     """SECURITY.md: without a sandbox, code that the agent plants runs in the next worker."""
