@@ -37,8 +37,6 @@ lr = 6e-7
 """
 # A change that the stand-in does not feel: whatever moves this candidate's score is a trick.
 CANDIDATE = BASELINE + "weight_decay = 0.02\n"
-
-
 Ended = subprocess.CompletedProcess[str]
 # What an attempt came to (`harmless`, `named`, `succeeded` or `unclear`), and by what that is known.
 Finding = tuple[str, str]
