@@ -1,6 +1,5 @@
 """What must be true of a campaign's ledger, results.tsv and branch, whatever happened to it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,11 +16,8 @@ SIZES = (16, 100, 400, 1000, 4000)  # of the validation splits that tests have
 HEAVY_NAMES = ("weights", "weights.partial", ".weights.partial")
 
 
-def problems(root: Path, *, foreign: bool = False) -> list[str]:
-    """What is wrong with lock, ledger, results.tsv, branch and leftovers. Empty if nothing is.
-
-    Tolerated is a `foreign` HEAD, which somebody else committed to.
-    """
+def problems(root: Path) -> list[str]:
+    """What is wrong with lock, ledger, results.tsv, branch and leftovers. Empty if nothing is."""
     ledger, found = Ledger(root), []
     if ledger.is_running():
         found.append("the head's lock is held")
@@ -38,31 +34,18 @@ def problems(root: Path, *, foreign: bool = False) -> list[str]:
             found.append(f"{r.number:04d} was decided without a whole evaluation")
     if ledger.tsv_path.read_text() != results_tsv(records):
         found.append("results.tsv is not what the records say")
-    found += _problems_of_git(root, records, foreign)
+    found += _problems_of_git(root, records)
     left = [p for p in root.rglob("*.tmp") if p.name.startswith(".")]
     left += [p for p in root.glob("runs/*/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
     found += [f"left behind: {p.relative_to(root)}" for p in left]
-    return found + _problems_of_journal(root / "runs" / "journal.jsonl")
-
-
-def _problems_of_journal(path: Path) -> list[str]:
-    """Lines that are no JSON object. The last line may be torn: whoever appends to it next cuts it."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [f"journal.jsonl:{number} cannot be read" for number, line in enumerate(lines, 1) if not _is_object(line)]
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+    return found
 
 
 def _is_measured(record: Record) -> bool:
     return record.evaluation is not None and len(record.evaluation.example_scores) in SIZES
 
 
-def _problems_of_git(root: Path, records: Sequence[Record], foreign: bool) -> list[str]:
+def _problems_of_git(root: Path, records: Sequence[Record]) -> list[str]:
     found, repo, ledger = [], Repo(root), Ledger(root)
     commits = git(
         root, "log", "--reverse", "--format=%H %(trailers:key=Nightshift-Experiment,valueonly,separator=)%x09%s"
@@ -77,7 +60,7 @@ def _problems_of_git(root: Path, records: Sequence[Record], foreign: bool) -> li
     if records:
         last = max(records, key=lambda r: r.decided or 0)
         campaign = Campaign.of(records, last.branch, last.rules_hash)
-        if campaign.baseline and not foreign and not uncommitted(records, last.branch):
+        if campaign.baseline and not uncommitted(records, last.branch):
             wanted = incumbent_values(ledger.stored_config(campaign.baseline), campaign.kept)
             if incumbent_values(parse(repo.config_at("HEAD") or b"")) != wanted:
                 found.append("HEAD does not hold the incumbent")

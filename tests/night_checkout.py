@@ -36,10 +36,10 @@ def furnish(checkout: Path, baseline: bytes = BASELINE) -> Path:
     return checkout
 
 
-def start(root: Path, **asked: object) -> subprocess.Popen[str]:
-    """Start a night; `asked` as in stand_in_night.py."""
+def start(root: Path, *flags: str, **asked: object) -> subprocess.Popen[str]:
+    """Start a night; `flags` and `asked` as in stand_in_night.py."""
     asked = {"engine": "trl", "budget_seconds": 30.0, **asked}
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(asked)]
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(asked), *flags]
     environment = {**os.environ, "TMPDIR": str(root.parent / "temporary")}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, env=environment)

@@ -82,8 +82,6 @@ def actions(hangs: Path) -> dict[str, Callable[[], object]]:
         "5 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(109)],
         "link": lambda: replace_config(lambda: TRAIN.symlink_to("/etc/passwd")),
         "fifo": lambda: replace_config(lambda: os.mkfifo(TRAIN)),
-        "link to fifo": lambda: replace_config(lambda: (os.mkfifo("pipe"), TRAIN.symlink_to("pipe"))),
-        "device": lambda: replace_config(lambda: TRAIN.symlink_to("/dev/zero")),
         "huge": lambda: TRAIN.write_bytes(b"#" * 200_000),
         "no train.toml": TRAIN.unlink,
         "commit": lambda: (git("add", "--all"), git("commit", "--message", "agent was here"), git("branch", "mine")),
@@ -92,7 +90,6 @@ def actions(hangs: Path) -> dict[str, Callable[[], object]]:
         "link answer": lambda: Path("hypothesis.txt").symlink_to("/etc/hostname"),
         "2 MB": lambda: Path("hypothesis.txt").write_text("HYPOTHESIS: " + 1_999_988 * "x"),
         "long path": lambda: [(Path("d" * 200).mkdir(), os.chdir("d" * 200)) for _ in range(25)],
-        "50,001 files": lambda: [Path(f"file-{number}").touch() for number in range(50_001)],
     }
 
 

@@ -138,8 +138,6 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
     fault, at = orders["fault"], orders["step"]
     run_dir = Path(config["output_dir"])
     broadcasts = run_dir / "broadcasts"
-    if fault == "trainer_exception":
-        fail_below_torchrun("ZeroDivisionError: division by zero")
     broadcast(broadcasts, 0)
     step, max_steps = 0, config["max_steps"]
     while max_steps is None or step < max_steps:
@@ -156,7 +154,7 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
             fail_below_torchrun("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
         row = {"step": step, "time": time.time()}
         losses = {} if step >= at and fault == "nan" else {"loss/mean": 0.01, "loss/std": 0.02}
-        norms = {} if step >= at and fault == "nan" else {"optim/grad_norm": 0.0 if fault == "no_gradient" else 0.5}
+        norms = {} if step >= at and fault == "nan" else {"optim/grad_norm": 0.5}
         for values in (
             {"perf/throughput": 1000.0, "perf/peak_memory": 2.0},
             {"optim/lr": 1e-6, **norms},
@@ -284,10 +282,6 @@ def worker(number: int) -> int:
 def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
     """The stand-in server, whose every answer is the step of the weights that it has loaded."""
     fault = orders["fault"]
-    if fault == "server_out_of_memory":
-        say(f"{TRACEBACK}ValueError: No available memory for the cache blocks. Try increasing", CORE)
-        say(CORE_FAILED, "(APIServer pid=30442) ")
-        sys.exit(1)
     if fault == "server_never_ready":
         time.sleep(600)
     if fault == "slow_start":

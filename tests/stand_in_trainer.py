@@ -2,8 +2,7 @@
 
 Its "policy" answers a share of the validation split right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in a run's folder or in one above it can ask for a fault:
-{"fault": "exit_at_start" | "error" | "sigkill" | "short_answers" | "no_step" | "no_weights" | "holds_card",
-"once": true, "run": "0003"}; `run`: in this run only
+{"fault": "error" | "sigkill" | "short_answers" | "no_step" | "holds_card", "once": true}
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
 "rewards"} rewards are the share that its policy would get right. With {"fault": "no_gradient"} every group has reward
 0, with {"fault": "late_no_gradient"} after its third step. It ends a training when a command arrives, as the real one
@@ -35,12 +34,10 @@ def asked_in(run_dir: Path) -> Path | None:
     return next((path for folder in (run_dir, *run_dir.parents) if (path := folder / "stand-in.json").exists()), None)
 
 
-def fault_of(path: Path | None, run: str) -> str | None:
+def fault_of(path: Path | None) -> str | None:
     if path is None:
         return None
     order = json.loads(path.read_text())
-    if order.get("run", run) != run:
-        return None
     if order.get("once"):
         path.unlink()
     return str(order["fault"])
@@ -74,9 +71,7 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     run_dir = Path(sys.argv[1]).resolve().parent
     asked = asked_in(run_dir)
-    fault = fault_of(asked, run_dir.name)
-    if fault == "exit_at_start":
-        sys.exit("stand-in: no model here")
+    fault = fault_of(asked)
     settings = spec["settings"]
     for environment in spec["environments"]:
         sys.path += [
@@ -99,8 +94,6 @@ def main() -> None:
                 nvml.CARDS.write_text(json.dumps([{"used_gb": 40.0, "total_gb": 80.0}]))
             peak_gb = 2.0 if spec.get("device") == "cuda" else None
             steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), reward, peak_gb)
-        elif command["command"] == "load_final_weights" and fault == "no_weights":
-            emit(event="error", cause="the weights cannot be read")
         elif command["command"] == "load_final_weights":
             weights = Path(spec["weights_dir"]) / "model.safetensors"
             weights.parent.mkdir(exist_ok=True)

@@ -1,19 +1,105 @@
 """The morning page in a real headless Chromium: what a person does with it, wide and narrow, without scripts."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.report.page import render, view_of
-from tests.browser.conftest import NOW, Tab, written
 from tests.campaigns import replace
-from tests.integration.test_report import HOSTILE, require_safe
+from tests.integration.test_report import HOSTILE, NOW, require_safe
 from tests.stand_in_campaign import build
-from tests.waiting import assert_linear
+from tests.waiting import HANG_SECONDS, assert_linear
 
 pytestmark = pytest.mark.slow  # tests/integration/test_report.py reads the page as a browser would
+ENVIRONMENTS = Path(__file__).parents[2] / "environments"
+
+
+def written(root: Path) -> Path:
+    """The page of the campaign in `root`, as a file there."""
+    path = root / "report.html"
+    path.write_text(render(view_of(Ledger(root), NOW)), encoding="utf-8")
+    return path
+
+
+class Tab:
+    """One page, with everything that it said and asked for."""
+
+    def __init__(self, browser: Any, address: Path | str, width: int = 1280, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        self.context.set_default_timeout(1000 * HANG_SECONDS)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.said.append(dialog.message))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(address.as_uri() if isinstance(address, Path) else address)
+
+    def drawn(self) -> "Tab":
+        """Wait until the script has drawn everything."""
+        self.page.wait_for_selector("html[data-drawn]", state="attached")
+        return self
+
+    def numbers(self) -> list[int]:
+        """The experiments of the table, in order."""
+        return [int(text) for text in self.page.locator("#table tr.run td:first-child").all_inner_texts()]
+
+    def width(self) -> int:
+        """Of everything, in pixels: more than the window's is scrolled sideways."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's chromium; Playwright's own download is not relied on.
+
+    For this file: while it lasts, Playwright's event loop counts as running in this thread, and no other test's can.
+    """
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        # root has no sandbox
+        browser = driver.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu"], timeout=1000 * HANG_SECONDS
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("campaign")
+    build(root, 40, seed=7)
+    (root / "environments").symlink_to(ENVIRONMENTS)
+    (root / "rules.toml").touch()
+    return written(root)
+
+
+@pytest.fixture
+def open_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
+    """Opens pages, as Tab does; none of them may complain."""
+    tabs: list[Tab] = []
+
+    def open_one(address: Path | str, width: int = 1280, **options: Any) -> Tab:
+        tabs.append(Tab(browser, address, width, **options))
+        return tabs[-1]
+
+    yield open_one
+    for each in tabs:
+        assert each.said == []
+        each.context.close()
+
+
+@pytest.fixture
+def tab(open_tab: Callable[..., Tab], path: Path) -> Tab:
+    return open_tab(path).drawn()
 
 
 def test_a_line_opens_by_mouse_and_keyboard_and_shows_what_the_record_has(tab: Tab) -> None:
@@ -59,21 +145,7 @@ def test_the_table_is_sorted_filtered_and_searched(tab: Tab, path: Path) -> None
     assert sorted(tab.numbers()) == everything
 
 
-# The words of these cells that are on more than one line.
-BROKEN_WORDS = """cells => cells.flatMap(cell => {
-  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), broken = [], range = document.createRange();
-  while (walker.nextNode()) {
-    for (const word of walker.currentNode.data.matchAll(/\\S+/g)) {
-      range.setStart(walker.currentNode, word.index);
-      range.setEnd(walker.currentNode, word.index + word[0].length);
-      if (new Set([...range.getClientRects()].map(box => box.top)).size > 1) broken.push(word[0]);
-    }
-  }
-  return broken;
-})"""
-
-
-@pytest.mark.parametrize("width", [1280, 800, 390])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_scrolls_sideways_and_the_keyboard_chooses_what_is_compared(
     open_tab: Callable[..., Tab], path: Path, width: int
 ) -> None:
@@ -85,7 +157,6 @@ def test_nothing_scrolls_sideways_and_the_keyboard_chooses_what_is_compared(
     tab.page.keyboard.press("ArrowUp")
     assert tab.page.locator("#compared").inner_text() != before
     assert tab.width() <= width
-    assert tab.page.locator("#kept td:nth-child(4)").evaluate_all(BROKEN_WORDS) == []
     assert tab.page.locator(".chart svg").count() == tab.page.locator(".chart").count() >= 6
 
 
@@ -106,20 +177,12 @@ def test_hostile_texts_run_nothing_and_are_searched_as_text(open_tab, tmp_path):
     assert [url.split(":")[0] for url in tab.asked if not url.startswith(("data:", "blob:"))] == ["file"]
 
 
-NUM, NUM_DETAILED = 1000, 75  # experiments; the last ones, and the last keeps, with curves
-
-
-def test_a_page_of_a_thousand_is_small_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_page_of_a_thousand_experiments_is_small(tmp_path: Path) -> None:
     """The CPU time grows with the number of experiments, not with its square."""
-    pages = dict[int, str]()
-    roots = {num: tmp_path / f"campaign-{num}" for num in (NUM // 4, NUM)}
-    for num, root in roots.items():
-        build(root, num, num_examples=100, with_files=False)
-    render(view_of(Ledger(roots[NUM // 4]), NOW))  # what loads once, is loaded
-    assert_linear(lambda num: pages.update({num: render(view_of(Ledger(roots[num]), NOW))}), NUM // 4, 1)
-    assert len(pages[NUM].encode()) < 4_000_000
-    page = require_safe(pages[NUM])
-    drawn = {row["number"] for row in page.data["rows"] if "curves" in row}
-    keeps = [record.number for record in Ledger(roots[NUM]).records() if record.status == "keep"]
-    assert len(page.data["rows"]) == NUM
-    assert drawn == {*range(NUM - NUM_DETAILED + 1, NUM + 1), *keeps[-NUM_DETAILED:]}
+    pages, ledgers = dict[int, str](), dict[int, Ledger]()
+    for num in (250, 1000):
+        ledgers[num] = build(tmp_path / str(num), num, num_examples=100, with_files=False)
+    render(view_of(ledgers[250], NOW))  # what loads once, is loaded
+    assert_linear(lambda num: pages.update({num: render(view_of(ledgers[num], NOW))}), 250, 1)
+    assert len(pages[1000].encode()) < 4_000_000
+    assert len(require_safe(pages[1000]).data["rows"]) == 1000

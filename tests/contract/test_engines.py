@@ -159,6 +159,8 @@ def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
     assert effective.unused == ("orchestrator.max_off_policy_steps",)
     assert effective.settings == settings(engine) != settings(engine, b"[trainer.optim]\nlr = 2e-6\n")
     assert json.loads(json.dumps(effective.settings)) == effective.settings
+    longer = engine.validate(parse(BATCH.replace(b"= 24", b"= 1024")))  # than the rules allow
+    assert longer.settings["max_completion_tokens"] == engine.rules.max_completion_tokens == 64
 
 
 def test_a_rate_that_the_rules_multiply_is_told_with_its_factor(trl_engine: Engine) -> None:

@@ -1,11 +1,16 @@
-"""One fault played: struck in a fresh checkout in mid-campaign, and followed by the next experiment, as an agent would
-start it."""
+"""The matrix of faults (which process or file x which moment x which failure, drawn by number), and one fault played:
+struck in a fresh checkout in mid-campaign, and followed by the next experiment, as an agent would start it.
 
+A moment is a file operation of run.py (`run.py 3`) or of its worker (`worker 2`), or an event of the trainer
+(`step 2`). How many file operations there are is counted in experiments without a fault.
+"""
+
+import random
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +18,52 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.evaluation import environment
 from tests import checkouts, integrity
 from tests.checkouts import git
-from tests.faults.matrix import BRANCH, POLITE, SCENARIOS, Fault, Moments
-from tests.faults.process import Plan
+from tests.faults.process import Fault, Plan
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_trainer import is_right, right_of
 from tests.stand_ins import small
 from tests.waiting import wait_for
+
+Moments = Mapping[str, dict[str, int]]  # by scenario, how many file operations run.py and its worker have
+
+BRANCH = "autoresearch/faults"
+
+# What is tried in the checkout: a baseline; a change that is kept, one that is discarded; the incumbent again.
+SCENARIOS = ("baseline", "better", "worse", "again")
+EVENTS = ("start", "ready", "step 1", "step 3", "trained", "weights", "completed")
+DEADLY = ("SIGKILL", "SIGKILL", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGQUIT")
+POLITE = ("SIGTERM", "SIGINT", "SIGHUP")
+OS_ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "ENOMEM")
+STRIKES = (  # the victim, and the failures of which one is drawn
+    ("run.py", DEADLY),
+    ("run.py", POLITE),
+    ("a file operation", OS_ERRORS),
+    ("worker", (*DEADLY, "SIGTERM", "SIGPIPE")),
+    ("trainer", (*DEADLY, "SIGTERM", "SIGPIPE")),
+    ("trainer", ("exit 0", "exit 1", "exit 3", "exit 127", "exit 255")),
+    ("watchdog", ("SIGKILL", "SIGTERM")),
+    ("watchdog and run.py", ("SIGKILL",)),
+    ("watchdog and worker", ("SIGKILL",)),
+    ("run.py and worker", ("SIGKILL",)),
+)
 
 RULES = replace(small(ARITHMETIC_TRL, 100), startup_seconds=60.0)
 FLAGS = ("--engine", "trl", "--budget-seconds", "1")
 RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3}
 NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
 IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift")
-TAKES_SECONDS = 300.0  # an experiment; more is a hang
+
+
+def draw(number: int, moments: Moments) -> Fault:
+    """The fault of that number; the same for the same moments."""
+    rng = random.Random(number)
+    scenario = rng.choice(SCENARIOS)
+    victim, failures = STRIKES[number % len(STRIKES)]
+    process = victim if victim in ("run.py", "worker") else rng.choice(("run.py", "worker"))
+    moment = f"{process} {rng.randint(1, moments[scenario][process])}"
+    if victim.startswith(("trainer", "watchdog")) or (victim != "a file operation" and rng.random() < 0.3):
+        moment = rng.choice(EVENTS)
+    return Fault(number, scenario, victim, moment, rng.choice(failures))
 
 
 def config_of(rate: float) -> bytes:
@@ -33,17 +71,13 @@ def config_of(rate: float) -> bytes:
     return f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {rate!r}\n".encode()
 
 
-def complete(root: Path, flags: tuple[str, ...], plan: Plan | None = None) -> int | None:
-    """Run an experiment. Return the exit code, negative for a signal; None if it hangs, and is killed. Its output goes
-    to `stdout` and `stderr` beside the checkout."""
+def complete(root: Path, flags: tuple[str, ...], plan: Plan | None = None) -> int:
+    """Run an experiment. Return the exit code, negative for a signal. Its output goes to `stdout` and `stderr` beside
+    the checkout."""
     command = [sys.executable, *(plan or Plan()).command("run.py"), str(root), *flags]
     with (root.parent / "stdout").open("w") as stdout, (root.parent / "stderr").open("w") as stderr:
-        process = subprocess.Popen(command, cwd=root, stdout=stdout, stderr=stderr, start_new_session=True)
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(TAKES_SECONDS)
-    process.kill()
-    process.wait()
-    return None
+        done = subprocess.run(command, cwd=root, stdout=stdout, stderr=stderr, start_new_session=True, check=False)
+    return done.returncode
 
 
 def stderr_of(root: Path) -> str:
@@ -79,12 +113,9 @@ def make_templates(folder: Path) -> Moments:
 def set_up(scenario: str, templates: Path, root: Path) -> Path:
     """A fresh checkout at `root` in which the scenario can be played."""
     shutil.rmtree(root.parent, ignore_errors=True)
-    kind = scenario.partition(",")[0]
-    shutil.copytree(templates / ("baseline" if kind == "baseline" else "campaign"), root, symlinks=True)
-    if kind in RATES:
-        (root / "train.toml").write_bytes(config_of(RATES[kind]))
-    if scenario.endswith("committed"):
-        git(root, "commit", "--quiet", "--all", "-m", "I commit first")
+    shutil.copytree(templates / ("baseline" if scenario == "baseline" else "campaign"), root, symlinks=True)
+    if scenario in RATES:
+        (root / "train.toml").write_bytes(config_of(RATES[scenario]))
     return root
 
 
@@ -103,8 +134,7 @@ def play(fault: Fault, slot: Path, templates: Path) -> tuple[bool, list[str]]:
     found = [] if code in _expected(fault, is_struck) else [f"exit code {code}"]
     found += ["a traceback"] if "\nTraceback" in f"\n{said}" else []  # not in the indented last lines of a log
     found += [f"processes were left: {fault.failure}"] if not all_gone else []
-    foreign = "committed" in fault.scenario  # by somebody else, to the branch
-    found += next_experiment(root, fault.scenario) + integrity.problems(root, foreign=foreign) + wrong_scores(root)
+    found += next_experiment(root, fault.scenario) + integrity.problems(root) + wrong_scores(root)
     return is_struck, found + said.splitlines()[-1:] if found else []
 
 
@@ -138,9 +168,7 @@ def next_experiment(root: Path, scenario: str) -> list[str]:
         said = stderr_of(root)
         if code == 0:
             return ["Traceback"] if "Traceback" in said else []
-        if "Commit train.toml, or restore it" in said:
-            source = git(root, "show", "HEAD:train.toml").encode()
-        elif "already tried" in said:
+        if "already tried" in said:
             flags = (*flags, "--again")
         else:
             why = [line for line in (root.parent / "stdout").read_text().splitlines() if line.startswith("why:")]

@@ -20,10 +20,19 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.faults.matrix import Fault
-
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "shutil.rmtree", "subprocess.Popen")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One draw from the matrix."""
+
+    number: int
+    scenario: str
+    victim: str
+    moment: str
+    failure: str
 
 
 @dataclass(frozen=True, slots=True)

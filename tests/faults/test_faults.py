@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkouts import leftovers
-from tests.faults.matrix import Fault, draw
-from tests.faults.play import make_templates, play
+from tests.faults.play import draw, make_templates, play
+from tests.faults.process import Fault
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
 

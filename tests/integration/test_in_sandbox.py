@@ -161,14 +161,7 @@ def test_an_agent_that_has_read_the_sources_finds_no_way_out(user: User) -> None
     nothing = ("hidden", "sockets", "writable", "new files", "system", "environments", "shared memory")
     assert {name: found[name] for name in nothing} == {name: [] for name in nothing}
     assert found["processes"] == 0
-    assert found["signal"] == found["trace"] == "No such process"
-    for name in ("mount", "unmount", "handle", "device"):
-        assert found[name] == "Operation not permitted", name
-    assert found["another user"] == "Invalid argument"  # it has no other in its user namespace
-    assert found["namespace"] in ("No space left on device", "Operation not permitted")  # the former: --disable-userns
-    assert found["terminal"] == "No such device or address"
-    assert found["link"] in ("Invalid cross-device link", "Operation not permitted")
-    assert found["rename"] == "Device or resource busy"
+    assert found["signal"] == "No such process"
     assert (found["no new privileges"], found["capabilities"]) == (1, ["0" * 16, "0" * 16])
     assert found["descriptors"] == ["0", "1", "2"]
     devices = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero core"
@@ -185,7 +178,7 @@ def test_the_same_agent_without_a_sandbox_finds_all_of_it(user: User) -> None:
     assert ended["sandbox"] == "none"
     assert ended["warning"].startswith("agent: not isolated: it has your rights, so it can change code, records")
     assert found["hidden"] == hidden
-    assert (found["abstract socket"], found["signal"], found["trace"]) == ("done: None", "done: None", "done")
+    assert found["abstract socket"] == found["signal"] == "done: None"
     assert found["processes"] > 0
     assert found["environments"]
 

@@ -1,6 +1,7 @@
 """Installing prime-rl from a small stand-in of its repository: real git, a stand-in uv, no network."""
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,17 +9,21 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.engines import base
+from nightshift.config.train_toml import parse
+from nightshift.engines import base, rehearsal
+from nightshift.engines.base import PrepareFlags
 from nightshift.engines.downloads import model_folder, model_problem
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import install as checks
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import SUBMODULES, Installation, Pins, install
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError
-from tests.conftest import git
+from tests.conftest import git, living_children
 from tests.integration.conftest import ORG, with_stand_in_uv
 from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.stand_ins import TRAINER, small
 
 ROOT = Path(__file__).parents[2]
 PINS = Pins.read(ROOT / "pyproject.toml")
@@ -142,14 +147,11 @@ def installation(tmp_path: Path) -> Installation:
 
 def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     default = Path("nightshift") / "prime-rl" / PINS.commit
     named = {checks.ENV_VAR: "~/mine", "XDG_CACHE_HOME": "/fast/cache"}
-    assert Installation.find(ROOT, {}).root == tmp_path / ".cache" / default
+    assert Installation.find(ROOT, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
     assert Installation.find(ROOT, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
     assert Installation.find(ROOT, named).root == tmp_path / "mine"
-    assert Installation.find(ROOT, {checks.ENV_VAR: "here"}).root == tmp_path / "here"
-    assert Installation.find(ROOT, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
 
 
 def environment(installation: Installation) -> None:
@@ -167,24 +169,6 @@ def package(installation: Installation, name: str, version: str) -> None:
     folder = installation.venv / "lib/python3.12/site-packages" / f"{name}-0.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
-
-
-@pytest.mark.parametrize(
-    ("damage", "words", "is_for_gpus"),
-    [
-        (lambda it: shutil.rmtree(it.venv), "bin/python is missing", False),
-        (lambda it: it.synced.write_text("of an earlier pin"), "uv sync did not finish", True),
-    ],
-)
-def test_damaged_packages_are_named(installation, damage, words, is_for_gpus):
-    environment(installation)
-    assert checks.packages_problem(installation, has_gpus=True) is None
-    damage(installation)
-    problem = str(checks.packages_problem(installation, has_gpus=True))
-    assert words in problem
-    assert problem.endswith("Run: uv run prepare.py --engine prime-rl.")
-    # The user's own environment without CUDA is not synced.
-    assert (checks.packages_problem(installation, has_gpus=False) is None) is is_for_gpus
 
 
 def test_a_change_of_an_environment_makes_another_copy(installation: Installation, tmp_path: Path) -> None:
@@ -228,9 +212,6 @@ def test_the_pinned_model_is_where_the_hub_s_client_puts_it(tmp_path: Path, monk
     assert model_problem(rules, ROOT) is None
     found = try_to_load_from_cache(rules.model, "model.safetensors", tmp_path, rules.model_revision)
     assert Path(str(found)).samefile(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()  # the user empties the cache
-    assert "is missing or incomplete" in str(model_problem(rules, ROOT))
-    assert model_problem(ARITHMETIC_TRL, ROOT) is None  # in this repository
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):
@@ -239,3 +220,37 @@ def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_g
     mine, other = (PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2))
     assert mine.check() == mine.check() == []
     assert "another experiment of yours uses GPU 0" in other.check()[0]
+
+
+# prepare.py; test_prove.py has its whole rehearsals
+
+
+def test_without_gpus_model_and_data_are_fetched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched, notes = list[str](), list[str]()
+    for name in ("prepare_model", "prepare_data"):
+        monkeypatch.setattr(engine_module, name, lambda *arguments, name=name: fetched.append(name))
+    engine = PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, None)
+    for smoke in (None, 60.0):  # which fetches nothing
+        with pytest.raises(EngineError, match="needs 2 NVIDIA GPUs"):
+            engine.prepare(PrepareFlags(smoke=smoke), notes.append)
+    assert fetched == ["prepare_model", "prepare_data"]
+    assert notes == ["model and data are complete"]
+
+
+def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
+    """With the other engine's stand-in: rehearsing needs nothing but the protocol."""
+    engine = TrlEngine(replace(small(ARITHMETIC_TRL, 16), budget_seconds=0.0), ROOT, dict(os.environ), trainer=TRAINER)
+    config = parse(b"max_steps = 3\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
+    with pytest.raises(EngineError, match=r"arithmetic-trl: no step in 0 s"):
+        rehearsal.rehearse(engine, config, tmp_path / "run", lambda line: None)
+    assert living_children() == []
+
+
+def test_the_smoke_config_is_a_valid_one_for_the_tiny_model(tmp_path: Path) -> None:
+    rules = rehearsal.smoke_rules(ROOT, GSM8K_PRIME_RL, 60.0)
+    engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
+    settings = engine.launch(engine.validate(parse(rehearsal._SMOKE_CONFIG)).settings, 1, tmp_path).tree
+    model = ROOT / "models" / "arithmetic-base"
+    assert settings["model"]["name"] == str(model)
+    context = json.loads((model / "config.json").read_bytes())["max_position_embeddings"]
+    assert max(settings["seq_len"], settings["inference"]["vllm"]["max_model_len"]) <= context

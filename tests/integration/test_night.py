@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -160,11 +159,7 @@ def test_a_campaign_keeps_its_number_of_slots(root: Path) -> None:
 
 def detached(root: Path) -> tuple[int, str, str]:
     """A night of three experiments with --detach: what the command says."""
-    asked = {"agent": "random", "engine": "trl", "budget_seconds": 30.0, "proposer": "lr", "experiments": 3}
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(asked), "--detach"]
-    environment = {**os.environ, "TMPDIR": str(root.parent / "temporary")}
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment)
-    return done.returncode, done.stdout, done.stderr
+    return finish(start(root, "--detach", agent="random", proposer="lr", experiments=3))
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from nightshift.campaign.metrics import read_steps
 from nightshift.campaign.records import Outcome, Phase, Progress, Training
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
-from nightshift.engines.base import NoGradient
 from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
@@ -159,22 +158,10 @@ def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, tmp_path,
     assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl"))
 
 
-def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -> None:
-    def tick(reading: Progress) -> None:
-        if reading.num_without_gradient >= 2:
-            raise NoGradient("no gradient")
-
-    assert start("no_gradient").train(math.inf, tick).outcome is Outcome.NO_GRADIENT
-
-
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        (
-            "trainer_hang",
-            Failure.CONFIG,
-            r"no step was finished in \d+ s, but [1-9]\d* rollouts. Lower orchestrator.batch_size",
-        ),
+        ("trainer_hang", Failure.CONFIG, r"no step was finished in \d+ s, but [1-9]\d* rollouts. Lower orchestrator"),
         slow("no_rollout", Failure.INFRASTRUCTURE, r"no rollout was finished in \d+ s. Read env-server.log"),
     ],
 )

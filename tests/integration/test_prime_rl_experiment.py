@@ -169,16 +169,11 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     monkeypatch.setenv("NIGHTSHIFT_PRIME_RL", str(checkout / "nowhere"))
     flags = ("--stand-in", "real", "--engine", "prime-rl")
     code, stdout, stderr = finish(start_run(checkout, *flags))
-    assert (code, stdout) == (2, "")
-    assert len(stderr.splitlines()) == 1
-    assert "this machine has 0" in stderr
-    assert "needs 2 NVIDIA GPUs" in stderr
-    assert "--engine trl" in stderr
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
+    assert all(words in stderr for words in ("this machine has 0", "needs 2 NVIDIA GPUs", "--engine trl"))
     (checkout / "prime-rl").mkdir()
     code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl"))
     assert code == 2, stderr
     assert "missing:  a run needs 2 NVIDIA GPUs" in stdout
     assert f"\nmissing:  prime-rl is not installed in {checkout / 'prime-rl'}" in stdout
-    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "hardware:"):
-        assert word in stdout
     assert not (checkout / "runs").exists()

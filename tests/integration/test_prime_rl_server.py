@@ -1,7 +1,6 @@
 """The client of the vLLM server, against a stand-in that answers as the real one was recorded, or misbehaves."""
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,18 +89,6 @@ def test_the_stand_in_answers_what_was_recorded(weights: Path) -> None:
                 assert shape(answer.json()) == shape(entry["response"]), entry["name"]
             elif entry["path"] in ("/pause", "/resume") or entry["name"].startswith("update to"):
                 assert answer.json() == entry["response"], entry["name"]
-
-
-def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = client(port)
-    assert not server.is_healthy()
-    with pytest.raises(EngineError, match="did not answer /pause within 60 s: ConnectError"):
-        server.post("/pause")
-    with pytest.raises(EngineError, match="prompt 0: the connection broke 4 times: ConnectError"):
-        complete(server)
-    server.close()
 
 
 def test_weights_are_loaded_between_pause_and_resume(stand_in: StandInServer, server: Server, weights: Path) -> None:

@@ -9,13 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.checkouts import ROOT, git
-from tests.night_checkout import furnish, leftovers, problems, records
+from tests.night_checkout import leftovers, problems, records
 from tests.waiting import wait_for
 
 TEXT = (ROOT / "program.md").read_text()
@@ -49,25 +48,20 @@ def table() -> dict[int, str]:
 
 
 class Shell:
-    """The agent. `calls` has each command with its exit code and stdout."""
+    """The agent. `said`: stdout of its last command."""
 
     def __init__(self, root: Path, tools: Path) -> None:
-        self.root, self.calls = root, list[tuple[str, int, str]]()
+        self.root, self.said, self.path = root, "", str(tools)
         tools.mkdir()
         uv = tools / "uv"
         uv.write_text(UV.format(python=sys.executable, stand_in=ROOT / "tests" / "stand_in_run.py"))
         uv.chmod(0o755)
-        self.path = str(tools)
 
     def run(self, command: str) -> int:
         script = f'export PATH={shlex.quote(self.path)}:"$PATH"\n{command}'
-        done = subprocess.run(["sh", "-c", script], cwd=self.root, capture_output=True, text=True, check=False)
-        self.calls.append((command, done.returncode, done.stdout))
+        done = subprocess.run(["sh", "-c", script], cwd=self.root, stdout=subprocess.PIPE, text=True, check=False)
+        self.said = done.stdout
         return done.returncode
-
-    @property
-    def said(self) -> str:
-        return self.calls[-1][2]
 
     def log(self) -> str:
         return (self.root / "run.log").read_text()
@@ -77,18 +71,10 @@ class Shell:
         (self.root / "train.toml").write_text(re.sub(r"lr = \S+", f"lr = {rate}", text))
 
 
-@pytest.fixture
-def agent(checkout: Path, tmp_path: Path) -> Iterator[Shell]:
-    furnish(checkout)
-    git(checkout, "switch", "--quiet", "-C", "main")
-    yield Shell(checkout, tmp_path / "tools")
-    for process in leftovers(checkout):
-        process.kill()
-
-
 @pytest.mark.slow
-def test_experiments_by_the_letter(agent: Shell) -> None:
-    does = table()
+def test_experiments_by_the_letter(root: Path, tmp_path: Path) -> None:
+    git(root, "switch", "--quiet", "-C", "main")
+    agent, does = Shell(root, tmp_path / "tools"), table()
     status, keys, prepare, baseline = commands(section("Set up"))
     steps, waits = section("One experiment").split("Many tools cut a call off")
     history, show, dry_run, run, last_line, read = commands(steps)

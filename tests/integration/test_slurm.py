@@ -1,11 +1,9 @@
 """Runs as jobs of a real SLURM, two nodes on this machine, with the stand-in trainer."""
 
-import json
 import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from nightshift.executors.slurm import SlurmExecutor, read
 from nightshift.experiment.experiment import open_controller
 from tests import slurm_cluster, stand_ins
 from tests.checkouts import ROOT
-from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.slurm_cluster import CONFIG, Cluster
 from tests.stand_in_controller import SilentReporter
@@ -194,10 +191,6 @@ def test_doctor_runs_on_a_node(root: Path, cluster: Cluster) -> None:
     first, *_, last = stdout.splitlines()
     assert re.fullmatch(r"node:     n[12], answered after \d+\.\d s", first)
     assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
-    code, stdout, stderr = nightshift(root, "doctor", "--slurm", config, "--json")
-    assert code == 0, stderr
-    report = json.loads(stdout)
-    assert (report["kind"], report["engine"], report["is_ready"]) == ("doctor", "trl", True)
     assert cluster.ask("squeue", "-h") == ""
     assert [*(root / "runs").iterdir()] == []
     (root.parent / "slurm.toml").write_text(Path(config).read_text() + 'partition = "nowhere"\n')
@@ -221,9 +214,7 @@ def test_options_that_nightshift_does_not_set_are_passed_on(tmp_path: Path) -> N
     ("text", "told"),
     [
         ("", "missing required field `pairs`"),
-        ("pears = 4", "unknown field `pears`"),
         (SIZES + 'sbatch = ["--mem=1G"]', "Nightshift itself sets the option --mem=1G of sbatch"),
-        (SIZES + 'sbatch = ["-a", "1-9"]', "sets the option -a of"),
         (SIZES + 'sbatch = ["--part=cpu"]', "sets the option --part=cpu of"),
     ],
 )
@@ -236,29 +227,12 @@ def test_a_slurm_toml_that_says_something_else_is_one_line(tmp_path: Path, text:
     assert "Its keys: pairs, gpus, cpus_per_run, mem_gb, time_minutes" in str(error.value)
 
 
-@pytest.mark.parametrize(("gpus", "is_refused"), [(2, True), (4, False)])
-def test_a_job_with_fewer_gpus_than_a_run_uses_is_refused(checkout: Path, gpus: int, is_refused: bool) -> None:
+def test_a_job_with_fewer_gpus_than_a_run_uses_is_refused(checkout: Path) -> None:
     (checkout / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     (checkout / "rules.toml").unlink()
     (checkout / "rules.toml").write_text('environments = ["arithmetic"]\ntrain_gpus = 3\n')
     path = checkout.parent / "slurm.toml"
-    path.write_text(f"pairs = 2\ngpus = {gpus}\ncpus_per_run = 2\nmem_gb = 2\ntime_minutes = 60\n")
+    path.write_text(SIZES)
     cause = r"slurm.toml: gpus = 2, and a run of arithmetic-prime-rl needs 4\. Write 4 or more\.$"
-    with pytest.raises(UsageError, match=cause) if is_refused else nullcontext():
+    with pytest.raises(UsageError, match=cause):
         open_controller(checkout, Request(slurm=path), SilentReporter())
-
-
-@pytest.mark.slow
-def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> None:
-    if why := why_no_bwrap():
-        pytest.skip(why)
-    agent = root.parent / "agent.sh"
-    agent.write_text(
-        "#!/bin/sh\nsbatch --job-name=mine --output=/dev/null --mem=1 --wrap 'sleep 600' || echo no\n"
-        "sed -i 's/^lr = .*/lr = 3e-6/' train.toml\n"
-    )
-    agent.chmod(0o755)
-    config = str(root.parent / "slurm.toml")
-    code, _, stderr = finish(start(root, agent=str(agent), experiments=2, slurm=config, sandbox="bwrap"))
-    assert code == 0, stderr
-    assert cluster.ask("squeue", "-h", "-o", "%j") == ""

@@ -15,14 +15,13 @@ from tests.conftest import CAMPAIGN
 from tests.night_checkout import Ledger, furnish, good_end, good_night, start, start_run
 
 pytestmark = pytest.mark.slow
-MACHINE = '[wandb]\nproject = "mine"\n'
 
 
 @pytest.fixture
 def root(checkout: Path) -> Path:
     pytest.importorskip("wandb")
     root = furnish(checkout)
-    (root / "machine.toml").write_text(MACHINE)
+    (root / "machine.toml").write_text('[wandb]\nproject = "mine"\n')
     with (root / ".git" / "info" / "exclude").open("a") as file:
         file.write("machine.toml\n")
     git(root, "config", "tag.gpgSign", "true")
@@ -95,7 +94,6 @@ def test_a_night_logs_what_the_export_writes_and_tags_its_branch(root, tmp_path,
     tagger = git(root, "for-each-ref", "--format=%(taggername) %(taggeremail)", f"refs/tags/{name}")
     assert tagger.strip() == "Owner <owner@localhost>"  # as of Nightshift's commits
     assert f"tagged as {name}" in output + errors
-    assert git(root, "fsck", "--strict") is not None
 
 
 @pytest.mark.parametrize(

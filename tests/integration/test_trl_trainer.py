@@ -142,47 +142,26 @@ def inputs_of(trainer: Any, group_size: int) -> list[dict[str, Any]]:
     return [{"prompt": row["prompt"], "index": row["index"]} for row in rows[:32]]
 
 
-class Never:
-    """An episode that nobody gets right."""
-
-    def __init__(self, episode: Any) -> None:
-        self.ask, self.answer, self.is_formatted = episode.ask, episode.answer, episode.is_formatted
-
-    def score(self) -> float:
-        return 0.0
-
-
-def other_of(episode: Callable[[Any], Any], scorer: Any = None) -> Any:
-    """A stand-in for another environment: arithmetic's eight questions, with episodes of its own."""
-    (arithmetic,) = environments.load(ROOT, [replace(ARITHMETIC_TRL.environments[0], num_train=8)])
-    parts = {"examples": arithmetic.examples, "episode": lambda example: episode(arithmetic.episode(example))}
-    return SimpleNamespace(name="other", scorer=scorer, **parts)
-
-
-def test_two_environments_are_mixed_by_their_ratio_and_told_apart(make_trainer: MakeTrainer) -> None:
-    trainer, rows = make_trainer(others=[other_of(Never)], batch_size=64, max_steps=2, ratio={"other": 3.0})
-    names = [one.name for one, _ in trainer._set]
-    assert (names.count("arithmetic"), names.count("other")) == (18, 54)  # 72 examples in all, a quarter of the first
-    trainer.train_for(600.0)
-    for row in rows:
-        found = row["rewards"]
-        assert found["other"] == 0.0
-        assert row["reward_mean"] <= found.get("arithmetic", 0.0)
-
-
 def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_told(make_trainer: MakeTrainer) -> None:
+    """With a stand-in for another environment: arithmetic's eight questions, with episodes of its own."""
     closed: list[bool] = []
     scorer = SimpleNamespace(num_failed=0, cpu_seconds=0.0, close=lambda: closed.append(True))
+    (arithmetic,) = environments.load(ROOT, [replace(ARITHMETIC_TRL.environments[0], num_train=8)])
 
-    class Failing(Never):
+    class Failing:
+        def __init__(self, example: Any) -> None:
+            episode = arithmetic.episode(example)
+            self.ask, self.answer, self.is_formatted = episode.ask, episode.answer, episode.is_formatted
+
         def score(self) -> float:
             scorer.num_failed += 1
             scorer.cpu_seconds += 10.0
             return 0.0
 
-    trainer, rows = make_trainer(others=[other_of(Failing, scorer)], max_steps=5, ratio={"other": 1e6})
+    other = SimpleNamespace(name="other", scorer=scorer, examples=arithmetic.examples, episode=Failing)
+    trainer, rows = make_trainer(others=[other], max_steps=5, ratio={"other": 1e6})
     assert trainer.train_for(1000.0)["outcome"] == "budget"  # 32 answers a step, of 10 s each
-    assert [row["error_share"] for row in rows] == [1.0] * len(rows)
+    assert [(row["error_share"], row["rewards"]["other"]) for row in rows] == [(1.0, 0.0)] * len(rows)
     assert 320 < rows[0]["time"] < 640
     assert len(rows) == 3
     assert closed == [True]
