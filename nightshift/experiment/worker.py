@@ -95,25 +95,24 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         measured = {"hardware": hardware, "versions": engine.versions()}
         if engine.machine.text:
             measured["versions"] |= {MACHINE_NAME: engine.machine.text}
-        if job.name and (memory := os.environ.get("SLURM_MEM_PER_NODE")):
-            measured["versions"] |= {"memory of the job": f"{memory} MiB"}
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
             measured["startup_seconds"] = time.monotonic() - opened
             callback = ending(progress, rules.budget_seconds) if job.incumbent else progress
             training = session.train(rules.budget_seconds, callback)
-            if training.outcome.is_success and training.num_steps < 1:  # the weights are still those of the base model
+            if not training.outcome.is_success:
+                if training.failure in (None, Failure.UNKNOWN):
+                    failure = Failure.INFRASTRUCTURE if training.num_steps else Failure.UNKNOWN
+                    raise EngineError(training.cause or "no cause known", failure=failure, log=training.log)
+            elif training.num_steps < 1:  # the weights are still those of the base model
                 cause = f"the budget of {rules.budget_text} is too short for one step"
                 fix = "Lower orchestrator.batch_size or max_completion_tokens."
                 raise EngineError(cause, fix, failure=Failure.CONFIG)
-            if training.outcome.is_success:
+            else:
                 evaluation = evaluate(session, examples, rules, answers, progress)
                 session.confirm()
                 measured["evaluation"] = evaluation
-            elif training.failure in (None, Failure.UNKNOWN):
-                failure = Failure.INFRASTRUCTURE if training.num_steps else Failure.UNKNOWN
-                raise EngineError(training.cause or "no cause known", failure=failure, log=training.log)
         finally:
             session.close()
     except Interrupted:
@@ -125,7 +124,6 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         if failure is Failure.UNKNOWN:
             failure = Failure.INFRASTRUCTURE
             if engine and job.incumbent:
-                reporter(folder / PROGRESS_NAME, slot, "starting the incumbent to find the cause of a failure")
                 seconds_left = job.deadline_seconds - (time.monotonic() - began)
                 problem = _start(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
                 failure = Failure.INFRASTRUCTURE if problem else Failure.CONFIG
@@ -155,8 +153,8 @@ def _start(engine: Engine, incumbent: Mapping[str, Any], seed: int, folder: Path
     return ""
 
 
-def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
-    """Return a callback that writes the last reading to `path`, for the live line. `note`: of the first reading."""
+def reporter(path: Path, slot: str) -> ProgressCallback:
+    """Return a callback that writes the last reading to `path`, for the live line."""
     phase, written = Phase.STARTING, -math.inf
 
     def report(reading: Progress) -> None:
@@ -166,7 +164,7 @@ def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
             with suppress(OSError):  # a full disk does not end the run before the result is written
                 write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
 
-    report(Progress(Phase.STARTING, 0, note=note))
+    report(Progress(Phase.STARTING, 0))
     return report
 
 

@@ -212,7 +212,7 @@ def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) ->
         steps = unescape(text.partition("What next")[2]).replace("\\", "")
         places = [steps.index(command) for command in commands]
         assert places == sorted(places)
-    with_certificate(ledger, certificate_for(ledger, environments=("arithmetic",)))
+    with_certificate(ledger, certificate_for(ledger))
     page = rendered(tmp_path)
     assert "What to copy" in page.text
     keys = {key for row in page.data["rows"] for key, _, _ in row["changes"]}

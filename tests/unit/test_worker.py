@@ -92,7 +92,6 @@ def test_a_training_that_fails_for_no_known_cause_has_the_incumbent_s_start_trie
     training = run(monkeypatch, tmp_path, [GOOD, BAD]).training
     cause = "trainer ended: exit code 1; the incumbent starts, so the config is at fault"
     assert training == replace(failed, failure=Failure.CONFIG, cause=cause)
-    assert "starting the incumbent to find the cause" in (tmp_path / "progress.json").read_text()
     other = tmp_path / "baseline"
     other.mkdir()
     assert run(monkeypatch, other, [BAD], incumbent=None).training == replace(failed, failure=Failure.INFRASTRUCTURE)
