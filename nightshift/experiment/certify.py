@@ -50,7 +50,6 @@ from nightshift.campaign.records import (
     Estimate,
     Evaluation,
     Plan,
-    Record,
     Result,
 )
 from nightshift.config.rules import RuleConstants
@@ -84,7 +83,7 @@ class Task(NamedTuple):
     """A comparison that `certify` starts or resumes."""
 
     controller: Controller
-    first: Record | None  # the campaign's first experiment; None if the branch has no campaign
+    hardware: str  # of its runs, for records
     plan: Plan
     effective: Mapping[str, Effective]  # by side
 
@@ -109,7 +108,7 @@ class Task(NamedTuple):
 
     def num_waves(self) -> int:
         """Return the number of rounds in which the missing runs can be trained, with one run per slot in a round."""
-        return math.ceil(len(self.runs(False)) / self.controller.bench.executor.num_slots)
+        return -(-len(self.runs(False)) // self.controller.bench.executor.num_slots)
 
     def describe(self) -> list[str]:
         """Return the plan as lines of text."""
@@ -144,21 +143,36 @@ def open_task(
     or with `budget_seconds`, the validation split is used. `revisions`: the commit of a side's config; by default the
     campaign's config. `resume`: a number, whose comparison has its own options. `night`: the start of a night, which
     resumes its own comparison."""
-    ledger, revisions = controller.ledger, dict(revisions or {})
-    plans = ledger.plans()
+    ledger, repo, revisions = controller.ledger, controller.repo, dict(revisions or {})
+    plans, configs = ledger.plans(), dict[str, Config]()
     old_plan = next(
         (plan for plan in reversed(plans) if plan.number == resume or (night and plan.night == night)), None
     )
     if old_plan is not None:
         environment, budget_seconds, revisions = old_plan.environment, old_plan.budget_seconds, old_plan.revisions
-    first, configs = _configs(controller, revisions)
+    for side, revision in revisions.items():
+        source = repo.config_at(revision)
+        if source is None:
+            cause = f"--{side} {revision}: there is no such commit, or no train.toml in it"
+            raise UsageError(cause, "Fetch it (git fetch), or name another commit.")
+        configs[side] = parse(source, f"train.toml of {revision}")
+    first = controller.first_to_compare()
+    if len(configs) < len(SIDES):
+        if first is None:
+            fix = "Switch to a campaign (git switch), or train a baseline first: uv run run.py"
+            raise UsageError(f"{repo.head()} has no campaign with a baseline", fix)
+        campaign = controller.campaign()
+        if not campaign.kept and not configs:
+            fix = "Run more experiments (uv run run.py), or name a commit: --incumbent REV"
+            raise UsageError("no change is kept, so the incumbent is the baseline", fix)
+        configs = {"baseline": campaign.compose(()), "incumbent": campaign.compose(campaign.kept)} | configs
     names = {"baseline": f"experiment {first.number if first else 0:04d}"}
     names["incumbent"] = f"incumbent after experiment {max(ledger.numbers(), default=0):04d}"
     if environment or budget_seconds:
         controller = _with_other_rules(controller, environment, budget_seconds)
     plan = Plan(
         number=max([0, *(plan.number for plan in plans), *(access.number for access in ledger.accesses())]) + 1,
-        branch=controller.repo.head().branch,
+        branch=repo.head().branch,
         rules_hash=controller.bench.rules_hash,
         split="validation" if environment or budget_seconds else "test",
         configs={side: configs[side].hash for side in SIDES},
@@ -175,29 +189,8 @@ def open_task(
     elif resume is not None:
         cause = f"--resume {resume:04d}: there is no such comparison, or its branch, its rules or a config changed"
         raise UsageError(cause, "Begin another: uv run nightshift certify")
-    return Task(controller, first, plan, {side: controller.bench.engine.validate(configs[side]) for side in SIDES})
-
-
-def _configs(controller: Controller, revisions: Mapping[str, str]) -> tuple[Record | None, dict[str, Config]]:
-    """Return the campaign's first experiment, and the configs by side. UsageError if a config is missing."""
-    configs = dict[str, Config]()
-    for side, revision in revisions.items():
-        source = controller.repo.config_at(revision)
-        if source is None:
-            cause = f"--{side} {revision}: there is no such commit, or no train.toml in it"
-            raise UsageError(cause, "Fetch it (git fetch), or name another commit.")
-        configs[side] = parse(source, f"train.toml of {revision}")
-    first = controller.first_to_compare()
-    if len(configs) < len(SIDES):
-        if first is None:
-            fix = "Switch to a campaign (git switch), or train a baseline first: uv run run.py"
-            raise UsageError(f"{controller.repo.head()} has no campaign with a baseline", fix)
-        campaign = controller.campaign()
-        if not campaign.kept and not configs:
-            fix = "Run more experiments (uv run run.py), or name a commit: --incumbent REV"
-            raise UsageError("no change is kept, so the incumbent is the baseline", fix)
-        configs = {"baseline": campaign.compose(()), "incumbent": campaign.compose(campaign.kept)} | configs
-    return first, configs
+    bench = controller.bench
+    return Task(controller, bench.hardware(first), plan, {side: bench.engine.validate(configs[side]) for side in SIDES})
 
 
 def _with_other_rules(controller: Controller, environment: str, budget_seconds: float | None) -> Controller:
@@ -208,9 +201,13 @@ def _with_other_rules(controller: Controller, environment: str, budget_seconds: 
     if budget_seconds:
         rules = rules.with_budget(budget_seconds)
     rules = on_cards(rules, bench.root, os.environ, bench.request.gpus)
-    engine_of = {gpus: engine.under(rules) for gpus, engine in bench.engine_of.items()}
-    rules_hash, engine = rules.hash(bench.root), bench.engine.under(rules)
-    bench = replace(bench, rules=rules, rules_hash=rules_hash, engine=engine, engine_of=engine_of)
+    bench = replace(
+        bench,
+        rules=rules,
+        rules_hash=rules.hash(bench.root),
+        engine=bench.engine.under(rules),
+        engine_of={gpus: engine.under(rules) for gpus, engine in bench.engine_of.items()},
+    )
     return replace(controller, bench=bench)
 
 
@@ -224,7 +221,7 @@ def _access(ledger: Ledger, plan: Plan) -> int | None:
 
 def certify(task: Task) -> Comparison:
     """Train the missing runs. Write and return the comparison. EngineError if no run of a side was evaluated."""
-    controller, rules, plan = task.controller, task.controller.bench.rules, task.plan
+    controller, plan = task.controller, task.plan
     path = task.folder / COMPARISON_NAME
     for line in task.describe():
         controller.reporter.note(line)
@@ -242,7 +239,7 @@ def certify(task: Task) -> Comparison:
             ]
             for side in sides
         )
-        return estimate(old, new, rules.decision)
+        return estimate(old, new, controller.bench.rules.decision)
 
     strict = [[e.strict_score for e in side if e.strict_score is not None] for side in sides]
     result, level = over(), level_of_access(access)
@@ -328,8 +325,8 @@ def _make_runs(task: Task) -> None:
                     if job is None or not executor.take_over(folder, job):
                         remove_tree(folder)  # files of an interrupted run
                         folder.mkdir()
-                        settings, hardware = task.effective[run.side].settings, bench.hardware(task.first)
-                        job = bench.job(settings, run.seed, hardware, split=plan.split)
+                        settings = task.effective[run.side].settings
+                        job = bench.job(settings, run.seed, task.hardware, split=plan.split)
                         controller.submit(folder, job, **access)
                 while not all(map(executor.is_over, folders)):
                     controller.wait()

@@ -44,12 +44,12 @@ class Start(NamedTuple):
 
 
 def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> str:
-    """Return the branch of the last campaign that began at this commit, or "". `rules_hash`: None for any rules."""
+    """Return the branch of the campaign that began at this commit and ran last, or "". `rules_hash`: None for any."""
     head = repo.head()
     if head.commit is None or not repo.is_default(head.branch):
         return ""
     branches, firsts = repo.branches(), {(record.branch, record.rules_hash): record for record in reversed(records)}
-    for first in sorted(firsts.values(), key=lambda record: record.number, reverse=True):
+    for first in firsts.values():
         is_here = first.branch in branches and rules_hash in (None, first.rules_hash)
         if is_here and repo.campaign_start(first.commit) == head.commit:
             return first.branch

@@ -29,7 +29,6 @@ from nightshift.campaign.records import (
     LATE_SECONDS,
     Evaluation,
     Job,
-    Phase,
     Progress,
     Record,
     Request,
@@ -89,11 +88,11 @@ class Bench:
 
     def next_seed(self, campaign: Campaign) -> int:
         """Return the first seed that no scored or running run of the campaign has. A lost run's seed is used again."""
-        results = [record.result for record in campaign.decided if record.evaluation]
-        used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
+        used = {record.result.seed for record in campaign.decided if record.result and record.result.evaluation}
+        used |= {job.seed for job in self.executor.in_flight().values()}
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
-    def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:
+    def job(self, settings: Mapping[str, Any], seed: int, hardware: str, **fields: Any) -> Job:
         """Return the job of one run. `fields`: further fields of Job."""
         return Job(
             rules=self.rules,
@@ -262,10 +261,9 @@ class Controller:
             parent = campaign.parent and self.ledger.stored_config(campaign.parent)
             incumbent = dict(self.bench.engine.validate(parent).settings) if parent else None  # paths of this checkout
             job = self.bench.job(record.effective, self.bench.next_seed(campaign), record.hardware, incumbent=incumbent)
-            self.submit(self.ledger.run_dir(record.number), job)
             self.ledger.sync_tsv()
+            self.submit(self.ledger.run_dir(record.number), job)
         except (EngineError, UsageError, OSError) as error:
-            self.cancel(record.number)
             return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         return record
 
@@ -350,20 +348,17 @@ class Controller:
     def wait(self) -> None:
         """Wait until a run in flight ends, at most half a second. Then show the progress of the others. If this machine
         was suspended, report for how long: the monotonic clock, which limits training, stops meanwhile."""
-        executor, starting = self.bench.executor, Progress(Phase.STARTING, 0)
-        executor.wait(_TICK_SECONDS)
-        folders = executor.in_flight()
-        self.reporter.show({f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in folders})
+        self.bench.executor.wait(_TICK_SECONDS)
+        self.reporter.show({folder: read_progress(folder) for folder in self.bench.executor.in_flight()})
         before, self._ahead = self._ahead, self.now().timestamp() - self.clock()
         seconds = 0.0 if before is None else self._ahead - before
         if seconds >= _SUSPENDED_SECONDS:
             was = f"this machine was suspended for {lasted(seconds)}, or its clock was set forward"
             self.reporter.note(f"{was}; this does not count as training time")
 
-    def cancel(self, number: int | None = None) -> None:
-        """Cancel all runs that were not collected; with `number` only the run of one experiment."""
-        executor = self.bench.executor
-        executor.cancel([*executor.in_flight()] if number is None else [self.ledger.run_dir(number)])
+    def cancel(self) -> None:
+        """Cancel all runs that were not collected."""
+        self.bench.executor.cancel([*self.bench.executor.in_flight()])
 
     def interrupt(self, cause: str) -> None:
         """End the runs in flight and close their records as interrupted, unless a record already has a verdict."""

@@ -69,11 +69,10 @@ def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
     findings.append(pace(steps, is_healthy=not findings and conditions.run.training.outcome.is_success))
     used, keys = conditions.used_keys, conditions.values.keys()
     closed = {KL_TAU, *MASKS} - keys if LOSS in keys else set()  # parameters of other losses
-
-    def is_open(key: str) -> bool:
-        return key not in closed and (used is None or key in used)
-
-    return [f._replace(keys=tuple(filter(is_open, f.keys))[:3]) for f in findings[:5]]
+    return [
+        f._replace(keys=tuple(key for key in f.keys if key not in closed and (used is None or key in used))[:3])
+        for f in findings[:5]
+    ]
 
 
 def curve(steps: Steps, name: str) -> list[float]:

@@ -39,11 +39,11 @@ _RELEASE_SECONDS = 10.0  # after which a killed run must not use a GPU any more;
 _GRACE_SECONDS = 60.0  # for run.py to close its record after SIGTERM
 _POLL_SECONDS = 0.5
 _RATE = "trainer.optim.lr"
-# Patterns of private text, and their placeholders.
+# Patterns of addresses, paths and secrets.
 _PRIVATE = (
-    (r"[a-z][a-z0-9+.-]*://\S+|\S+@\S+|\b\d{1,3}(?:\.\d{1,3}){3}\b", "<address>"),
-    (r"(?<![\w<])(?:~|\.{1,2})?(?:/[^\s/:;,'\"()<>|]+)+/?", "<path>"),
-    (r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{24,}", "<secret>"),
+    r"[a-z][a-z0-9+.-]*://\S+|\S+@\S+|\b\d{1,3}(?:\.\d{1,3}){3}\b",
+    r"(?<![\w<])(?:~|\.{1,2})?(?:/[^\s/:;,'\"()<>|]+)+/?",
+    r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{24,}",
 )
 
 
@@ -97,10 +97,9 @@ def public(text: str) -> str:
     secrets = [value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)]
     host = socket.gethostname()
     names = {os.environ.get("USER", ""), Path.home().name, host.partition(".")[0]} - {"root", ""}
-    patterns = [(re.escape(value), "<secret>") for value in secrets if len(value) > 3]
-    patterns += [(re.escape(host), "<name>"), *_PRIVATE, *((rf"\b{re.escape(name)}\b", "<name>") for name in names)]
-    for pattern, word in patterns:
-        text = re.sub(pattern, word, text)
+    words = [re.escape(word) for word in (*(secret for secret in secrets if len(secret) > 3), host)]
+    for pattern in (*words, *_PRIVATE, *(rf"\b{re.escape(name)}\b" for name in names)):
+        text = re.sub(pattern, "<private>", text)
     return text
 
 

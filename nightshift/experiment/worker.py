@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,14 +31,13 @@ from nightshift.campaign.records import (
 )
 from nightshift.engines.base import Engine, NoGradient, isolate, open_engine
 from nightshift.engines.machine import MACHINE_NAME
-from nightshift.errors import EngineError, ExitCode, Failure, Interrupted, NightshiftError
+from nightshift.errors import EngineError, ExitCode, Failure, Interrupted, UsageError
 from nightshift.evaluation.evaluate import evaluate, examples_of
 from nightshift.executors.process import engine_environment, interruptible
 from nightshift.files import read_file, temporary_beside, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
-_CONFIG_FAULT = "the incumbent starts, so the config is at fault"
 _CHANCE = 1e-4  # a series of steps without a gradient that is less likely than this by chance ends the run
 INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to find out whose fault a failed start is
 
@@ -115,19 +113,21 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                 measured["evaluation"] = evaluation
         finally:
             session.close()
-    except Interrupted:
-        raise
-    except (NightshiftError, OSError) as error:
+    except (EngineError, UsageError, OSError) as error:
         cause, failure, log = str(error), Failure.INFRASTRUCTURE, None
         if isinstance(error, EngineError):
             failure, log = error.failure, error.log
         if failure is Failure.UNKNOWN:
             failure = Failure.INFRASTRUCTURE
             if engine and job.incumbent:
-                seconds_left = job.deadline_seconds - (time.monotonic() - began)
-                problem = _start(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
-                failure = Failure.INFRASTRUCTURE if problem else Failure.CONFIG
-                cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
+                other, seconds_left = folder / INCUMBENT, job.deadline_seconds - (time.monotonic() - began)
+                try:
+                    other.mkdir()
+                    engine.open(job.incumbent, job.seed, other, seconds_left).close()
+                    failure, reason = Failure.CONFIG, "the incumbent starts, so the config is at fault"
+                except (EngineError, UsageError, OSError) as problem:
+                    reason = f"the incumbent does not start either: {problem}"
+                cause = f"{cause.rstrip('.')}; {reason}"
         cause = clean(cause, 4 * MAX_TEXT)
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
         measured.pop("evaluation", None)
@@ -139,18 +139,6 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         measured["disk_bytes"] = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     measured |= {"started": started, "slot": slot, "total_seconds": time.monotonic() - began}
     return Result(job.seed, training, token=job.token, job_sha256=job.sha256, **measured)
-
-
-def _start(engine: Engine, incumbent: Mapping[str, Any], seed: int, folder: Path, seconds: float) -> str:
-    """Start the incumbent and stop it. Return why this failed; empty if it starts, so that the config is at fault."""
-    try:
-        folder.mkdir()
-        engine.open(incumbent, seed, folder, seconds).close()
-    except Interrupted:
-        raise
-    except (NightshiftError, OSError) as error:
-        return f"the incumbent does not start either: {error}"
-    return ""
 
 
 def reporter(path: Path, slot: str) -> ProgressCallback:

@@ -133,7 +133,7 @@ def test_one_gpu_is_proved_with_trl_row_by_row(tmp_path: Path) -> None:
     assert process.communicate()[1].splitlines()[-1].startswith("stopped by SIGINT")
     assert (process.returncode, leftovers(machine.root)) == (130, [])
     weights.rename(machine.root / "elsewhere")
-    machine.fails("model and data", "<path> has no weights", 2, *short)
+    machine.fails("model and data", "<private> has no weights", 2, *short)
     (machine.root / "elsewhere").rename(weights)
     misbehave("error")
     machine.fails("10-minute baseline", "loss is nan at step 1", 1)
