@@ -55,7 +55,7 @@ from nightshift.campaign.records import (
 from nightshift.config.rules import RuleConstants
 from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse
-from nightshift.engines.base import Effective, on_cards
+from nightshift.engines.base import on_cards
 from nightshift.errors import EngineError, Failure, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import job_left
@@ -85,7 +85,7 @@ class Task(NamedTuple):
     controller: Controller
     hardware: str  # of its runs, for records
     plan: Plan
-    effective: Mapping[str, Effective]  # by side
+    settings: Mapping[str, Mapping[str, Any]]  # by side, for the engine
 
     @property
     def folder(self) -> Path:
@@ -171,7 +171,7 @@ def open_task(
     if environment or budget_seconds:
         controller = _with_other_rules(controller, environment, budget_seconds)
     plan = Plan(
-        number=max([0, *(plan.number for plan in plans), *(access.number for access in ledger.accesses())]) + 1,
+        number=max([0, *(old.number for old in plans), *(access.number for access in ledger.accesses())]) + 1,
         branch=repo.head().branch,
         rules_hash=controller.bench.rules_hash,
         split="validation" if environment or budget_seconds else "test",
@@ -190,7 +190,8 @@ def open_task(
         cause = f"--resume {resume:04d}: there is no such comparison, or its branch, its rules or a config changed"
         raise UsageError(cause, "Begin another: uv run nightshift certify")
     bench = controller.bench
-    return Task(controller, bench.hardware(first), plan, {side: bench.engine.validate(configs[side]) for side in SIDES})
+    settings = {side: bench.engine.validate(configs[side]).settings for side in SIDES}
+    return Task(controller, bench.hardware(first), plan, settings)
 
 
 def _with_other_rules(controller: Controller, environment: str, budget_seconds: float | None) -> Controller:
@@ -220,14 +221,27 @@ def _access(ledger: Ledger, plan: Plan) -> int | None:
 
 
 def certify(task: Task) -> Comparison:
-    """Train the missing runs. Write and return the comparison. EngineError if no run of a side was evaluated."""
+    """Train the missing runs. Write and return the comparison. EngineError if no run of a side was evaluated,
+    UsageError if the examples differ."""
     controller, plan = task.controller, task.plan
     path = task.folder / COMPARISON_NAME
     for line in task.describe():
         controller.reporter.note(line)
     if not path.exists():
         _make_runs(task)
-    runs, sides = tuple(task.runs(True)), _evaluations(task)
+    runs, by_side = tuple(task.runs(True)), {side: list[Evaluation]() for side in SIDES}
+    for run in runs:
+        result = read_json(task.run_dir(run) / RESULT_NAME, Result, "Begin another comparison.")
+        if result and result.evaluation:
+            by_side[run.side].append(result.evaluation)
+    for side, evaluations in by_side.items():
+        if not evaluations:
+            fix = f"Remove the cause, then: uv run nightshift certify --resume {plan.number:04d}"
+            raise EngineError(f"no run of the {side} was evaluated: see the logs in {task.folder}", fix)
+    sides = [*by_side.values()]
+    if len({evaluation.examples_sha256 for side in sides for evaluation in side}) > 1:
+        cause = f"the examples changed since comparison {plan.number:04d} began"
+        raise UsageError(cause, "Begin another: uv run nightshift certify")
     sample, access = sides[0][0], _access(controller.ledger, plan)
 
     def over(part: int | None = None) -> Estimate:
@@ -242,14 +256,14 @@ def certify(task: Task) -> Comparison:
         return estimate(old, new, controller.bench.rules.decision)
 
     strict = [[e.strict_score for e in side if e.strict_score is not None] for side in sides]
-    result, level = over(), level_of_access(access)
+    difference, level = over(), level_of_access(access)
     comparison = Comparison(
         plan=plan,
         created=controller.now().isoformat(timespec="milliseconds"),
-        verdict=verdict(result, level),
+        verdict=verdict(difference, level),
         level=level,
         access=access,
-        estimate=result,
+        estimate=difference,
         runs=runs,
         num_examples=len(sample.example_scores),
         strict_scores=tuple(map(fmean, strict)) if all(strict) else None,
@@ -258,7 +272,7 @@ def certify(task: Task) -> Comparison:
             guard.environment: tuple(fmean(e.guards[i].score for e in side) for side in sides)
             for i, guard in enumerate(sample.guards)
         },
-        notes=tuple(filter(None, _notes(task, result, runs))),
+        notes=tuple(filter(None, _notes(task, difference, runs))),
     )
     write_json(path, comparison)
     return comparison
@@ -266,7 +280,7 @@ def certify(task: Task) -> Comparison:
 
 def _notes(task: Task, result: Estimate, runs: Sequence[ComparedRun]) -> Iterator[str]:
     """Yield what limits the conclusions from the comparison, one line each. A line may be empty."""
-    plan, records = task.plan, task.controller.ledger.records()
+    plan, ledger = task.plan, task.controller.ledger
     yield result.note
     yield from (f"{run.side}, seed {run.seed}: {run.note}" for run in runs if run.note)
     numbers = {sum(run.side == side and run.score is not None for run in runs) for side in SIDES}
@@ -274,27 +288,10 @@ def _notes(task: Task, result: Estimate, runs: Sequence[ComparedRun]) -> Iterato
         yield "unequal numbers of scored runs: the 95 % interval then covered 82 to 88 % in simulated certificates"
     if num_lost := 2 * plan.num_seeds - len(runs):
         yield f"{counted(num_lost, 'run')} lost to infrastructure failures"
-    if not all(record.proposal.is_isolated for record in records if _CAMPAIGN(record) == _CAMPAIGN(plan)):
+    if not all(record.proposal.is_isolated for record in ledger.records() if _CAMPAIGN(record) == _CAMPAIGN(plan)):
         yield f"agent: {NOT_ISOLATED}"
     if plan.split == "validation":
         yield "scored on the validation split: the gain may be too high if the incumbent was chosen on these examples"
-
-
-def _evaluations(task: Task) -> list[list[Evaluation]]:
-    """Return the evaluations of each side. EngineError if a side has none, UsageError if their examples differ."""
-    sides = {side: list[Evaluation]() for side in SIDES}
-    for run in task.runs(True):
-        result = read_json(task.run_dir(run) / RESULT_NAME, Result, "Begin another comparison.")
-        if result and result.evaluation:
-            sides[run.side].append(result.evaluation)
-    for side, evaluations in sides.items():
-        if not evaluations:
-            fix = f"Remove the cause, then: uv run nightshift certify --resume {task.plan.number:04d}"
-            raise EngineError(f"no run of the {side} was evaluated: see the logs in {task.folder}", fix)
-    if len({evaluation.examples_sha256 for side in sides.values() for evaluation in side}) > 1:
-        cause = f"the examples changed since comparison {task.plan.number:04d} began"
-        raise UsageError(cause, "Begin another: uv run nightshift certify")
-    return [*sides.values()]
 
 
 def _make_runs(task: Task) -> None:
@@ -325,8 +322,7 @@ def _make_runs(task: Task) -> None:
                     if job is None or not executor.take_over(folder, job):
                         remove_tree(folder)  # files of an interrupted run
                         folder.mkdir()
-                        settings = task.effective[run.side].settings
-                        job = bench.job(settings, run.seed, task.hardware, split=plan.split)
+                        job = bench.job(task.settings[run.side], run.seed, task.hardware, split=plan.split)
                         controller.submit(folder, job, **access)
                 while not all(map(executor.is_over, folders)):
                     controller.wait()
@@ -379,8 +375,9 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Rul
         rest_variance = residuals / (df * (n - 1)) / n  # E / n
         run_variance = max(squares / df, rest_variance)  # S
     else:
-        why = "too few runs to measure it" if df < MIN_SEED_DF else "all runs of each config have the same score"
-        note = f"the standard deviation between seeds is assumed to be {100 * rules.seed_sd:g} pp: {why}"
+        note = (
+            f"the standard deviation between seeds is assumed to be {100 * rules.seed_sd:g} pp: the runs do not show it"
+        )
         run_variance, rest_variance, df = rules.seed_sd**2, 0.0, SEED_DF
     larger_variance = example_variance + k * (2 * run_variance - rest_variance)  # U
     df = larger_variance**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))

@@ -206,14 +206,11 @@ class Controller:
         require_within(request.only, (change.key for change in changes), candidate)
         if request.again and run.new and (run.new.experiment or run.new.commit):
             run, changes = Run(kept=run.changes), ()  # the same changes, none of which is new
-        if not (is_baseline or request.again or (request.run and request.run.new is None)):
-            if tried := already_tried(campaign.decided, run, candidate.hash, effective):
-                cause = f"these values were already tried in experiment {tried.number:04d} ({tried.status})"
-                raise UsageError(cause, f"Change a key that {bench.engine.name} uses, or repeat it: --again.")
-            for other in self.in_flight:
-                is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
-                if is_same or other.config_hash == candidate.hash:
-                    raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
+        is_repeatable = is_baseline or request.again or (request.run and request.run.new is None)
+        tried = already_tried([*campaign.decided, *self.in_flight], run, candidate.hash, effective)
+        if tried and not is_repeatable:
+            cause = f"these values were already tried in experiment {tried.number:04d} ({tried.status})"
+            raise UsageError(cause, f"Change a key that {bench.engine.name} uses, or repeat it: --again.")
         config = "the incumbent" if run.changes == campaign.kept else "an earlier config"
         if run.is_baseline:
             config = "the baseline"
@@ -397,9 +394,8 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
         reporter.note(f"--pairs auto: {fitting}")
     executor: Executor[Any] = LocalExecutor(root, environ)
     if cluster is not None:
-        least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
         for name, value, needed in (
-            ("time_minutes", cluster.time_minutes, least),
+            ("time_minutes", cluster.time_minutes, math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)),
             ("gpus", cluster.gpus, rules.num_gpus),
         ):
             if value < needed and request.gpus is None:

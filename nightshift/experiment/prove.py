@@ -149,7 +149,7 @@ class MachineProof:
         if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
             return
         rows = {**self.rows, name: Row(is_shown, public(figure), seconds and round(seconds, 1))}
-        machines = {**self._machines(), self.machine: {step: rows[step] for step in STEPS if step in rows}}
+        machines = {**self._machines(), self.machine: rows}
         versions = {"nightshift": metadata.version("nightshift"), "machine.toml": public(engine.machine.text)}
         proof = ProofFile(
             commit=Repo(self.root).head().commit, versions=versions | engine.versions(), machines=machines

@@ -75,18 +75,16 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.INFRASTRUCTURE)
     measured: dict[str, Any] = {}  # further fields of the result
     engine: Engine | None = None
-    answers: Path | None = None
-    if job.split != "test":  # agents read in runs/, so no answers to test examples are written
-        # The file appears together with the result, so nobody can end a run because its first scores are low.
-        answers = temporary_beside(folder / ANSWERS_NAME)
+    # Agents read in runs/, so no answers to test examples are written. The file appears together with the result, so
+    # nobody can end a run because its first scores are low.
+    answers = None if job.split == "test" else temporary_beside(folder / ANSWERS_NAME)
     try:
         # The environment variables of a cluster's node may contain tokens.
         engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus)
         hardware = engine.hardware() + job.layout  # before this process is pinned to a part of the hardware
-        pairs = {"rules hash": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or hardware, hardware)}
-        for what, (expected, actual) in pairs.items():
-            if expected != actual:
-                raise EngineError(f"the worker's {what} differs from the job's: {actual} instead of {expected}")
+        expected, actual = (job.rules_hash, job.hardware or hardware), (rules.hash(root), hardware)
+        if expected != actual:
+            raise EngineError(f"the worker's rules hash or hardware differs from the job's: {actual}, not {expected}")
         if job.cores and hasattr(os, "sched_setaffinity"):  # not on macOS
             os.sched_setaffinity(0, job.cores)
         examples = examples_of(job.split, rules, root)
@@ -108,9 +106,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                 fix = "Lower orchestrator.batch_size or max_completion_tokens."
                 raise EngineError(cause, fix, failure=Failure.CONFIG)
             else:
-                evaluation = evaluate(session, examples, rules, answers, progress)
+                measured["evaluation"] = evaluate(session, examples, rules, answers, progress)
                 session.confirm()
-                measured["evaluation"] = evaluation
         finally:
             session.close()
     except (EngineError, UsageError, OSError) as error:
