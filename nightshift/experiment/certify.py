@@ -65,9 +65,7 @@ from nightshift.files import Document, read_json, remove_tree, write_json
 from nightshift.text import counted
 from nightshift.waiting import lasted
 
-DEFAULT_SEEDS = 3
 FIRST_SEED_INDEX = 100_000  # experiments use the indices from 0; a campaign has fewer than this
-_SEEDS_OF_PLAN = 200  # --seeds is at most 100
 _NUM_BLOCKS = 10_000_000  # a plan's block of seeds is drawn at random from so many; the last seed is below 2^32
 _MAX_TRIES = 2  # how often a run is started if infrastructure failures end it
 _CAMPAIGN = attrgetter("branch", "rules_hash")
@@ -170,15 +168,16 @@ def open_task(
     names["incumbent"] = f"incumbent after experiment {max(ledger.numbers(), default=0):04d}"
     if environment or budget_seconds:
         controller = _with_other_rules(controller, environment, budget_seconds)
+    bench = controller.bench
     plan = Plan(
         number=max([0, *(old.number for old in plans), *(access.number for access in ledger.accesses())]) + 1,
         branch=repo.head().branch,
-        rules_hash=controller.bench.rules_hash,
+        rules_hash=bench.rules_hash,
         split="validation" if environment or budget_seconds else "test",
         configs={side: configs[side].hash for side in SIDES},
         names=names | revisions,
-        num_seeds=num_seeds or DEFAULT_SEEDS,
-        first_seed_index=FIRST_SEED_INDEX + _SEEDS_OF_PLAN * secrets.randbelow(_NUM_BLOCKS),
+        num_seeds=num_seeds or 3,
+        first_seed_index=FIRST_SEED_INDEX + 200 * secrets.randbelow(_NUM_BLOCKS),  # --seeds is at most 100
         environment=environment,
         budget_seconds=budget_seconds,
         revisions=revisions,
@@ -189,7 +188,6 @@ def open_task(
     elif resume is not None:
         cause = f"--resume {resume:04d}: there is no such comparison, or its branch, its rules or a config changed"
         raise UsageError(cause, "Begin another: uv run nightshift certify")
-    bench = controller.bench
     settings = {side: bench.engine.validate(configs[side]).settings for side in SIDES}
     return Task(controller, bench.hardware(first), plan, settings)
 
@@ -280,7 +278,7 @@ def certify(task: Task) -> Comparison:
 
 def _notes(task: Task, result: Estimate, runs: Sequence[ComparedRun]) -> Iterator[str]:
     """Yield what limits the conclusions from the comparison, one line each. A line may be empty."""
-    plan, ledger = task.plan, task.controller.ledger
+    plan = task.plan
     yield result.note
     yield from (f"{run.side}, seed {run.seed}: {run.note}" for run in runs if run.note)
     numbers = {sum(run.side == side and run.score is not None for run in runs) for side in SIDES}
@@ -288,7 +286,7 @@ def _notes(task: Task, result: Estimate, runs: Sequence[ComparedRun]) -> Iterato
         yield "unequal numbers of scored runs: the 95 % interval then covered 82 to 88 % in simulated certificates"
     if num_lost := 2 * plan.num_seeds - len(runs):
         yield f"{counted(num_lost, 'run')} lost to infrastructure failures"
-    if not all(record.proposal.is_isolated for record in ledger.records() if _CAMPAIGN(record) == _CAMPAIGN(plan)):
+    if not all(r.proposal.is_isolated for r in task.controller.ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)):
         yield f"agent: {NOT_ISOLATED}"
     if plan.split == "validation":
         yield "scored on the validation split: the gain may be too high if the incumbent was chosen on these examples"
