@@ -613,23 +613,17 @@ class Estimate(Struct, frozen=True):
 
 
 class ComparedRun(Struct, frozen=True):
-    """One run of a finished comparison."""
+    """One finished run of a comparison: `run.json`."""
 
     side: str
     seed: int
-    num_steps: Count
-    score: Fraction | None  # None for a crash
+    num_steps: Count = 0
+    score: Fraction | None = None  # None for a crash
+    note: str = ""  # the cause of a crash, or what the engine showed about the scored weights
 
     def __str__(self) -> str:
         """`81.0 (698 steps)`: the score in percent."""
         return f"{'crashed' if self.score is None else f'{100 * self.score:.1f}'} ({self.num_steps} steps)"
-
-
-class FreshRun(ComparedRun, frozen=True):
-    """One finished run of a comparison: `run.json`."""
-
-    result: Result
-    proof: str | None = None  # what the engine showed about the scored weights
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -637,18 +631,15 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     plan: Plan
     created: str  # ISO 8601, UTC
-    environments: tuple[str, ...]
-    budget_seconds: float
-    model: str
     verdict: str  # better, worse, or no significant difference: a test at `level`
     level: float
     access: int | None  # 1 for the campaign's first use of the test split; None on the validation split
     estimate: Estimate
     runs: tuple[ComparedRun, ...]
     num_examples: int
-    strict_scores: tuple[float, float] | None
+    strict_scores: tuple[float, ...] | None  # by side
     by_environment: dict[str, Estimate]  # without a correction for the number of environments
-    guards: dict[str, tuple[float, float]] = {}  # mean scores of baseline and incumbent, by environment
+    guards: dict[str, tuple[float, ...]] = {}  # mean scores of baseline and incumbent, by environment
     notes: tuple[str, ...]
 
     def runs_of(self, side: str) -> list[ComparedRun]:

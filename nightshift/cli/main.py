@@ -76,7 +76,7 @@ def status(as_json: bool) -> None:
 @option("--baseline", metavar="REV", help="The commit of the baseline's train.toml. Default: the campaign's.")
 @option("--incumbent", metavar="REV", help="The commit of the incumbent's train.toml. Default: the campaign's.")
 @option("--seeds", "num_seeds", type=IntRange(1, 100), help="Fresh runs of each; 5 find smaller gains. [3]")
-@option("--resume", type=int, metavar="NNNN", help="Finish comparison NNNN: make the missing runs.")
+@option("--resume", type=int, metavar="NNNN", help="Make the missing runs of comparison NNNN, with its options.")
 @option("--dry-run", is_flag=True, help="Print the plan, without a use of the test split.")
 @shell.GPUS
 @shell.SLURM

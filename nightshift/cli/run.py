@@ -114,7 +114,7 @@ def plan(request: Request, controller: Controller) -> Iterator[str]:
         yield f"branch:   {line}"
     config = load(bench.root / CONFIG_NAME)
     committed = repo.config_at(str(start.before.commit))
-    if start.is_switch and committed == config.source:  # the switch writes the branch's train.toml
+    if committed == config.source:  # a switch writes the branch's train.toml
         config = parse(repo.config_at(str(start.head.commit)) or b"")
     controller = replace(controller, repo=Repo(bench.root, start.head))
     campaign = controller.campaign()

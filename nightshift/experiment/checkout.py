@@ -29,11 +29,6 @@ class Start(NamedTuple):
     files: tuple[str, ...] = ()  # files of the baseline that are not committed: the start commits them
     num_experiments: int = 0
 
-    @property
-    def is_switch(self) -> bool:
-        """True if the branch exists and is not checked out."""
-        return not self.is_new and self.head.branch != self.before.branch
-
     def describe(self) -> str:
         """Return a line on what the start does, and how to go back. Empty if it continues the checked-out branch."""
         branch, before, num = self.head.branch, self.before, self.num_experiments
@@ -49,12 +44,12 @@ class Start(NamedTuple):
 
 
 def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> str:
-    """Return the branch of the last campaign that began at this commit, or "". `rules_hash`: None for any rules."""
+    """Return the branch of the campaign that began at this commit and ran last, or "". `rules_hash`: None for any."""
     head = repo.head()
     if head.commit is None or not repo.is_default(head.branch):
         return ""
-    branches, firsts = repo.branches(), {(record.branch, record.rules_hash): record for record in reversed(records)}
-    for first in sorted(firsts.values(), key=lambda record: record.number, reverse=True):
+    branches = repo.branches()
+    for first in {(record.branch, record.rules_hash): record for record in reversed(records)}.values():
         is_here = first.branch in branches and rules_hash in (None, first.rules_hash)
         if is_here and repo.campaign_start(first.commit) == head.commit:
             return first.branch
@@ -96,8 +91,7 @@ def plan(
         in_use = {*branches} | known
         branch = campaign_branch(now.astimezone(), in_use) if name is None else name
         if branch in in_use or repo.is_default(branch):
-            switch = f", or: git switch {shlex.quote(branch)}" if branch in branches else "."
-            raise UsageError(f"--branch {branch}: the name is in use", f"Choose another name{switch}")
+            raise UsageError(f"--branch {branch}: the name is in use", "Choose another name, or switch to the branch.")
     experiments = [record for record in records if record.branch == branch]
     if rules is not None and baseline_of(experiments, branch) is None:
         tracked = repo.files_at(before)

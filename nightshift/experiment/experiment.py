@@ -29,14 +29,12 @@ from nightshift.campaign.records import (
     LATE_SECONDS,
     Evaluation,
     Job,
-    Phase,
     Progress,
     Record,
     Request,
     Run,
     Stage,
 )
-from nightshift.config.allowlist import shorten
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import require_within
@@ -55,7 +53,6 @@ from nightshift.files import free_disk_gb
 from nightshift.text import counted
 from nightshift.waiting import lasted
 
-_LONGEST = 200  # characters of a list in a refusal, which is one line
 _TICK_SECONDS = 0.5
 _LEAST_DISK_BYTES = 10_000_000  # for a run, before a run of the campaign has ended. Estimated
 _SUSPENDED_SECONDS = 30.0  # smaller jumps of the wall clock are adjustments
@@ -91,11 +88,11 @@ class Bench:
 
     def next_seed(self, campaign: Campaign) -> int:
         """Return the first seed that no scored or running run of the campaign has. A lost run's seed is used again."""
-        results = [record.result for record in campaign.decided if record.evaluation]
-        used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
+        used = {record.result.seed for record in campaign.decided if record.result and record.result.evaluation}
+        used |= {job.seed for job in self.executor.in_flight().values()}
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
-    def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:
+    def job(self, settings: Mapping[str, Any], seed: int, hardware: str, **fields: Any) -> Job:
         """Return the job of one run. `fields`: further fields of Job."""
         return Job(
             rules=self.rules,
@@ -154,7 +151,7 @@ class Controller:
             Campaign.read(self.ledger, records, start.head.branch, bench.rules_hash).compose(())
         if start.is_new or start.files:
             bench.engine.validate(load(bench.root / CONFIG_NAME))
-        if start.is_new or start.is_switch:
+        if start.head.branch != start.before.branch:
             repo.switch(start.head.branch, start.is_new)
         if start.files:
             subject = f"{START_SUBJECT}add {counted(len(start.files), 'uncommitted file')}"
@@ -177,9 +174,9 @@ class Controller:
         finally:
             self.cancel()
 
-    def first_to_compare(self, records: Sequence[Record]) -> Record | None:
+    def first_to_compare(self) -> Record | None:
         """Return the campaign's first experiment. IntegrityError or UsageError if a run here is not comparable."""
-        bench, first = self.bench, baseline_of(records, self.repo.head().branch)
+        bench, first = self.bench, baseline_of(self.ledger.records(), self.repo.head().branch)
         if first is None:
             return None
         require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
@@ -195,7 +192,7 @@ class Controller:
     def admit(self, candidate: Config, request: Request, campaign: Campaign) -> Record:
         """Return the record of a new experiment, with number 0. UsageError or IntegrityError if it may not run."""
         bench, head = self.bench, self.repo.head()
-        hardware = bench.hardware(self.first_to_compare(campaign.records))
+        hardware = bench.hardware(self.first_to_compare())
         validated = bench.engine.validate(candidate)
         effective = json.loads(json.dumps(validated.settings, allow_nan=False))
         run, before, is_baseline = Run(), candidate, campaign.baseline is None or request.baseline
@@ -205,30 +202,21 @@ class Controller:
             before = campaign.compose(campaign.kept)
             keys = change_keys(before, candidate)
             run = Run(kept=campaign.kept, new=campaign.known(keys) if keys else None)
-            if request.again and run.new and (run.new.experiment or run.new.commit):
-                require_within(request.only, keys, candidate)
-                run, before = Run(kept=run.changes), candidate  # the same changes, none of which is new
-        differences = diff(before, candidate)
-        changes = tuple(change.line for change in differences)
-        require_within(request.only, (change.key for change in differences), candidate)
-        if not (is_baseline or request.again or (request.run and request.run.new is None)):
-            if changes and bench.engine.validate(before).settings == validated.settings:
-                text = shorten(", ".join(changes), _LONGEST)
-                cause = f"all changes are to keys that this engine does not use: {text}"
-                raise UsageError(cause, "Change a key that the engine uses, or run the config anyway: --again.")
-            if tried := already_tried(campaign.decided, run, candidate.hash, effective):
-                cause = f"this config was already tried in experiment {tried.number:04d} ({tried.status})"
-                raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
-            for other in self.in_flight:
-                is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
-                if is_same or other.config_hash == candidate.hash:
-                    raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
+        changes = diff(before, candidate)
+        require_within(request.only, (change.key for change in changes), candidate)
+        if request.again and run.new and (run.new.experiment or run.new.commit):
+            run, changes = Run(kept=run.changes), ()  # the same changes, none of which is new
+        is_repeatable = is_baseline or request.again or (request.run and request.run.new is None)
+        tried = already_tried([*campaign.decided, *self.in_flight], run, candidate.hash, effective)
+        if tried and not is_repeatable:
+            cause = f"these values were already tried in experiment {tried.number:04d} ({tried.status})"
+            raise UsageError(cause, f"Change a key that {bench.engine.name} uses, or repeat it: --again.")
         config = "the incumbent" if run.changes == campaign.kept else "an earlier config"
         if run.is_baseline:
             config = "the baseline"
         kind = "re-run" if run.stage is Stage.SEARCH else "final check run"
         name = f"{kind} of {config}" if campaign.baseline else "baseline"
-        description = request.proposal.description or ", ".join(changes) or name
+        description = request.proposal.description or ", ".join(change.line for change in changes) or name
         return Record(
             number=0,
             status=STARTED,
@@ -240,7 +228,7 @@ class Controller:
             user_decisions=campaign.user_decisions,
             proposal=replace(request.proposal, description=description),
             run=run,
-            diff=changes,
+            diff=tuple(change.line for change in changes),
             scaled=validated.scaled,
             unused_keys=validated.unused,
             config_hash=candidate.hash,
@@ -270,10 +258,9 @@ class Controller:
             parent = campaign.parent and self.ledger.stored_config(campaign.parent)
             incumbent = dict(self.bench.engine.validate(parent).settings) if parent else None  # paths of this checkout
             job = self.bench.job(record.effective, self.bench.next_seed(campaign), record.hardware, incumbent=incumbent)
-            self.submit(self.ledger.run_dir(record.number), job)
             self.ledger.sync_tsv()
+            self.submit(self.ledger.run_dir(record.number), job)
         except (EngineError, UsageError, OSError) as error:
-            self.cancel(record.number)
             return self.conclude(crash(record, Failure.INFRASTRUCTURE, str(error)))
         return record
 
@@ -335,9 +322,8 @@ class Controller:
         """Close an experiment that has its verdict. Return the closed record. `remarks`: on its scores."""
         if record.decided is None and record.failure in (None, Failure.CONFIG):
             record = replace(record, decided=self.ledger.num_decided() + 1)
-        # The monotonic clock excludes suspensions. If another process started the run, only the wall clock is left.
-        by_wall_clock = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
-        seconds = self.clock() - self._begins.pop(record.number, self.clock() - by_wall_clock)
+        # The monotonic clock excludes suspensions. If another process started the run, the worker's clock is left.
+        seconds = self.clock() - self._begins.pop(record.number, self.clock())
         lines = [record.health] if record.health else []
         if record.result is not None:
             seconds = max(seconds, record.result.total_seconds)
@@ -348,7 +334,7 @@ class Controller:
                 lines += map(str, digest(read_steps(steps), conditions))
             except UsageError as error:  # the verdict does not depend on the curves
                 lines.append(f"the curves were not examined: {error}")
-        record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
+        record = replace(record, total_seconds=seconds, health="\n".join(lines) or None)
         return close(record, self.ledger, self.repo)
 
     @property
@@ -359,37 +345,27 @@ class Controller:
     def wait(self) -> None:
         """Wait until a run in flight ends, at most half a second. Then show the progress of the others. If this machine
         was suspended, report for how long: the monotonic clock, which limits training, stops meanwhile."""
-        executor, starting = self.bench.executor, Progress(Phase.STARTING, 0)
-        executor.wait(_TICK_SECONDS)
-        folders = executor.in_flight()
-        self.reporter.show({f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in folders})
+        self.bench.executor.wait(_TICK_SECONDS)
+        self.reporter.show({folder: read_progress(folder) for folder in self.bench.executor.in_flight()})
         before, self._ahead = self._ahead, self.now().timestamp() - self.clock()
         seconds = 0.0 if before is None else self._ahead - before
         if seconds >= _SUSPENDED_SECONDS:
-            self.reporter.note(f"{suspended(seconds)}; this does not count as training time")
+            was = f"this machine was suspended for {lasted(seconds)}, or its clock was set forward"
+            self.reporter.note(f"{was}; this does not count as training time")
 
-    def cancel(self, number: int | None = None) -> None:
-        """Cancel all runs that were not collected; with `number` only the run of one experiment."""
-        executor = self.bench.executor
-        executor.cancel([*executor.in_flight()] if number is None else [self.ledger.run_dir(number)])
+    def cancel(self) -> None:
+        """Cancel all runs that were not collected."""
+        self.bench.executor.cancel([*self.bench.executor.in_flight()])
 
     def interrupt(self, cause: str) -> None:
         """End the runs in flight and close their records as interrupted, unless a record already has a verdict."""
-        numbers = self.bench.in_flight
+        numbers = {*self.bench.in_flight, *self.ledger.numbers()[-1:]}
         self.cancel()
-        records = self.ledger.records()
-        for record in records:
-            if record.git_action is not None or (record.number not in numbers and record is not records[-1]):
-                continue
-            if record.status == STARTED:
+        for record in self.ledger.records():
+            if record.number in numbers and record.status == STARTED:
                 self.conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"))
-            else:
+            elif record.number in numbers and record.git_action is None:
                 close(record, self.ledger, self.repo)
-
-
-def suspended(seconds: float) -> str:
-    """Return words for a jump of the wall clock."""
-    return f"this machine was suspended for {lasted(seconds)}, or its clock was set forward"
 
 
 def open_controller(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Controller:
@@ -412,17 +388,14 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     engine, rules_hash = open_engine(rules, root, environ, request.gpus, request.prime_rl), rules.hash(root)
     if first is not None and first.branch != here and first.rules_hash != rules_hash:
         first = baseline_of(records, continued(repo, records, rules_hash))
-    num_before = num_slots_of(first.hardware) if first else None
-    num_slots = (num_before or 1) if request.pairs is None else request.pairs
+    num_slots = request.pairs or (num_slots_of(first.hardware) if first else 1 if request.pairs is None else 0)
     if num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
-        num_slots = num_before or fitting.num_runs
-        campaign = f"; {first.branch} began with {num_slots}, which stays" if first else ""
-        reporter.note(f"--pairs auto: {fitting}{campaign}")
+        num_slots = fitting.num_runs
+        reporter.note(f"--pairs auto: {fitting}")
     executor: Executor[Any] = LocalExecutor(root, environ)
     if cluster is not None:
-        least = math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)
         for name, value, needed in (
-            ("time_minutes", cluster.time_minutes, least),
+            ("time_minutes", cluster.time_minutes, math.ceil((engine.deadline_seconds + LATE_SECONDS) / 60.0)),
             ("gpus", cluster.gpus, rules.num_gpus),
         ):
             if value < needed and request.gpus is None:
@@ -436,7 +409,9 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
         num_each = len({*engine.gpu_ids()})
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
         executor = LocalExecutor(root, environ, divide(num_slots, indices, num_each, own_cores()))
-    gpus_of_slots: list[str | None] = [slot.gpus for slot in executor.free_slots if slot.gpus]
-    engine_of = {gpus: open_engine(rules, root, environ, gpus, request.prime_rl) for gpus in gpus_of_slots}
-    bench = Bench(root, rules, rules_hash, engine, executor, request, engine_of)
-    return Controller(bench, ledger, repo, reporter)
+    engine_of: Mapping[str | None, Engine] = {
+        slot.gpus: open_engine(rules, root, environ, slot.gpus, request.prime_rl)
+        for slot in executor.free_slots
+        if slot.gpus
+    }
+    return Controller(Bench(root, rules, rules_hash, engine, executor, request, engine_of), ledger, repo, reporter)

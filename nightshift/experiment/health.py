@@ -69,11 +69,10 @@ def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
     findings.append(pace(steps, is_healthy=not findings and conditions.run.training.outcome.is_success))
     used, keys = conditions.used_keys, conditions.values.keys()
     closed = {KL_TAU, *MASKS} - keys if LOSS in keys else set()  # parameters of other losses
-
-    def is_open(key: str) -> bool:
-        return key not in closed and (used is None or key in used)
-
-    return [f._replace(keys=tuple(filter(is_open, f.keys))[:3]) for f in findings[:5]]
+    return [
+        f._replace(keys=tuple(key for key in f.keys if key not in closed and (used is None or key in used))[:3])
+        for f in findings[:5]
+    ]
 
 
 def curve(steps: Steps, name: str) -> list[float]:
@@ -190,15 +189,6 @@ def groups(values: Values, steps: Steps, conditions: Conditions) -> Finding | No
     return Finding(text, (GROUP, TEMPERATURE, SAMPLER), severity) if right + wrong >= 0.8 else None
 
 
-def unused(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
-    """Find a run that `max_steps` ended long before the budget."""
-    used, whole = steps[-1].time, conditions.rules.budget_seconds
-    if conditions.run.training.outcome is not Outcome.FINISHED or used is None or used >= 0.8 * whole:
-        return None
-    end = f"max_steps = {conditions.values.get('max_steps')} ended training after {used:.0f} s"
-    return Finding(f"{end}: {whole - used:.0f} s of the budget unused", ("max_steps",), COSTLY)
-
-
 # A field of Step and the test of its curve. "step" stands for tests that read several fields.
 CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]], ...] = (
     ("step", no_gradient),
@@ -212,7 +202,6 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
     ("error_share", partial(above, 0.02, "{:.0%} of the rollouts failed, see inference.log", (INFLIGHT, MAX_TOKENS))),
     ("step", cut),
     ("all_right_share", groups),
-    ("step", unused),
 )
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +23,6 @@ from msgspec import Struct
 
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record
 from nightshift.config.rules import covered_files
 from nightshift.config.train_toml import load, set_values
 from nightshift.engines.base import ENGINES, NO_GPU, Engine, Note, PrepareFlags
@@ -41,11 +39,11 @@ _RELEASE_SECONDS = 10.0  # after which a killed run must not use a GPU any more;
 _GRACE_SECONDS = 60.0  # for run.py to close its record after SIGTERM
 _POLL_SECONDS = 0.5
 _RATE = "trainer.optim.lr"
-# Patterns of private text, and their placeholders.
+# Patterns of addresses, paths and secrets.
 _PRIVATE = (
-    (r"[a-z][a-z0-9+.-]*://\S+|\S+@\S+|\b\d{1,3}(?:\.\d{1,3}){3}\b", "<address>"),
-    (r"(?<![\w<])(?:~|\.{1,2})?(?:/[^\s/:;,'\"()<>|]+)+/?", "<path>"),
-    (r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{24,}", "<secret>"),
+    r"[a-z][a-z0-9+.-]*://\S+|\S+@\S+|\b\d{1,3}(?:\.\d{1,3}){3}\b",
+    r"(?<![\w<])(?:~|\.{1,2})?(?:/[^\s/:;,'\"()<>|]+)+/?",
+    r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{24,}",
 )
 
 
@@ -84,7 +82,6 @@ class Row(Struct, frozen=True):
     is_shown: bool  # True if the measurement succeeded
     figure: str  # the measured figure, or the line of the error
     seconds: float | None
-    time: str  # ISO 8601, UTC
 
 
 class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
@@ -100,10 +97,9 @@ def public(text: str) -> str:
     secrets = [value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)]
     host = socket.gethostname()
     names = {os.environ.get("USER", ""), Path.home().name, host.partition(".")[0]} - {"root", ""}
-    patterns = [(re.escape(value), "<secret>") for value in secrets if len(value) > 3]
-    patterns += [(re.escape(host), "<name>"), *_PRIVATE, *((rf"\b{re.escape(name)}\b", "<name>") for name in names)]
-    for pattern, word in patterns:
-        text = re.sub(pattern, word, text)
+    words = [re.escape(word) for word in (*(secret for secret in secrets if len(secret) > 3), host)]
+    for pattern in (*words, *_PRIVATE, *(rf"\b{re.escape(name)}\b" for name in names)):
+        text = re.sub(pattern, "<private>", text)
     return text
 
 
@@ -149,25 +145,16 @@ class MachineProof:
 
     def write(self, name: str, is_shown: bool, figure: str, seconds: float | None) -> None:
         """Write a row. EngineError if the disk refuses."""
-        engine, now = self.engine, datetime.now(UTC).isoformat(timespec="milliseconds")
+        engine = self.engine
         if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
             return
-        rows = {**self.rows, name: Row(is_shown, public(figure), seconds and round(seconds, 1), now)}
-        machines = {**self._machines(), self.machine: {step: rows[step] for step in STEPS if step in rows}}
+        rows = {**self.rows, name: Row(is_shown, public(figure), seconds and round(seconds, 1))}
+        machines = {**self._machines(), self.machine: rows}
         versions = {"nightshift": metadata.version("nightshift"), "machine.toml": public(engine.machine.text)}
         proof = ProofFile(
             commit=Repo(self.root).head().commit, versions=versions | engine.versions(), machines=machines
         )
         write_json(self.root / PROOF_NAME, proof)
-
-
-def _figure(record: Record) -> str:
-    """Return the figures of a run, or why it crashed."""
-    if record.score is None or record.result is None:
-        return record.why
-    training, start = record.result.training, record.result.startup_seconds or 0.0
-    peak = "memory not measured" if training.peak_memory_gb is None else f"{training.peak_memory_gb:.1f} GB"
-    return f"{record.status}, score {record.score:.4f}, {training.num_steps} steps, {peak}, ready after {start:.0f} s"
 
 
 @contextmanager
@@ -190,7 +177,6 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
     engine, ledger, rules_hash = proof.engine, Ledger(proof.root), proof.engine.rules.hash(proof.root)
     if not engine.free_gpus():
         raise UsageError(f"--prove needs a GPU, and {engine.rules.name} uses none here", "Leave out --gpus none.")
-    digest = hashlib.sha256(f"{proof.machine} {rules_hash}".encode()).hexdigest()
     ledger.runs_dir.mkdir(exist_ok=True)
     log = ledger.runs_dir / "prove.log"
     log.unlink(missing_ok=True)
@@ -206,14 +192,15 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
         elif command == "prepare.py":
             words += [f"--{name}={folder}" for name, folder in flags.sources.items()]
         elif words[0] == "run.py":
-            words += ["--branch", f"autoresearch/proof-{digest[:8]}"]
+            words += ["--branch", f"autoresearch/proof-{rules_hash[:8]}"]
         config = load(proof.root / CONFIG_NAME)
         if "--again" in words and Repo(proof.root).config_at("HEAD") == config.source:
             write_atomically(proof.root / CONFIG_NAME, set_values(config.source, {_RATE: 2 * config.get(_RATE)}))
         code = _run(proof, missing[0], words, log)
         if words[0] == "run.py" and code in (ExitCode.MEASURED, ExitCode.CRASH):
             record = ledger.records()[-1]
-            proof.write(missing[0], record.score is not None, _figure(record), record.total_seconds)
+            figure = record.why if record.score is None else f"{record.status}, score {record.score:.4f}"
+            proof.write(missing[0], record.score is not None, figure, record.total_seconds)
         elif code not in (ExitCode.MEASURED, ExitCode.INTERRUPTED) and proof.rows == before:
             proof.mark(missing[0], " | ".join(tail(log, 1)) or f"exit code {code}", is_shown=False)
         for name, row in proof.rows.items():

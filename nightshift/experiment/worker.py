@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,14 +31,13 @@ from nightshift.campaign.records import (
 )
 from nightshift.engines.base import Engine, NoGradient, isolate, open_engine
 from nightshift.engines.machine import MACHINE_NAME
-from nightshift.errors import EngineError, ExitCode, Failure, Interrupted, NightshiftError
+from nightshift.errors import EngineError, ExitCode, Failure, Interrupted, UsageError
 from nightshift.evaluation.evaluate import evaluate, examples_of
 from nightshift.executors.process import engine_environment, interruptible
 from nightshift.files import read_file, temporary_beside, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
-_CONFIG_FAULT = "the incumbent starts, so the config is at fault"
 _CHANCE = 1e-4  # a series of steps without a gradient that is less likely than this by chance ends the run
 INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to find out whose fault a failed start is
 
@@ -77,59 +75,56 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.INFRASTRUCTURE)
     measured: dict[str, Any] = {}  # further fields of the result
     engine: Engine | None = None
-    answers: Path | None = None
-    if job.split != "test":  # agents read in runs/, so no answers to test examples are written
-        # The file appears together with the result, so nobody can end a run because its first scores are low.
-        answers = temporary_beside(folder / ANSWERS_NAME)
+    # Agents read in runs/, so no answers to test examples are written. The file appears together with the result, so
+    # nobody can end a run because its first scores are low.
+    answers = None if job.split == "test" else temporary_beside(folder / ANSWERS_NAME)
     try:
         # The environment variables of a cluster's node may contain tokens.
         engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus)
         hardware = engine.hardware() + job.layout  # before this process is pinned to a part of the hardware
-        pairs = {"rules hash": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or hardware, hardware)}
-        for what, (expected, actual) in pairs.items():
-            if expected != actual:
-                raise EngineError(f"the worker's {what} differs from the job's: {actual} instead of {expected}")
+        expected, actual = (job.rules_hash, job.hardware or hardware), (rules.hash(root), hardware)
+        if expected != actual:
+            raise EngineError(f"the worker's rules hash or hardware differs from the job's: {actual}, not {expected}")
         if job.cores and hasattr(os, "sched_setaffinity"):  # not on macOS
             os.sched_setaffinity(0, job.cores)
         examples = examples_of(job.split, rules, root)
         measured = {"hardware": hardware, "versions": engine.versions()}
         if engine.machine.text:
             measured["versions"] |= {MACHINE_NAME: engine.machine.text}
-        if job.name and (memory := os.environ.get("SLURM_MEM_PER_NODE")):
-            measured["versions"] |= {"memory of the job": f"{memory} MiB"}
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
             measured["startup_seconds"] = time.monotonic() - opened
             callback = ending(progress, rules.budget_seconds) if job.incumbent else progress
             training = session.train(rules.budget_seconds, callback)
-            if training.outcome.is_success and training.num_steps < 1:  # the weights are still those of the base model
+            if not training.outcome.is_success:
+                if training.failure in (None, Failure.UNKNOWN):
+                    failure = Failure.INFRASTRUCTURE if training.num_steps else Failure.UNKNOWN
+                    raise EngineError(training.cause or "no cause known", failure=failure, log=training.log)
+            elif training.num_steps < 1:  # the weights are still those of the base model
                 cause = f"the budget of {rules.budget_text} is too short for one step"
                 fix = "Lower orchestrator.batch_size or max_completion_tokens."
                 raise EngineError(cause, fix, failure=Failure.CONFIG)
-            if training.outcome.is_success:
-                evaluation = evaluate(session, examples, rules, answers, progress)
+            else:
+                measured["evaluation"] = evaluate(session, examples, rules, answers, progress)
                 session.confirm()
-                measured["evaluation"] = evaluation
-            elif training.failure in (None, Failure.UNKNOWN):
-                failure = Failure.INFRASTRUCTURE if training.num_steps else Failure.UNKNOWN
-                raise EngineError(training.cause or "no cause known", failure=failure, log=training.log)
         finally:
             session.close()
-    except Interrupted:
-        raise
-    except (NightshiftError, OSError) as error:
+    except (EngineError, UsageError, OSError) as error:
         cause, failure, log = str(error), Failure.INFRASTRUCTURE, None
         if isinstance(error, EngineError):
             failure, log = error.failure, error.log
         if failure is Failure.UNKNOWN:
             failure = Failure.INFRASTRUCTURE
             if engine and job.incumbent:
-                reporter(folder / PROGRESS_NAME, slot, "starting the incumbent to find the cause of a failure")
-                seconds_left = job.deadline_seconds - (time.monotonic() - began)
-                problem = _start(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
-                failure = Failure.INFRASTRUCTURE if problem else Failure.CONFIG
-                cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
+                other, seconds_left = folder / INCUMBENT, job.deadline_seconds - (time.monotonic() - began)
+                try:
+                    other.mkdir()
+                    engine.open(job.incumbent, job.seed, other, seconds_left).close()
+                    failure, reason = Failure.CONFIG, "the incumbent starts, so the config is at fault"
+                except (EngineError, UsageError, OSError) as problem:
+                    reason = f"the incumbent does not start either: {problem}"
+                cause = f"{cause.rstrip('.')}; {reason}"
         cause = clean(cause, 4 * MAX_TEXT)
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
         measured.pop("evaluation", None)
@@ -143,20 +138,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     return Result(job.seed, training, token=job.token, job_sha256=job.sha256, **measured)
 
 
-def _start(engine: Engine, incumbent: Mapping[str, Any], seed: int, folder: Path, seconds: float) -> str:
-    """Start the incumbent and stop it. Return why this failed; empty if it starts, so that the config is at fault."""
-    try:
-        folder.mkdir()
-        engine.open(incumbent, seed, folder, seconds).close()
-    except Interrupted:
-        raise
-    except (NightshiftError, OSError) as error:
-        return f"the incumbent does not start either: {error}"
-    return ""
-
-
-def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
-    """Return a callback that writes the last reading to `path`, for the live line. `note`: of the first reading."""
+def reporter(path: Path, slot: str) -> ProgressCallback:
+    """Return a callback that writes the last reading to `path`, for the live line."""
     phase, written = Phase.STARTING, -math.inf
 
     def report(reading: Progress) -> None:
@@ -166,7 +149,7 @@ def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
             with suppress(OSError):  # a full disk does not end the run before the result is written
                 write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
 
-    report(Progress(Phase.STARTING, 0, note=note))
+    report(Progress(Phase.STARTING, 0))
     return report
 
 

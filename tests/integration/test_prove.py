@@ -97,7 +97,7 @@ class Machine:
         """Assert that --prove shows every row and keeps private words out of the file; once more it runs nothing."""
         code, lines = self.prove(*flags)
         assert code == 0, lines
-        assert [name for name, row in self.rows.items() if row["is_shown"]] == self.names
+        assert {name for name, row in self.rows.items() if row["is_shown"]} == {*self.names}
         text = (self.root / "proof.json").read_text()
         assert [word for word in (str(self.root.parent), socket.gethostname(), *SECRETS.values()) if word in text] == []
         code, lines = self.prove()

@@ -204,7 +204,7 @@ def test_a_certified_campaign_says_what_to_copy_and_what_next(tmp_path: Path) ->
     first, *others = commands
     assert first == "uv run nightshift diff baseline incumbent"
     assert others[: 1 + len(weak)] == [*reverts, "uv run nightshift certify"]
-    with_certificate(ledger, certificate_for(ledger, environments=("arithmetic",)))
+    with_certificate(ledger, certificate_for(ledger))
     page = rendered(tmp_path)
     assert "What to copy" in page.text
     assert "nightshift certify" not in page.text

@@ -123,7 +123,7 @@ def test_doctor_exits_as_run_py_could_start(root, monkeypatch, engine, code) -> 
 
 
 def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
-    comparison = replace(COMPARISON, level=float("nan"), model="\udc80")
+    comparison = replace(COMPARISON, level=float("nan"), notes=("\udc80",))
     print_result(Certified(plan=("time: 1 min",), comparisons=(comparison,)), (), True)
     found = checked(capsys.readouterr().out)
     assert (found["kind"], found["plan"]) == ("certify", ["time: 1 min"])

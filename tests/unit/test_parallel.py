@@ -227,11 +227,11 @@ def test_a_config_that_is_in_flight_is_refused(controller: Controller) -> None:
     controller = with_bench(controller, executor=executor)
     config = parse(set_values((controller.bench.root / "train.toml").read_bytes(), {LR: 3e-6}))
     record = controller.start(Request(), config, controller.campaign())
-    with pytest.raises(UsageError, match=f"this config is in flight as experiment {record.number:04d}"):
+    with pytest.raises(UsageError, match=rf"already tried in experiment {record.number:04d} \(started\)"):
         controller.admit(config, Request(), controller.campaign())
     campaign, rider = controller.campaign(), Change(keys={"trainer.optim.weight_decay": "0.1"})
     run = replace(record.run, rider=rider, new=replace(record.run.new, experiment=0))
-    with pytest.raises(UsageError, match="is in flight"):  # whatever it runs with
+    with pytest.raises(UsageError, match="already tried"):  # whatever it runs with
         controller.admit(campaign.compose(run.changes), Request(run=run), campaign)
 
 

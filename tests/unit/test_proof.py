@@ -42,11 +42,11 @@ def proof_of(root: Path) -> MachineProof:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("no file /home/al/x.log, see ~/.cache/y: 3 of 4", "no file <path>, see <path>: 3 of 4"),
-        ("http://proxy.corp:8080/simple refused git@github.com:a/b", "<address> refused <address>"),
-        ("10.1.2.3:80 is gone, driver 570.86.15", "<address>:80 is gone, driver 570.86.15"),
-        ("aliceliddell at wonder1 (wonder1.corp)", "<name> at <name> (<name>)"),
-        ("key hf_abcdefghijklmnop123456789 and hunter2hunter2", "key <secret> and <secret>"),
+        ("no file /home/al/x.log, see ~/.cache/y: 3 of 4", "no file <private>, see <private>: 3 of 4"),
+        ("http://proxy.corp:8080/simple refused git@github.com:a/b", "<private> refused <private>"),
+        ("10.1.2.3:80 is gone, driver 570.86.15", "<private>:80 is gone, driver 570.86.15"),
+        ("aliceliddell at wonder1 (wonder1.corp)", "<private> at <private> (<private>)"),
+        ("key hf_abcdefghijklmnop123456789 and hunter2hunter2", "key <private> and <private>"),
         ("GPU 0 (NVIDIA A100-SXM4-80GB) and/or 1/2 of a/b", "GPU 0 (NVIDIA A100-SXM4-80GB) and/or 1/2 of a/b"),
     ],
 )  # fmt: skip
@@ -99,7 +99,7 @@ def test_an_error_fails_the_row_that_began_first(root: Path, nvml: StandInNvml) 
     rows = proof_of(root).rows
     assert {name: (row.is_shown, row.figure) for name, row in rows.items()} == {
         "driver and memory": (True, "one card"),
-        "compile caches": (False, "no kernel in <path>"),
+        "compile caches": (False, "no kernel in <private>"),
     }
 
 

@@ -92,7 +92,6 @@ def test_a_training_that_fails_for_no_known_cause_has_the_incumbent_s_start_trie
     training = run(monkeypatch, tmp_path, [GOOD, BAD]).training
     cause = "trainer ended: exit code 1; the incumbent starts, so the config is at fault"
     assert training == replace(failed, failure=Failure.CONFIG, cause=cause)
-    assert "starting the incumbent to find the cause" in (tmp_path / "progress.json").read_text()
     other = tmp_path / "baseline"
     other.mkdir()
     assert run(monkeypatch, other, [BAD], incumbent=None).training == replace(failed, failure=Failure.INFRASTRUCTURE)
@@ -108,10 +107,10 @@ def test_a_result_records_what_machine_toml_sets(monkeypatch, tmp_path) -> None:
 
 
 def test_a_worker_refuses_other_rules_and_other_hardware_than_its_job_s(monkeypatch, tmp_path) -> None:
-    for job, what in (({"rules_hash": "other"}, "rules hash"), ({"hardware": "H100"}, "hardware")):
+    for job in ({"rules_hash": "other"}, {"hardware": "H100"}):
         result = run(monkeypatch, tmp_path, [BAD], **job)
         assert (result.training.failure, result.evaluation) == (Failure.INFRASTRUCTURE, None)
-        assert result.training.cause.startswith(f"the worker's {what} differs from the job's: ")
+        assert result.training.cause.startswith("the worker's rules hash or hardware differs from the job's: ")
 
 
 def test_a_run_whose_processes_cannot_be_ended_has_no_score(monkeypatch, tmp_path) -> None:
