@@ -103,7 +103,7 @@ def certify(dry_run: bool, gpus: str | None, slurm: Path | None, as_json: bool, 
                 end_leftovers(controller.bench.root, reporter.note)
                 comparisons = (certificates.certify(find()),)
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
-    print_result(certified, plan if dry_run else [str(certified)], as_json)
+    print_result(certified, plan if dry_run else [str(certified), "next: uv run nightshift report"], as_json)
 
 
 @commands.command()

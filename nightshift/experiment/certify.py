@@ -118,7 +118,7 @@ class Task(NamedTuple):
             f"number:   comparison {plan.number:04d}; to resume: uv run nightshift certify --resume {plan.number:04d}",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
             f"runs:     {seeds} for each config, {num_examples} examples of the {plan.split} split",
-            f"time:     at least {lasted(self.num_waves() * rules.budget_seconds)}",
+            f"time:     {lasted(self.num_waves() * rules.budget_seconds)} of training, plus start-up and evaluation",
             *(
                 [f"access:   use {access} of the test split by this campaign; 'better' or 'worse' {level}"]
                 if access
@@ -142,7 +142,7 @@ def open_task(
     campaign's config. `resume`: a number, whose comparison has its own options. `night`: the start of a night, which
     resumes its own comparison."""
     ledger, repo, revisions = controller.ledger, controller.repo, dict(revisions or {})
-    plans, configs = ledger.plans(), dict[str, Config]()
+    plans, configs, names = ledger.plans(), dict[str, Config](), dict[str, str]()
     old_plan = next(
         (plan for plan in reversed(plans) if plan.number == resume or (night and plan.night == night)), None
     )
@@ -164,8 +164,11 @@ def open_task(
             fix = "Run more experiments (uv run run.py), or name a commit: --incumbent REV"
             raise UsageError("no change is kept, so the incumbent is the baseline", fix)
         configs = {"baseline": campaign.compose(()), "incumbent": campaign.compose(campaign.kept)} | configs
-    names = {"baseline": f"experiment {first.number if first else 0:04d}"}
-    names["incumbent"] = f"incumbent after experiment {max(ledger.numbers(), default=0):04d}"
+        names["baseline"] = f"experiment {first.number:04d}"
+        changes = " and ".join(change.name for change in campaign.kept)
+        names["incumbent"] = f"{names['baseline']} with the kept changes {changes}"
+    elif configs["baseline"].hash == configs["incumbent"].hash:
+        raise UsageError("both commits have the same train.toml", "Name two commits whose train.toml differs.")
     if environment or budget_seconds:
         controller = _with_other_rules(controller, environment, budget_seconds)
     bench = controller.bench
@@ -235,7 +238,8 @@ def certify(task: Task) -> Comparison:
     for side, evaluations in by_side.items():
         if not evaluations:
             fix = f"Remove the cause, then: uv run nightshift certify --resume {plan.number:04d}"
-            raise EngineError(f"no run of the {side} was evaluated: see the logs in {task.folder}", fix)
+            why = next((run.note for run in runs if run.side == side), f"see the logs in {task.folder}")
+            raise EngineError(f"no run of the {side} was evaluated: {why}", fix)
     sides = [*by_side.values()]
     if len({evaluation.examples_sha256 for side in sides for evaluation in side}) > 1:
         cause = f"the examples changed since comparison {plan.number:04d} began"
@@ -403,13 +407,14 @@ def verdict(result: Estimate, level: float) -> str:
 
 
 class Certified(Document, frozen=True, kw_only=True, tag="certify"):
-    """The output of `nightshift certify`: the plan as lines of text, and the comparison, which --dry-run omits."""
+    """The output of `nightshift certify`: the plan as lines of text, and the comparison, which --dry-run omits. As
+    text only the comparison, because the plan is printed when the runs begin."""
 
     plan: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
 
     def __str__(self) -> str:
-        lines = [*self.plan]
+        lines = list[str]()
         for c in self.comparisons:
             low, high = c.estimate.interval
             tested = f"{c.verdict} (p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g})"

@@ -44,7 +44,7 @@ class Finding(NamedTuple):
     severity: int
 
     def __str__(self) -> str:
-        return f"{self.text} [{', '.join(self.keys)}]" if self.keys else self.text
+        return f"{self.text}; keys to try: {', '.join(self.keys)}" if self.keys else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,14 @@ def groups(values: Values, steps: Steps, conditions: Conditions) -> Finding | No
     return Finding(text, (GROUP, TEMPERATURE, SAMPLER), severity) if right + wrong >= 0.8 else None
 
 
+def unused(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
+    """Find a run that `max_steps` ended long before the budget."""
+    used, whole = steps[-1].time, conditions.rules.budget_seconds
+    if conditions.run.training.outcome is not Outcome.FINISHED or used is None or used >= 0.8 * whole:
+        return None
+    return Finding(f"max_steps ended the training after {used:.0f} s of {whole:.0f} s", ("max_steps",), COSTLY)
+
+
 # A field of Step and the test of its curve. "step" stands for tests that read several fields.
 CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]], ...] = (
     ("step", no_gradient),
@@ -202,6 +210,7 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
     ("error_share", partial(above, 0.02, "{:.0%} of the rollouts failed, see inference.log", (INFLIGHT, MAX_TOKENS))),
     ("step", cut),
     ("all_right_share", groups),
+    ("step", unused),
 )
 
 

@@ -192,14 +192,19 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
         elif command == "prepare.py":
             words += [f"--{name}={folder}" for name, folder in flags.sources.items()]
         elif words[0] == "run.py":
-            words += ["--branch", f"autoresearch/proof-{rules_hash[:8]}"]
+            digest = hashlib.sha256(f"{proof.machine} {rules_hash}".encode()).hexdigest()
+            words += ["--branch", f"autoresearch/proof-{digest[:8]}"]
         config = load(proof.root / CONFIG_NAME)
         if "--again" in words and Repo(proof.root).config_at("HEAD") == config.source:
             write_atomically(proof.root / CONFIG_NAME, set_values(config.source, {_RATE: 2 * config.get(_RATE)}))
         code = _run(proof, missing[0], words, log)
         if words[0] == "run.py" and code in (ExitCode.MEASURED, ExitCode.CRASH):
             record = ledger.records()[-1]
-            figure = record.why if record.score is None else f"{record.status}, score {record.score:.4f}"
+            figure = record.why
+            if record.result and record.score is not None:
+                training, start = record.result.training, record.result.startup_seconds or 0.0
+                figure = f"{record.status}, score {record.score:.4f}, {training.num_steps} steps, "
+                figure += f"peak memory {training.peak_memory_gb} GB, ready after {start:.0f} s"
             proof.write(missing[0], record.score is not None, figure, record.total_seconds)
         elif code not in (ExitCode.MEASURED, ExitCode.INTERRUPTED) and proof.rows == before:
             proof.mark(missing[0], " | ".join(tail(log, 1)) or f"exit code {code}", is_shown=False)

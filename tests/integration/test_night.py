@@ -16,7 +16,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import CERTIFY_NAME
 from nightshift.errors import Failure
 from nightshift.executors.process import is_alive
-from tests.checkouts import ROOT, git
+from tests.checkouts import git
 from tests.night_checkout import (
     BASELINE,
     finish,

@@ -177,7 +177,7 @@ def test_the_plan_reads_nothing(kept: Controller, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(data, "load", lambda split, size: load(split, size) if split != "test" else pytest.fail("read"))
     task = open_task(kept)
     lines = task.describe()
-    assert lines[0] == "certify:  incumbent after experiment 0002 (incumbent), compared with experiment 0001 (baseline)"
+    assert lines[0] == "certify:  experiment 0001 with the kept changes 0002 (incumbent), compared with experiment 0001 (baseline)"
     assert "runs:     3 new seeds for each config, 400 examples of the test split" in lines
     assert kept.ledger.accesses() == []
     assert not (kept.ledger.runs_dir / "certify").exists()
