@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 from nightshift.config.allowlist import (
     ANY,
     CURRICULUM,
+    FOREIGN,
     LOSS,
     OTHER_VERSION,
     PARAMETERS,
     PRIME_RL_LOSSES,
+    ROWS,
     Kind,
     Lock,
     Value,
@@ -18,16 +20,15 @@ from nightshift.config.allowlist import (
     find_key,
     find_part,
     find_renamed,
-    instead,
     is_accepted,
     is_inner,
     is_name,
     lock,
-    lock_of_word,
     spelled_out,
     suggest,
     tables_around,
     value_text,
+    written,
 )
 from nightshift.errors import ConfigError
 
@@ -106,18 +107,16 @@ def _not_open(path: KeyPath, value: Any) -> Iterator[Problem]:
 def _problem(path: KeyPath, value: Any) -> Problem:
     """Return the problem of a key that is not open."""
     spelled, owner = spelled_out(path, value), lock(path)
-    renamed = find_part(path) if owner else find_renamed(path)
-    if renamed is not None and not renamed.origin:
-        key = renamed.key
+    key, origin = (find_part(path) if owner else find_renamed(path)) or (None, "")
+    if key is not None and not origin:
         cause = f"{spelled} is not a key; the nearest is {key.path.replace(ANY, 'NAME')} ({key.meaning})"
         fix = "Delete it, or choose a new value for the nearest key, whose meaning or unit differs"
         return Problem(path, value, cause, fix)
-    if renamed is not None:
-        key = renamed.key
-        verb = "is now" if renamed.origin == OTHER_VERSION else f"is {renamed.origin}'s word for"
+    if key is not None:
+        verb = "is now" if origin == OTHER_VERSION else f"is {origin}'s word for"
         allowed = "" if is_accepted(key, value) else f", which allows {key.allowed()}"
-        return Problem(path, value, f"{spelled} {verb} {key.path}{allowed}", _written(key.path, value), target=key.path)
-    owner = owner or lock_of_word(path)
+        return Problem(path, value, f"{spelled} {verb} {key.path}{allowed}", written(key, value), target=key.path)
+    owner = owner or lock(path, FOREIGN)
     if owner is not None:
         verb = "has no counterpart" if owner.owner == "nobody" else f"is locked by the {owner.owner}"
         table = next((table for table in tables_around(path) if table in (*owner.paths, *owner.former)), "")
@@ -128,18 +127,8 @@ def _problem(path: KeyPath, value: Any) -> Problem:
     fix = f"Did you mean {' or '.join(similar)}?" if similar else "Delete it; uv run run.py --keys lists every key"
     if len(similar) != 1:
         return Problem(path, value, f"{spelled} is unknown", fix)
-    fix += f" {_written(similar[0], value)}"
+    fix += f" {written(ROWS[similar[0]], value)}"
     return Problem(path, value, f"{spelled} is unknown", fix, target=similar[0], is_guess=True)
-
-
-def _written(path: str, value: Any) -> str:
-    """Return the fix that writes a value, or an allowed one, to an open key."""
-    key, (table, _, leaf) = find_key(path), path.replace(ANY, "NAME").rpartition(".")
-    assert key is not None
-    if key.kind is Kind.TABLE:
-        return f"Write [{table}.{leaf}]"
-    text = value_text(value if is_accepted(key, value) else instead(key, value))
-    return f"Write {leaf} = {text} " + (f"under [{table}]" if table else "at the top of the file")
 
 
 # -- rules between keys -------------------------------------------------------------------------------

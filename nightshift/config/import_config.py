@@ -19,9 +19,9 @@ from nightshift.config.allowlist import (
     KEYS,
     LOSS,
     OTHER_VERSION,
-    PARAMETERS,
     PRIME_RL,
     RATIO,
+    ROWS,
     Dialect,
     Value,
     accept,
@@ -39,7 +39,7 @@ from nightshift.config.allowlist import (
     value_text,
 )
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
-from nightshift.config.losses import keys_with
+from nightshift.config.losses import loss_problems
 from nightshift.config.rules import RULES_NAME, LossRules
 from nightshift.config.rules_toml import REVISIONS, chosen_in, rules_of
 from nightshift.config.train_toml import MAX_LINE, document, parse, read_source
@@ -50,9 +50,10 @@ IMPORTED_NAME = "imported.toml"
 GROUP_SIZE, BATCH_SIZE = "orchestrator.group_size", "orchestrator.batch_size"
 _PARTS = {"trainer", "orchestrator", "inference"}  # tables of prime-rl that may have a file of their own
 _NOT_RL = ("data.name", "data.type", "eval.client.base_url", "vllm.model")  # keys of other programs of prime-rl
-_KEYS = {key.path: key for key in KEYS}
-_SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
-_NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
+_SECRET = re.compile(
+    r"(?is)(?!.*[-_](env|file|name|path|var)$|(bos|eos|pad|unk)_token$)"  # no secrets
+    r".*((api|access|private)[-_]?key|token$|secret|password|authorization)"
+)
 # prime-rl's pull requests 3418 of 27 August and 3586 of 18 September 2026.
 _NEW_LOSS = (
     'trainer.loss.type is not set: "default" is trained here. In prime-rl since 27 August 2026 the default is "ipo" '
@@ -172,7 +173,7 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     """
     _, tree = document(source, name, "Name a config file.")
     texts = [path for path, value in _leaves(tree) if isinstance(value, str) and value]
-    if names := [shorten(quoted(".".join(path))[1:-1], 80) for path in texts if any(map(_is_secret, path))]:
+    if names := [shorten(quoted(".".join(path))[1:-1], 80) for path in texts if any(map(_SECRET.match, path))]:
         cause = f"{name}: {listed(names)} would be printed, and committed as {IMPORTED_NAME}, which agents can read"
         raise ConfigError(cause, "Delete the secrets from the file.")
     values, problems = read_values(tree)
@@ -194,7 +195,7 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
             result.names.setdefault(key.path, []).append(path)
             result.notes.append(f"{path} -> {key.path}" + ("" if value == {} else f" = {value_text(value)}"))
     for path, name, ratio in _ratios(tree):
-        values[f"{RATIO}.{name}"] = accept(_KEYS[f"{RATIO}.{ANY}"], ratio)
+        values[f"{RATIO}.{name}"] = accept(ROWS[f"{RATIO}.{ANY}"], ratio)
         result.notes.append(f"{path} -> {RATIO}.{name} = {value_text(ratio)}")
         result.left_out = [p for p in result.left_out if ".".join(p.path) != path]
     _name_loss(result, losses)
@@ -208,8 +209,8 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     given = frozenset(result.values)
     for path, default in result.dialect.defaults.items():
         if path not in result.values:
-            result.values[path] = accept(_KEYS[path], default)
-            text, today = "on" if default == {} else value_text(default), default_text(_KEYS[path])
+            result.values[path] = accept(ROWS[path], default)
+            text, today = "on" if default == {} else value_text(default), default_text(ROWS[path])
             result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {today})")
     if result.dialect.name == PRIME_RL and at(tree, "trainer.loss.type") is None:
         result.notes.append(_NEW_LOSS)
@@ -228,14 +229,8 @@ def _name_loss(result: Import, losses: Sequence[LossRules]) -> None:
             result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
             result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
             break
-    name = result.values.get(LOSS)
-    keys = {key.path: key for key in keys_with([loss for loss in losses if loss.name == name], name)}
-    for path, value in list(result.values.items()):
-        if path == LOSS or path.startswith(f"{PARAMETERS}."):
-            key = keys.get(path)
-            if key is None or not is_accepted(key, value):
-                reason = f"is not {key.allowed()}" if key else "is not a parameter"
-                result.leave_out(path, f"{path} = {value_text(value)} {reason} of the losses in rules.toml")
+    for problem in loss_problems(result.values, losses):
+        result.leave_out(".".join(problem.path), problem.cause)
 
 
 def _dialect(tree: Mapping[str, Any]) -> Dialect:
@@ -249,12 +244,8 @@ def _dialect(tree: Mapping[str, Any]) -> Dialect:
             return dialect
     paths = [path for path, _ in _leaves(tree)]
     is_prime_rl = any(len(path) > 1 and is_known(".".join(path)) for path in paths)
-    origins = {renamed.origin for path in paths if (renamed := find_renamed(path))} - {"", OTHER_VERSION, PRIME_RL}
+    origins = {renamed[1] for path in paths if (renamed := find_renamed(path))} - {"", OTHER_VERSION, PRIME_RL}
     return Dialect(PRIME_RL if is_prime_rl or not origins else listed(sorted(origins)))
-
-
-def _is_secret(name: str) -> bool:
-    return _SECRET.search(name) is not None and not _NO_SECRET.search(name)
 
 
 def at(tree: Any, path: str) -> Any:
@@ -320,7 +311,7 @@ def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     names = [environment_name(entry) for _, entry in entries]
     ratios = [(f"{path}.ratio", name, entry.get("ratio")) for name, (path, entry) in zip(names, entries, strict=True)]
     ratios = [ratio for ratio in ratios if ratio[2] is not None]
-    are_valid = all(is_name(name) and is_accepted(_KEYS[f"{RATIO}.{ANY}"], ratio) for _, name, ratio in ratios)
+    are_valid = all(is_name(name) and is_accepted(ROWS[f"{RATIO}.{ANY}"], ratio) for _, name, ratio in ratios)
     return ratios if are_valid and 1 < len({*names}) == len(names) else []
 
 
