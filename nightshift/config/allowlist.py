@@ -371,7 +371,7 @@ def describe_keys(unused: Collection[str] = (), engine: str = "", keys: Iterable
             lines += ["", f"[{table}]" if table else "at the top of train.toml"]
         head = f"{'-' if key.path in unused else ' '} {key.leaf} = {default_text(key)}"
         lines += [f"{head:<39} {key.allowed(engine)}", f"      {key.meaning}"]
-        if key.only_if is not None and None not in key.only_if[1]:
+        if key.only_if is not None:
             selector = ".".join(key.only_if[0].split(".")[-2:])
             lines.append(f"      only with {selector} = {' or '.join(map(str, key.only_if[1]))}")
     lines += ["", "locked keys: not allowed in train.toml, nor any key below them (*: in every table)"]

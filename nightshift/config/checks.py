@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from nightshift.config.allowlist import (
     ANY,
-    CURRICULUM,
     FOREIGN,
     LOSS,
     OTHER_VERSION,
@@ -137,7 +136,6 @@ def _problem(path: KeyPath, value: Any) -> Problem:
 
 Broken = tuple[str, ...]  # the message after `key = value`, the fix, and the paths of the keys that the rule involves
 Resolved = Mapping[str, Any]
-_POOLS = f"{CURRICULUM}.sampler.pools"
 
 
 def rule_problems(values: Mapping[str, Value], resolved: Resolved, problems: Sequence[Problem] = ()) -> list[Problem]:
@@ -159,9 +157,7 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
         key = find_key(path)
         selector, wanted = key.only_if if key is not None and key.only_if else ("", ())
         if selector and resolved.get(selector) not in wanted:
-            name, leaf = selector.rpartition(".")[2], path.rpartition(".")[2]
-            fix = f"Delete it, or write {name} = {' or '.join(map(value_text, wanted))}"
-            fix = f"Delete one of the two: {leaf} or {name}" if wanted == (None,) else fix
+            fix = f"Delete it, or write {selector.rpartition('.')[2]} = {' or '.join(map(value_text, wanted))}"
             yield f" has no effect with {selector} = {value_text(resolved.get(selector))}", fix, path, selector
         if path.startswith(f"{PARAMETERS}.") and resolved[LOSS] in PRIME_RL_LOSSES:
             fix = "Delete it, or write the name of a loss that rules.toml offers"
@@ -202,7 +198,3 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
     ac, offloading = "trainer.model.ac", "trainer.model.ac_offloading"
     if resolved[ac] is None and values.get(offloading) is not None:  # the memory preset sets a key that is left out
         yield ": ac_offloading is on and would switch it on again", 'Write ac_offloading = "None" too', ac, offloading
-    for pool in (path for path in resolved if path.rpartition(".")[0] == _POOLS):
-        for leaf in ("threshold", "weight"):
-            if resolved[f"{pool}.{leaf}"] is None:
-                yield f": the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool, f"{pool}.{leaf}"

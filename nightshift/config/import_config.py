@@ -92,6 +92,10 @@ class Import:
         self.values = {p: value for p, value in self.values.items() if not f"{p}.".startswith(f"{path}.")}
         self.left_out.append(Problem(tuple(path.split(".")), None, cause, ""))
 
+    def translated(self, *paths: str) -> None:
+        """Remove these keys from the keys that were left out."""
+        self.left_out = [problem for problem in self.left_out if ".".join(problem.path) not in paths]
+
     def report(self) -> list[str]:
         """Return lines about the changed keys, then about the keys that were left out, by owner."""
         lines = [f"read as a config of {self.dialect.name}: {len(self.values)} keys in train.toml"]
@@ -197,7 +201,7 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     for path, name, ratio in _ratios(tree):
         values[f"{RATIO}.{name}"] = accept(ROWS[f"{RATIO}.{ANY}"], ratio)
         result.notes.append(f"{path} -> {RATIO}.{name} = {value_text(ratio)}")
-        result.left_out = [p for p in result.left_out if ".".join(p.path) != path]
+        result.translated(path)
     _name_loss(result, losses)
     for path, reason in result.dialect.other_meaning.items():
         value = result.values.get(path, result.dialect.defaults.get(path))
@@ -227,7 +231,7 @@ def _name_loss(result: Import, losses: Sequence[LossRules]) -> None:
         if loss.import_path == import_path:
             result.values[LOSS] = loss.name
             result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
-            result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
+            result.translated(LOSS, IMPORT_PATH)
             break
     for problem in loss_problems(result.values, losses):
         result.leave_out(".".join(problem.path), problem.cause)
@@ -255,16 +259,14 @@ def at(tree: Any, path: str) -> Any:
     return tree
 
 
-def environments(tree: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the environments that a config trains on: the path of the list, and the entry."""
-    return [(path, entry) for path in CARRIED["environments"] for entry in tables_of(at(tree, path))]
-
-
-def environment_name(entry: Mapping[str, Any]) -> str:
-    """Return the name in an entry of a list of environments, as a folder of environments/; "" without a name."""
-    candidates = [at(entry, path) for path in ("env.taskset.id", "taskset.id", "id", "name")]
-    name = next((name for name in candidates if isinstance(name, str)), "")
-    return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
+def environments(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the environments that a config trains on: the path of the list; the name, as of a folder in environments/,
+    or ""; and the entry."""
+    for path in CARRIED["environments"]:
+        for entry in tables_of(at(tree, path)):
+            words = (at(entry, key) for key in ("env.taskset.id", "taskset.id", "id", "name"))
+            word = next((word for word in words if isinstance(word, str)), "")
+            yield path, word.rpartition("/")[2].partition("@")[0].replace("-", "_"), entry
 
 
 def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
@@ -276,7 +278,7 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
     before = read_source(root / RULES_NAME)
     settings, notes, trains, data = tomlkit.document(), list[str](), tomlkit.document(), before
-    if names := [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]:
+    if names := [*dict.fromkeys(name for _, name, _ in environments(imported.tree) if name)]:
         trains["environments"] = tomlkit.item(names).comment("of this checkout: its prompts and rewards may differ")
     models = (at(imported.tree, path) for path in CARRIED["model"])
     model = next((model for model in models if isinstance(model, str)), "")
@@ -301,18 +303,16 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:
-        imported.left_out = [p for p in imported.left_out if ".".join(p.path) not in CARRIED["model"]]
+        imported.translated(*CARRIED["model"])
     return data, [*(f"{RULES_NAME}: {line}" for line in tomlkit.dumps(settings).splitlines()), *notes]
 
 
 def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Return path, environment and ratio of each source; [] unless all names and ratios are valid."""
-    entries = environments(tree)
-    names = [environment_name(entry) for _, entry in entries]
-    ratios = [(f"{path}.ratio", name, entry.get("ratio")) for name, (path, entry) in zip(names, entries, strict=True)]
-    ratios = [ratio for ratio in ratios if ratio[2] is not None]
+    entries = [*environments(tree)]
+    ratios = [(f"{path}.ratio", name, entry["ratio"]) for path, name, entry in entries if "ratio" in entry]
     are_valid = all(is_name(name) and is_accepted(ROWS[f"{RATIO}.{ANY}"], ratio) for _, name, ratio in ratios)
-    return ratios if are_valid and 1 < len({*names}) == len(names) else []
+    return ratios if are_valid and 1 < len({name for _, name, _ in entries}) == len(entries) else []
 
 
 def _make_valid(result: Import, given: Container[str]) -> None:

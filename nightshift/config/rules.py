@@ -248,7 +248,7 @@ class Rules:
     decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
-    first_seed: int = 1000
+    first_seed: int = 1000  # of a campaign's runs, which count up from here
     memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/base.py)
     infer_gpus: int = 1  # only for an engine that serves and trains on different GPUs
     train_gpus: int = 1
@@ -269,10 +269,6 @@ class Rules:
     def budget_text(self) -> str:
         """The budget in words: `60 s of CPU time`, or `600 s`."""
         return f"{self.budget_seconds:g} s" + (" of CPU time" if self.budget_clock == "cpu" else "")
-
-    def seed(self, index: int) -> int:
-        """Return the seed of the index-th run of a campaign."""
-        return self.first_seed + index
 
     def with_budget(self, budget_seconds: float) -> Rules:
         """Return the rules with another budget."""

@@ -115,7 +115,7 @@ class Task(NamedTuple):
         runs, num_runs = list[_Run](), 2 * self.plan.num_seeds
         for index in range(num_runs):
             side = "incumbent" if index % 4 in (1, 2) else "baseline"
-            seed = self.bench.rules.seed(self.plan.first_seed_index + index)
+            seed = self.bench.rules.first_seed + self.plan.first_seed_index + index
             folder = self.folder / f"{side}-{seed}"
             fresh = read_json(folder / RUN_NAME, FreshRun, f"To repeat the run, delete it: rm -r {folder}")
             runs.append(_Run(side, seed, folder, f"run {index + 1} of {num_runs}", fresh))

@@ -75,7 +75,7 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> Non
     low, high = made.estimate.interval
     assert 0.1 < low < made.estimate.difference < high
     assert made.estimate.difference == pytest.approx(made.score("incumbent") - made.score("baseline"))
-    first = RULES.seed(FIRST_SEED_INDEX)
+    first = RULES.first_seed + FIRST_SEED_INDEX
     assert run_names(kept) == [
         *(f"baseline-{first + offset}" for offset in (0, 3, 4)),
         *(f"incumbent-{first + offset}" for offset in (1, 2, 5)),

@@ -147,7 +147,7 @@ def test_range_ends_where_it_says_and_a_refusal_offers_a_value_that_the_key_take
     for value in (float("nan"), float("inf"), -float("inf"), True, "1", "nan", "1e999", [], {}, 10**400, -(10**400)):
         with pytest.raises(ConfigError) as refusal:
             accept(key, value)
-        offered = re.search(rf"{re.escape(key.leaf)} = (\S+)", refusal.value.fix)
+        offered = re.search(r"Write \w+ = (\S+)", refusal.value.fix)
         assert offered
         accept(key, json.loads(offered[1]))
 

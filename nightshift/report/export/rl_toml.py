@@ -69,7 +69,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         "run it in the prime-rl checkout that prepare.py installed:",
         f"  HF_HUB_OFFLINE=1 PYTHONPATH=$PWD/{environments} uv run --no-sync rl @ THIS_FILE --model.name {model}",
     ]
-    return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
+    return rl_toml(engine.validate(config).settings, result.seed if result else rules.first_seed, head)
 
 
 def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> bytes:
