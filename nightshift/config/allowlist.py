@@ -31,7 +31,6 @@ LOSS = "trainer.loss.type"
 PARAMETERS = "trainer.loss.kwargs"  # the parameters of a loss that rules.toml offers
 IMPORT_PATH = "trainer.loss.import_path"  # locked: the engine writes the path of such a loss
 ANY = "*"
-MAX_SUGGESTIONS = 3
 MAX_NUMBER = 1e15  # float() fails for huge integers
 PRIME_RL = "prime-rl"
 OTHER_VERSION = "another version of prime-rl"
@@ -290,12 +289,6 @@ def is_inner(path: str) -> bool:
     return _pattern(path) in _TABLES
 
 
-def uses(engine: str, path: str) -> bool:
-    """Return whether the engine uses the open key at a path."""
-    key = find_key(path)
-    return key is not None and engine in key.engines
-
-
 def lock(path: tuple[str, ...], locks: Mapping[str, Lock] = _LOCKED) -> Lock | None:
     """Return the lock of a path, of a table around it, or of a segment that is locked everywhere; with `locks` =
     FOREIGN, of a path of another version of prime-rl or of another framework."""
@@ -321,7 +314,7 @@ def suggest(path: tuple[str, ...]) -> list[str]:
     leaf = _plain(dotted.rpartition(".")[2])
     leaves = [leaf] if leaf in _LEAVES else get_close_matches(leaf, _LEAVES, cutoff=0.75)
     paths = [key.path for key in KEYS if _plain(key.leaf) in leaves]
-    return paths if len(paths) <= MAX_SUGGESTIONS else get_close_matches(dotted, paths, 1, cutoff=0.9)
+    return paths if len(paths) <= 3 else get_close_matches(dotted, paths, 1, cutoff=0.9)
 
 
 # -- the keys that apply, and their defaults ----------------------------------------------------------

@@ -182,8 +182,8 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
     if resolved[length_path] is not None and resolved[length_path] >= row:
         cause = f": a completion of {resolved[length_path]} leaves no room for its prompt in seq_len {row}"
         yield cause, "Lower max_completion_tokens or raise seq_len", length_path, "seq_len"
-    names = ("type", "warmup_steps", "decay_steps")
-    schedule_path, warmup_path, decay_path = (f"trainer.scheduler.{name}" for name in names)
+    schedule_path, warmup_path = "trainer.scheduler.type", "trainer.scheduler.warmup_steps"
+    decay_path = "trainer.scheduler.decay_steps"
     warmup, decay, steps = resolved.get(warmup_path, 0), resolved.get(decay_path, 0), resolved["max_steps"]
     if steps is None and (resolved[schedule_path] == "cosine" or decay > 0):
         yield (

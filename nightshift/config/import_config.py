@@ -198,11 +198,23 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
             values |= {table: {} for table in tables_around(key.path.split(".")) if find_key(table) is not None}
             result.names.setdefault(key.path, []).append(path)
             result.notes.append(f"{path} -> {key.path}" + ("" if value == {} else f" = {value_text(value)}"))
-    for path, name, ratio in _ratios(tree):
-        values[f"{RATIO}.{name}"] = accept(ROWS[f"{RATIO}.{ANY}"], ratio)
+    entries, ratio_key = [*environments(tree)], ROWS[f"{RATIO}.{ANY}"]
+    ratios = [(f"{path}.ratio", name, entry["ratio"]) for path, name, entry in entries if "ratio" in entry]
+    are_valid = all(is_name(name) and is_accepted(ratio_key, ratio) for _, name, ratio in ratios)
+    are_distinct = 1 < len({name for _, name, _ in entries}) == len(entries)
+    for path, name, ratio in ratios if are_valid and are_distinct else ():
+        values[f"{RATIO}.{name}"] = accept(ratio_key, ratio)
         result.notes.append(f"{path} -> {RATIO}.{name} = {value_text(ratio)}")
         result.translated(path)
-    _name_loss(result, losses)
+    import_path = at(tree, LOSS) == "custom" and at(tree, IMPORT_PATH)
+    for loss in losses:
+        if loss.import_path == import_path:
+            values[LOSS] = loss.name
+            result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
+            result.translated(LOSS, IMPORT_PATH)
+            break
+    for problem in loss_problems(values, losses):
+        result.leave_out(".".join(problem.path), problem.cause)
     for path, reason in result.dialect.other_meaning.items():
         value = result.values.get(path, result.dialect.defaults.get(path))
         if value != result.dialect.defaults.get(path):
@@ -221,20 +233,6 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     _make_valid(result, given)
     parse(result.train_toml("a config"))
     return result
-
-
-def _name_loss(result: Import, losses: Sequence[LossRules]) -> None:
-    """Replace the import path of a loss by the loss's name in rules.toml, and leave out what rules.toml does not
-    offer."""
-    import_path = at(result.tree, LOSS) == "custom" and at(result.tree, IMPORT_PATH)
-    for loss in losses:
-        if loss.import_path == import_path:
-            result.values[LOSS] = loss.name
-            result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
-            result.translated(LOSS, IMPORT_PATH)
-            break
-    for problem in loss_problems(result.values, losses):
-        result.leave_out(".".join(problem.path), problem.cause)
 
 
 def _dialect(tree: Mapping[str, Any]) -> Dialect:
@@ -277,9 +275,9 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     import tomlkit  # slow to import
 
     before = read_source(root / RULES_NAME)
-    settings, notes, trains, data = tomlkit.document(), list[str](), tomlkit.document(), before
+    settings, trains, notes, data = dict[str, Any](), dict[str, Any](), list[str](), before
     if names := [*dict.fromkeys(name for _, name, _ in environments(imported.tree) if name)]:
-        trains["environments"] = tomlkit.item(names).comment("of this checkout: its prompts and rewards may differ")
+        trains["environments"] = names
     models = (at(imported.tree, path) for path in CARRIED["model"])
     model = next((model for model in models if isinstance(model, str)), "")
     revision = REVISIONS.get(model)
@@ -293,26 +291,20 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
             document.update(group)
             data = tomlkit.dumps(document).encode()
             rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine with enough GPUs
-            settings.update(group)
+            settings = group
             break
         except (UsageError, ValueError) as error:
             cause, data = cause or str(error).removeprefix(f"{RULES_NAME}: "), before
     if dropped := [name for name in wanted if name not in (*settings, "revision")]:
         line = f"{RULES_NAME}: not copied: {' and '.join(dropped)}: {cause}"
         notes.append(f"{line} docs/environments.md describes how to add an environment")
-    if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
+    if "environments" in settings:
+        notes.append("the environments are those of this checkout: their prompts and rewards may differ")
+    elif any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:
         imported.translated(*CARRIED["model"])
     return data, [*(f"{RULES_NAME}: {line}" for line in tomlkit.dumps(settings).splitlines()), *notes]
-
-
-def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Return path, environment and ratio of each source; [] unless all names and ratios are valid."""
-    entries = [*environments(tree)]
-    ratios = [(f"{path}.ratio", name, entry["ratio"]) for path, name, entry in entries if "ratio" in entry]
-    are_valid = all(is_name(name) and is_accepted(ROWS[f"{RATIO}.{ANY}"], ratio) for _, name, ratio in ratios)
-    return ratios if are_valid and 1 < len({name for _, name, _ in entries}) == len(entries) else []
 
 
 def _make_valid(result: Import, given: Container[str]) -> None:

@@ -4,7 +4,6 @@ train.toml contains the name of a loss and the values of its parameters, but no 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -36,19 +35,19 @@ def keys_with(losses: Sequence[LossRules], selected: Value = None) -> Iterator[K
             names = (*key.choices, *(loss.name for loss in losses))
             yield replace(key, choices=names, named=False, search=Search(choices=names))
         elif key.table == PARAMETERS:
-            chosen = [loss for loss in losses if selected in (None, loss.name)]
-            for owner, name, number in ((loss, *item) for loss in chosen for item in loss.parameters.items()):
-                scale: Literal["log", "linear"] = "log" if 0 < _WIDE * number.low <= number.high else "linear"
-                yield replace(
-                    key,
-                    path=f"{PARAMETERS}.{name}",
-                    meaning=f"parameter of the loss {owner.name}",
-                    default=number.default,
-                    minimum=number.low,
-                    maximum=number.high,
-                    only_if=(LOSS, (owner.name,)),
-                    search=Search(scale, number.low, number.high),
-                )
+            for loss in losses:
+                for name, number in loss.parameters.items() if selected in (None, loss.name) else ():
+                    low, high = number.low, number.high
+                    yield replace(
+                        key,
+                        path=f"{PARAMETERS}.{name}",
+                        meaning=f"parameter of the loss {loss.name}",
+                        default=number.default,
+                        minimum=low,
+                        maximum=high,
+                        only_if=(LOSS, (loss.name,)),
+                        search=Search("log" if 0 < _WIDE * low <= high else "linear", low, high),
+                    )
         else:
             yield key
 

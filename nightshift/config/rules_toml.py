@@ -170,7 +170,17 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 
 def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of these choices. The engine's own check reports missing GPUs of a chosen engine."""
-    setups = _with_gpus([setup for setup in _SETUPS if engine in (None, setup.engine)], chosen)
+    setups = [setup for setup in _SETUPS if engine in (None, setup.engine)]
+    infer, train, parallel = chosen.infer_gpus, chosen.train_gpus, chosen.tensor_parallel
+    able = [
+        replace(setup, num_gpus=infer + train, infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+        for setup in setups
+        if setup.num_gpus > 1
+    ]
+    if infer + train > 2 and not able:
+        cause = f"{RULES_NAME}: infer_gpus = {infer}, train_gpus = {train}: --engine {setups[0].engine} uses one GPU"
+        raise UsageError(cause, "Write 1 for both, or use --engine prime-rl.")
+    setups = able + [setup for setup in setups if setup.num_gpus < 2 and infer + train == 2]
     setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
     names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     guards = [name for name, table in chosen.environment.items() if table.guard]
@@ -201,7 +211,8 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     if (model != setup.model or chosen.revision) and not has_place:
         fix = "Write a folder without a revision, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
         raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)}, revision = {json.dumps(chosen.revision)}", fix)
-    environments = tuple(_environment(root, name, chosen, model) for name in declared)
+    rows = {name: _environment(root, name, chosen, model) for name in scored}
+    environments = tuple(rows[name] for name in declared)
     losses = losses_of(root, chosen)
     # prime-rl gets copies of all packages in one folder.
     owners = {e.taskset.module if e.taskset else e.package: e.name for e in environments}
@@ -233,28 +244,12 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
         learning_rate_scale=chosen.learning_rate_scale or scale,
         evaluation_seconds=setup.evaluation_seconds * num_turns / usual,
         environments=environments,
-        guards=tuple(_environment(root, name, chosen, model) for name in scored if name not in declared),
+        guards=tuple(rows[name] for name in guards),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
         losses=losses if setup.engine == PRIME_RL else (),
         decision=setup.decision.scaled(prior_sd, seed_sd),
     )
-
-
-def _with_gpus(setups: list[Rules], chosen: Chosen) -> list[Rules]:
-    """Return the set-ups with the chosen numbers of GPUs; for more than 1 + 1 only set-ups that can use them."""
-    infer, train, parallel = chosen.infer_gpus, chosen.train_gpus, chosen.tensor_parallel
-    able = [
-        replace(setup, num_gpus=infer + train, infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
-        for setup in setups
-        if setup.num_gpus > 1
-    ]
-    if infer + train == 2:
-        return able + [setup for setup in setups if setup.num_gpus < 2]
-    if not able:
-        cause = f"{RULES_NAME}: infer_gpus = {infer}, train_gpus = {train}: --engine {setups[0].engine} uses one GPU"
-        raise UsageError(cause, "Write 1 for both, or use --engine prime-rl.")
-    return able
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:

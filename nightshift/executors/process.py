@@ -146,8 +146,11 @@ def interruptible(advice: str = "", is_noted: Callable[[int], bool] = lambda num
             raise error
         _deferred.append(error)
 
-    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    previous = {number: signal.signal(number, interrupt) for number in handled}
+    previous = {
+        number: signal.signal(number, interrupt)
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
     try:
         yield
     finally:
@@ -321,8 +324,8 @@ class ProcessGroup(ProcessTree):
                 with open_regular(log_path, "ab") as log:
                     child = Child(
                         [os.fspath(word) for word in argv],
-                        stdin=subprocess.DEVNULL if stdin is None else stdin,
-                        stdout=log if stdout is None else stdout,
+                        stdin=stdin or subprocess.DEVNULL,
+                        stdout=stdout or log,
                         stderr=log,
                         env={**env, MARKER_NAME: self.marker},
                         cwd=cwd,
@@ -391,7 +394,7 @@ class Pipes:
         unsent = memoryview(line + b"\n")
         while unsent:
             if self._wait(deadline, [self._stdin]):
-                unsent = unsent[os.write(self._stdin, unsent[:_PIPE_BYTES]) :]
+                unsent = unsent[os.write(self._stdin, unsent) :]
 
     def receive(self, deadline: float) -> bytes:
         """Return the next line, without its end."""

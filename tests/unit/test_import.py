@@ -348,7 +348,7 @@ def test_import_sets_keys_at_the_top_of_rules_toml_only(checkout: Path, tmp_path
     (tmp_path / "theirs.toml").write_bytes(AUTORESEARCH)
     mine = "\n[environment.math]\nargs = {levels = [1]}\n"
     theirs = 'model = "Qwen/Qwen2.5-0.5B-Instruct"\nrevision = "7ae557604adf67be50417f59c2c2f167def9a775"\n'
-    gsm8k = 'environments = ["gsm8k"] # of this checkout: its prompts and rewards may differ\n'
+    gsm8k = 'environments = ["gsm8k"]\n'
     old = 'environments = [\n    "countdown",  # model = "x"\n]\nmodel = ""\n'
     for before, after in (
         (f"# [a comment\n{old}{mine}", f"# [a comment\n{gsm8k}{theirs}{mine}"),
