@@ -97,16 +97,16 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     def allowed(self, engine: str = "") -> str:
         """Return type, range and choices in words, e.g. `number above 0, at most 1 or "None"`."""
         if self.kind is Kind.TABLE:
-            return "[table]" + (' or "None"' if self.nullable else "")
+            return '[table] or "None"' if self.nullable else "[table]"
         if self.kind is Kind.CHOICE:
-            return " | ".join([*self.choices_of(engine), *(["NAME of rules.toml"] if self.named else [])])
+            return " | ".join([*self.choices_of(engine), *["NAME of rules.toml"] * self.named])
         if self.kind in (Kind.LIST, Kind.BOOL):
             return f"list of {len(self.choices)} names" if self.kind is Kind.LIST else "true or false"
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
         words = [f"{word} {number_text(bound)}" for word, bound in bounds.items() if bound is not None]
         if self.minimum is not None and self.maximum is not None:
             words = [f"{number_text(self.minimum)} to {number_text(self.maximum)}"]
-        texts = [*self.choices, *(["None"] if self.nullable and self.default is not None else [])]
+        texts = [*self.choices, *["None"] * (self.nullable and self.default is not None)]
         return " or ".join([f"{self.kind} {', '.join(words)}".strip(), *map(quoted, texts)])
 
 

@@ -13,7 +13,6 @@ from nightshift.config.allowlist import (
     PRIME_RL_LOSSES,
     ROWS,
     Kind,
-    Lock,
     Value,
     accept,
     find_key,
@@ -25,7 +24,6 @@ from nightshift.config.allowlist import (
     lock,
     spelled_out,
     suggest,
-    tables_around,
     value_text,
     written,
 )
@@ -39,7 +37,7 @@ KeyPath = tuple[str, ...]
 class Problem(NamedTuple):
     """One reason to refuse a train.toml.
 
-    `path` and `value`: the key to report. `lock`: of a key that is not allowed in train.toml. `target`: the open key
+    `path` and `value`: the key to report. `owner`: of a key that is not allowed in train.toml. `target`: the open key
     that another name stands for, with the same meaning and unit unless the target `is_guess`.
     """
 
@@ -47,7 +45,7 @@ class Problem(NamedTuple):
     value: Any
     cause: str
     fix: str
-    lock: Lock | None = None
+    owner: str = ""
     target: str = ""
     is_guess: bool = False
 
@@ -118,10 +116,8 @@ def _problem(path: KeyPath, value: Any) -> Problem:
     owner = owner or lock(path, FOREIGN)
     if owner is not None:
         verb = "has no counterpart" if owner.owner == "nobody" else f"is locked by the {owner.owner}"
-        table = next((table for table in tables_around(path) if table in (*owner.paths, *owner.former)), "")
-        fix = f"Delete [{table}]" if table else "Delete it"  # an empty [table] would be refused too
-        fix += f"; {owner.use}" if owner.use else ""
-        return Problem(path, value, f"{spelled} {verb}: {owner.reason}", fix, owner)
+        fix = "; ".join(filter(None, ("Delete it", owner.use)))
+        return Problem(path, value, f"{spelled} {verb}: {owner.reason}", fix, owner.owner)
     similar = suggest(path)
     fix = f"Did you mean {' or '.join(similar)}?" if similar else "Delete it; uv run run.py --keys lists every key"
     if len(similar) != 1:
@@ -134,7 +130,6 @@ def _problem(path: KeyPath, value: Any) -> Problem:
 # Only rules that the trl engine needs, or that prevent a change without an effect: prime-rl's own classes refuse more
 # combinations of keys on the worker, before anything starts.
 
-Broken = tuple[str, ...]  # the message after `key = value`, the fix, and the paths of the keys that the rule involves
 Resolved = Mapping[str, Any]
 
 
@@ -152,7 +147,8 @@ def rule_problems(values: Mapping[str, Value], resolved: Resolved, problems: Seq
     return new
 
 
-def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[Broken]:
+def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[tuple[str, ...]]:
+    """Yield the message after `key = value`, the fix, and the paths of the keys that the rule involves."""
     for path in values:
         key = find_key(path)
         selector, wanted = key.only_if if key is not None and key.only_if else ("", ())

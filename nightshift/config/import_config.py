@@ -101,10 +101,10 @@ class Import:
         lines = [f"read as a config of {self.dialect.name}: {len(self.values)} keys in train.toml"]
         lines += [f"  {note}" for note in [*self.notes, self.dialect.note] if note]
         for owner, title in _TITLES.items():
-            problems = [problem for problem in self.left_out if (problem.lock.owner if problem.lock else "") == owner]
+            problems = [problem for problem in self.left_out if problem.owner == owner]
             lines += [title] if problems else []
             for problem in problems:
-                use = f"; {problem.lock.use}" if problem.lock and problem.lock.use else ""
+                use = problem.fix.removeprefix("Delete it") if owner else ""
                 use += f". Did you mean {problem.target}?" if problem.is_guess else ""
                 lines.append(f"  {problem.cause}{use}")
         return lines
@@ -151,11 +151,6 @@ def _merge(node: dict[str, Any], other: Mapping[str, Any]) -> None:
             _merge(node[name], value)
         else:
             node[name] = value
-
-
-def is_known(path: str) -> bool:
-    """Return whether a path is an open key, also of another version of prime-rl."""
-    return find_key(path) is not None or path in FORMER
 
 
 def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -245,7 +240,7 @@ def _dialect(tree: Mapping[str, Any]) -> Dialect:
         if any(map(has, dialect.signs)) or (dialect.needs and all(map(has, dialect.needs))):
             return dialect
     paths = [path for path, _ in _leaves(tree)]
-    is_prime_rl = any(len(path) > 1 and is_known(".".join(path)) for path in paths)
+    is_prime_rl = any(path[1:] and (find_key(".".join(path)) or ".".join(path) in FORMER) for path in paths)
     origins = {renamed[1] for path in paths if (renamed := find_renamed(path))} - {"", OTHER_VERSION, PRIME_RL}
     return Dialect(PRIME_RL if is_prime_rl or not origins else listed(sorted(origins)))
 

@@ -133,12 +133,9 @@ class TasksetRules:
     seat: str = ""
     tool_parser: str = ""
 
-    def room(self, completion_tokens: int) -> tuple[int, str]:
-        """Return the most tokens of a conversation, and a text that shows how this number was computed."""
-        if self.conversation_tokens:
-            return self.conversation_tokens, f"conversation_tokens = {self.conversation_tokens}"
-        text = f"prompt_tokens {self.prompt_tokens} + {self.max_turns} turns x {completion_tokens}"
-        return self.prompt_tokens + self.max_turns * completion_tokens, text
+    def room(self, completion_tokens: int) -> int:
+        """Return the most tokens of a conversation."""
+        return self.conversation_tokens or self.prompt_tokens + self.max_turns * completion_tokens
 
     def place(self, root: Path) -> Path:
         """Return the path of the package: a folder, or a single file. UsageError if there is no such package."""

@@ -190,7 +190,14 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
             cause = f"{RULES_NAME}: [environment.{name}]: guard = {chosen.table(name).guard:g}: a guard is no game"
             raise UsageError(f"{cause}, and does not train", f"Delete guard, or remove {name} from environments.")
     own_models = [entry.models[0] for entry in scored.values() if entry.models[0] != ANY_MODEL]
-    models = [_portable_path(root, chosen.model)] if chosen.model else [*own_models, setups[0].model]
+    models, path = [chosen.model], Path(os.path.normpath(root / chosen.model))
+    if not chosen.model:
+        models = [*own_models, setups[0].model]
+    elif path.is_dir():
+        if root.resolve().is_relative_to(path.resolve()):
+            cause = f"{RULES_NAME}: model = {json.dumps(chosen.model)} is a folder that contains this checkout"
+            raise UsageError(cause, "Put the model into a separate folder.")
+        models = [path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)]
     usable = [
         (setup, model)
         for model in models
@@ -230,7 +237,6 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     # Of a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     prior_sd = sum(share * decision.prior_sd for share, decision in shares)
     seed_sd = sum(share * decision.seed_sd for share, decision in shares)
-    longest = max(entry.max_completion_tokens for entry in declared.values())
     answer = max(setup.decoding.max_completion_tokens, *(entry.max_completion_tokens for entry in scored.values()))
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
     # evaluation_seconds of the set-up is for one answer to each example of the environments
@@ -246,7 +252,9 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
         environments=environments,
         guards=tuple(rows[name] for name in guards),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
-        max_completion_tokens=max(longest, setup.max_completion_tokens),
+        max_completion_tokens=max(
+            setup.max_completion_tokens, *(entry.max_completion_tokens for entry in declared.values())
+        ),
         losses=losses if setup.engine == PRIME_RL else (),
         decision=setup.decision.scaled(prior_sd, seed_sd),
     )
@@ -261,17 +269,6 @@ def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRul
 def is_own_model(rules: Rules) -> bool:
     """Return whether the user chose the model: it is neither in models/ nor in a set-up."""
     return not rules.model.startswith(MODELS) and rules.model not in {setup.model for setup in _SETUPS}
-
-
-def _portable_path(root: Path, model: str) -> str:
-    """Return the path of a model folder, relative if the folder is in the checkout; or a name on the hub."""
-    path = Path(os.path.normpath(root / model))
-    if not path.is_dir():
-        return model
-    if root.resolve().is_relative_to(path.resolve()):
-        cause = f"{RULES_NAME}: model = {json.dumps(model)} is a folder that contains this checkout"
-        raise UsageError(cause, "Put the model into a separate folder.")
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
 def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
@@ -358,11 +355,8 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
     """Return the rules of a user's package, which is a folder of the checkout or installed, and its requirements."""
     top, folder = root.resolve(), (root / table.package).resolve()
     if folder.is_dir() and folder.is_relative_to(top) and folder != top:
-        module, place, path = (
-            package_in(folder).stem,
-            f"{folder.relative_to(top).as_posix()}/",
-            folder / "pyproject.toml",
-        )
+        module, place = package_in(folder).stem, f"{folder.relative_to(top).as_posix()}/"
+        path = folder / "pyproject.toml"
         try:
             project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
             requires = msgspec.convert(project.get("dependencies", []), list[str])

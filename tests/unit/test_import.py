@@ -127,7 +127,7 @@ def test_research_keys_are_translated_and_every_other_key_has_an_owner(
     source = imported.train_toml("rl.toml")
     assert dict(parse(source).values) == values
     assert re.search(rb"^\w+ = .*\n\w+ = ", source, re.MULTILINE) is None  # git revert needs a line between two keys
-    owners = {".".join(problem.path): problem.lock.owner if problem.lock else "" for problem in imported.left_out}
+    owners = {".".join(problem.path): problem.owner for problem in imported.left_out}
     assert owners == left_out
     report = "\n".join(imported.report())
     assert all(path in report for path in owners)

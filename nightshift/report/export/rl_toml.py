@@ -15,7 +15,7 @@ import tomlkit
 from nightshift.campaign.git import Repo
 from nightshift.config.allowlist import FORMER, IMPORT_PATH, PARAMETERS, PRIME_RL, RATIO, SOURCE, find_key, value_text
 from nightshift.config.checks import tables_of
-from nightshift.config.import_config import IMPORTED_NAME, Import, at, import_config, is_known
+from nightshift.config.import_config import IMPORTED_NAME, Import, at, import_config
 from nightshift.config.losses import in_prime_rl
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import ABSENT, Config, changed_keys, diff, parse
@@ -141,7 +141,7 @@ def _set(node: Any, path: Sequence[str], value: Any, above: str = "") -> None:
                 table[name] = tomlkit.inline_table()  # also valid next to dotted keys
             if rest:
                 _set(table[name], rest, value, f"{above}{name}.")
-            if table[name] == {} and not is_known(f"{above}{name}"):
+            if table[name] == {} and not find_key(f"{above}{name}") and f"{above}{name}" not in FORMER:
                 del table[name]
 
 
