@@ -5,7 +5,7 @@ copied. The report lists every other key with its owner.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,15 +217,32 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     if not result.values:
         fix = "Name a config of prime-rl, of autoresearch-rl, or of prime's hosted training."
         raise ConfigError(f"{name} has no key that is allowed in train.toml", fix)
-    given = frozenset(result.values)
+    has_size = GROUP_SIZE in result.values
     for path, default in result.dialect.defaults.items():
         if path not in result.values:
             result.values[path] = accept(ROWS[path], default)
-            text, today = "on" if default == {} else value_text(default), default_text(ROWS[path])
-            result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {today})")
+            text = f"{path} = {'on' if default == {} else value_text(default)}: the default of {result.dialect.name}"
+            result.notes.append(f"{text} (today {default_text(ROWS[path])})")
     if result.dialect.name == PRIME_RL and at(tree, "trainer.loss.type") is None:
         result.notes.append(_NEW_LOSS)
-    _make_valid(result, given)
+    # Leave out keys that break a rule between keys. A group of one, and a group size that the file does not have,
+    # become a size that divides the batch.
+    for _ in range(len(result.values) + 2):  # each round leaves out or adds one key
+        problems = rule_problems(result.values, resolve(result.values))
+        if not problems:
+            break
+        path, cause, batch = ".".join(problems[0].path), problems[0].cause, result.values.get(BATCH_SIZE) or 4
+        assert isinstance(batch, int)
+        sizes = [size for size in (4, *range(2, batch + 1)) if batch % size == 0]
+        if path in (GROUP_SIZE, BATCH_SIZE) and sizes and (not has_size or result.values.get(GROUP_SIZE) == 1):
+            result.values[GROUP_SIZE] = sizes[0]
+            result.notes.append(f"{GROUP_SIZE} = {sizes[0]}, added: {cause}")
+        else:
+            key = find_key(path)
+            default = f"; {default_text(key)}, the default, is trained" if key and key.default is not None else ""
+            result.leave_out(path, f"{cause}{default}")
+    else:
+        raise ConfigError("the keys of this config contradict each other", "Write the train.toml by hand.")
     parse(result.train_toml("a config"))
     return result
 
@@ -300,26 +317,3 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     if "model" in settings:
         imported.translated(*CARRIED["model"])
     return data, [*(f"{RULES_NAME}: {line}" for line in tomlkit.dumps(settings).splitlines()), *notes]
-
-
-def _make_valid(result: Import, given: Container[str]) -> None:
-    """Leave out keys that break a rule between keys.
-
-    A group of one, and a group size that is not `given` by the file, become a size that divides the batch.
-    """
-    for _ in range(len(result.values) + 2):  # each round leaves out or adds one key
-        problems = rule_problems(result.values, resolve(result.values))
-        if not problems:
-            return
-        path, cause, batch = ".".join(problems[0].path), problems[0].cause, result.values.get(BATCH_SIZE) or 4
-        assert isinstance(batch, int)
-        sizes = [size for size in (4, *range(2, batch + 1)) if batch % size == 0]
-        is_free = GROUP_SIZE not in given or result.values.get(GROUP_SIZE) == 1
-        if path in (GROUP_SIZE, BATCH_SIZE) and is_free and sizes:
-            result.values[GROUP_SIZE] = sizes[0]
-            result.notes.append(f"{GROUP_SIZE} = {sizes[0]}, added: {cause}")
-        else:
-            key = find_key(path)
-            default = f"; {default_text(key)}, the default, is trained" if key and key.default is not None else ""
-            result.leave_out(path, f"{cause}{default}")
-    raise ConfigError("the keys of this config contradict each other", "Write the train.toml by hand.")

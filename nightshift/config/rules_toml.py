@@ -171,9 +171,15 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of these choices. The engine's own check reports missing GPUs of a chosen engine."""
     setups = [setup for setup in _SETUPS if engine in (None, setup.engine)]
-    infer, train, parallel = chosen.infer_gpus, chosen.train_gpus, chosen.tensor_parallel
+    infer, train = chosen.infer_gpus, chosen.train_gpus
     able = [
-        replace(setup, num_gpus=infer + train, infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+        replace(
+            setup,
+            num_gpus=infer + train,
+            infer_gpus=infer,
+            train_gpus=train,
+            tensor_parallel=chosen.tensor_parallel,
+        )
         for setup in setups
         if setup.num_gpus > 1
     ]
@@ -240,7 +246,6 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     answer = max(setup.decoding.max_completion_tokens, *(entry.max_completion_tokens for entry in scored.values()))
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
     # evaluation_seconds of the set-up is for one answer to each example of the environments
-    usual = sum(entry.num_validation for entry in declared.values())
     num_turns = sum(entry.num_validation * chosen.table(name).max_turns for name, entry in scored.items())
     return replace(
         setup,
@@ -248,7 +253,9 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
         model=model,
         model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
         learning_rate_scale=chosen.learning_rate_scale or scale,
-        evaluation_seconds=setup.evaluation_seconds * num_turns / usual,
+        evaluation_seconds=setup.evaluation_seconds
+        * num_turns
+        / sum(entry.num_validation for entry in declared.values()),
         environments=environments,
         guards=tuple(rows[name] for name in guards),
         decoding=replace(setup.decoding, max_completion_tokens=answer),
