@@ -109,8 +109,14 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
         groups = groups if num_slots <= len(groups) else [[core] for core in cores]
         parts = [[*chain(*groups[i::num_slots])] for i in range(num_slots)]
         share = min(map(len, parts))
-    gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
-    return [Slot(gpus[i], tuple(parts[i][:share]), f"slot {i + 1}") for i in range(num_slots)]
+    return [
+        Slot(
+            ",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None,
+            tuple(part[:share]),
+            f"slot {i + 1}",
+        )
+        for i, part in enumerate(parts)
+    ]
 
 
 def own_cores() -> list[int]:

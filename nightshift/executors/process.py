@@ -104,7 +104,7 @@ ENVIRONMENT_NAMES = """
 def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
     """Return the allowed variables of `base`, overridden by `extra`: no keys, tokens, proxies, and no variable that
     injects code (PYTHONPATH, LD_PRELOAD, GIT_*)."""
-    names = frozenset(ENVIRONMENT_NAMES.split())
+    names = ENVIRONMENT_NAMES.split()
     return {**{name: value for name, value in base.items() if name in names}, **extra}
 
 
