@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -31,7 +31,6 @@ LOSS = "trainer.loss.type"
 PARAMETERS = "trainer.loss.kwargs"  # the parameters of a loss that rules.toml offers
 IMPORT_PATH = "trainer.loss.import_path"  # locked: the engine writes the path of such a loss
 ANY = "*"
-MAX_SUGGESTIONS = 3
 MAX_NUMBER = 1e15  # float() fails for huge integers
 PRIME_RL = "prime-rl"
 OTHER_VERSION = "another version of prime-rl"
@@ -98,16 +97,16 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     def allowed(self, engine: str = "") -> str:
         """Return type, range and choices in words, e.g. `number above 0, at most 1 or "None"`."""
         if self.kind is Kind.TABLE:
-            return "[table]" + (' or "None"' if self.nullable else "")
+            return '[table] or "None"' if self.nullable else "[table]"
         if self.kind is Kind.CHOICE:
-            return " | ".join([*self.choices_of(engine), *(["NAME of rules.toml"] if self.named else [])])
+            return " | ".join([*self.choices_of(engine), *["NAME of rules.toml"] * self.named])
         if self.kind in (Kind.LIST, Kind.BOOL):
             return f"list of {len(self.choices)} names" if self.kind is Kind.LIST else "true or false"
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
         words = [f"{word} {number_text(bound)}" for word, bound in bounds.items() if bound is not None]
         if self.minimum is not None and self.maximum is not None:
             words = [f"{number_text(self.minimum)} to {number_text(self.maximum)}"]
-        texts = [*self.choices, *(["None"] if self.nullable and self.default is not None else [])]
+        texts = [*self.choices, *["None"] * (self.nullable and self.default is not None)]
         return " or ".join([f"{self.kind} {', '.join(words)}".strip(), *map(quoted, texts)])
 
 
@@ -133,11 +132,8 @@ class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-class Renamed(NamedTuple):
-    """The open key that a word stands for. `origin`: who uses the word; "" if its unit or meaning differs."""
-
-    key: Key
-    origin: str
+# The open key that a word stands for, and who uses the word; "" if its unit or meaning differs.
+Renamed: TypeAlias = tuple[Key, str]
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,11 +149,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
     """Return the value in its canonical type, None for "None". ConfigError names `path`, by default key.path."""
     if not is_accepted(key, value):
-        path = path or tuple(key.path.split("."))
-        fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
-        if key.kind is Kind.TABLE:
-            fix = f"Write [{'.'.join(path)}]"
-        raise ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
+        cause = f"{spelled_out(path or key.path.split('.'), value)} is not allowed ({key.allowed()})"
+        raise ConfigError(cause, written(key, value, path))
     if key.kind is Kind.LIST and value != "None":
         return tuple(sorted(value))  # the order has no meaning
     if key.kind is Kind.FLOAT and not isinstance(value, str):
@@ -189,17 +182,22 @@ def is_accepted(key: Key, value: Any) -> bool:
     )
 
 
-def instead(key: Key, value: Any) -> Value:
-    """Return a value for the fix: the number in a text, else the default."""
+def written(key: Key, value: Any, path: Sequence[str] = ()) -> str:
+    """Return the fix that writes the value to a key, or an allowed value: the number in a text, else the default."""
+    *tables, leaf = path or key.path.replace(ANY, "NAME").split(".")
+    table = ".".join(tables)
+    if key.kind is Kind.TABLE:
+        return f"Write [{table}.{leaf}]"
     if isinstance(value, str):
         with suppress(ValueError):
-            number = int(value) if key.kind is Kind.INT else float(value)
-            if is_accepted(key, number):
-                return number
-    return int(key.minimum or 1) if key.default is None else key.default
+            value = int(value) if key.kind is Kind.INT else float(value)
+    if not is_accepted(key, value):
+        value = int(key.minimum or 1) if key.default is None else key.default
+    text = f"Write {leaf} = {value_text(value, 120)} "
+    return text + (f"under [{table}]" if table else "at the top of the file")
 
 
-def spelled_out(path: tuple[str, ...], value: Any) -> str:
+def spelled_out(path: Sequence[str], value: Any) -> str:
     """Return `key = value` with hostile names and values escaped and shortened."""
     names = [name if re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) else quoted(name) for name in path]
     return f"{shorten('.'.join(names), 80)} = {value_text(value)}"
@@ -235,16 +233,6 @@ def quoted(text: str) -> str:
 # -- allowlist.toml -----------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> _File:
-    """Return allowlist.toml with each key's path in its row, and with None for "None"."""
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    for name, row in tables["keys"].items():
-        row["path"] = name
-        for values in (row.get("only_if", [[]])[-1], row.get("search", {}).get("choices", [])):
-            values[:] = [None if value == "None" else value for value in values]
-    return msgspec.convert(tables, _File)
-
-
 def _plain(name: str) -> str:
     return re.sub("[-_ ]", "", name).lower()
 
@@ -254,29 +242,29 @@ def tables_around(path: Sequence[str]) -> list[str]:
     return list(accumulate(path[:-1], "{}.{}".format))[::-1]
 
 
-_FILE = _read(Path(__file__).with_name("allowlist.toml"))
-KEYS = tuple(_FILE.keys.values())
-PRIME_RL_LOSSES = _FILE.keys[LOSS].choices
+_TREE = tomllib.loads(Path(__file__).with_name("allowlist.toml").read_text(encoding="utf-8"))
+_FILE = msgspec.json.decode(json.dumps(_TREE).replace('"None"', "null"), type=_File)
+ROWS = {path: msgspec.structs.replace(key, path=path) for path, key in _FILE.keys.items()}
+KEYS = tuple(ROWS.values())
+PRIME_RL_LOSSES = ROWS[LOSS].choices
 LOCKS = _FILE.locks
 DIALECTS = _FILE.dialects
 CARRIED = _FILE.carried  # setting of rules.toml -> its names in other configs, for nightshift import
 BY_PRESET = frozenset(key.path for key in KEYS if key.by_preset)
 ALIASES = {word: key for key in KEYS for word in key.aliases}
 FORMER = ALIASES | {word: key for key in KEYS for word in key.former}
-_OTHERS = {word: Renamed(key, "") for key in KEYS for word in key.near} | {
-    word: Renamed(key, origin) for key in KEYS for origin, words in key.others.items() for word in words
+_OTHERS = {word: (key, "") for key in KEYS for word in key.near} | {
+    word: (key, origin) for key in KEYS for origin, words in key.others.items() for word in words
 }
-WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.items()}
+WORDS = _OTHERS | {word: (key, OTHER_VERSION) for word, key in FORMER.items()}
 
 _OWN_NAME = re.compile(r"(?!custom\Z)[a-z][a-z0-9_]{0,39}")  # name of a loss; prime-rl's "custom" needs an import path
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
 _TABLES = frozenset(table for key in KEYS for table in tables_around(key.path.split(".")))
-_SWITCHES = frozenset(key.path for key in KEYS if key.kind is Kind.TABLE)
 _LEAVES = frozenset(_plain(key.leaf) for key in KEYS)
 _LOCKED = {path: lock for lock in LOCKS for path in lock.paths}
-_LOCKED_FORMER = {path: lock for lock in LOCKS for path in lock.former}
-_LOCKED_OTHERS = {word: lock for lock in LOCKS for word in lock.others}
+FOREIGN = {word: lock for lock in LOCKS for word in (*lock.former, *(f"{ANY}.{name}" for name in lock.others))}
 
 
 def is_name(segment: str) -> bool:
@@ -292,7 +280,7 @@ def _pattern(path: str) -> str:
 @lru_cache(4096)
 def find_key(path: str) -> Key | None:
     """Return the open key at a path."""
-    return _FILE.keys.get(_pattern(path))
+    return ROWS.get(_pattern(path))
 
 
 @lru_cache(4096)
@@ -301,36 +289,23 @@ def is_inner(path: str) -> bool:
     return _pattern(path) in _TABLES
 
 
-def uses(engine: str, path: str) -> bool:
-    """Return whether the engine uses the open key at a path."""
-    key = find_key(path)
-    return key is not None and engine in key.engines
-
-
-def lock(path: tuple[str, ...]) -> Lock | None:
-    """Return the lock of a path of the pinned prime-rl: of a segment that is locked everywhere, or of a prefix."""
-    names = (*(f"{ANY}.{segment}" for segment in path), ".".join(path), *tables_around(path))
-    return next((_LOCKED[name] for name in names if name in _LOCKED), None)
-
-
-def lock_of_word(path: tuple[str, ...]) -> Lock | None:
-    """Return the lock of a path of another version of prime-rl or of another framework."""
-    by_path = [_LOCKED_FORMER.get(name) for name in (".".join(path), *tables_around(path))]
-    return next(filter(None, [*by_path, *map(_LOCKED_OTHERS.get, reversed(path))]), None)
+def lock(path: tuple[str, ...], locks: Mapping[str, Lock] = _LOCKED) -> Lock | None:
+    """Return the lock of a path, of a table around it, or of a segment that is locked everywhere; with `locks` =
+    FOREIGN, of a path of another version of prime-rl or of another framework."""
+    names = (".".join(path), *tables_around(path), *(f"{ANY}.{segment}" for segment in reversed(path)))
+    return next(filter(None, map(locks.get, names)), None)
 
 
 def find_part(path: tuple[str, ...]) -> Renamed | None:
     """Return the only open key that ends with a path of two or more segments, such as `optim.lr`."""
-    dotted = ".".join(path)
-    keys = [key for key in KEYS if len(path) > 1 and key.path.endswith(f".{dotted}")]
-    return Renamed(keys[0], PRIME_RL) if len(keys) == 1 else None
+    keys = [key for key in KEYS if len(path) > 1 and key.path.endswith(f".{'.'.join(path)}")]
+    return (keys[0], PRIME_RL) if len(keys) == 1 else None
 
 
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
     """Return the open key that a former name, or a word of another framework below any table, stands for."""
-    words = (".".join(path[start:]) for start in range(1, len(path)))
-    below = find_part(path) or next((_OTHERS[word] for word in words if word in _OTHERS), None)
-    return WORDS.get(".".join(path), below)
+    words = [".".join(path[start:]) for start in range(len(path))]
+    return WORDS.get(words[0]) or find_part(path) or next(filter(None, map(_OTHERS.get, words)), None)
 
 
 def suggest(path: tuple[str, ...]) -> list[str]:
@@ -339,7 +314,7 @@ def suggest(path: tuple[str, ...]) -> list[str]:
     leaf = _plain(dotted.rpartition(".")[2])
     leaves = [leaf] if leaf in _LEAVES else get_close_matches(leaf, _LEAVES, cutoff=0.75)
     paths = [key.path for key in KEYS if _plain(key.leaf) in leaves]
-    return paths if len(paths) <= MAX_SUGGESTIONS else get_close_matches(dotted, paths, 1, cutoff=0.9)
+    return paths if len(paths) <= 3 else get_close_matches(dotted, paths, 1, cutoff=0.9)
 
 
 # -- the keys that apply, and their defaults ----------------------------------------------------------
@@ -349,18 +324,13 @@ def applies(key: Key, path: str, resolved: Mapping[str, Value]) -> bool:
     """Return whether the key's variant is selected and every table around the key is switched on."""
     if key.only_if is not None and resolved.get(key.only_if[0]) not in key.only_if[1]:
         return False
-    return None not in map(resolved.get, _switches_around(path))
-
-
-@lru_cache(4096)
-def _switches_around(path: str) -> tuple[str, ...]:
-    return tuple(table for table in tables_around(path.split(".")) if _pattern(table) in _SWITCHES)
+    return not any(find_key(table) and resolved.get(table) is None for table in tables_around(path.split(".")))
 
 
 def default(path: str, resolved: Mapping[str, Value]) -> Value:
     """Return prime-rl's default of a key under `resolved`; None if the key does not apply. KeyError: not an open
     key."""
-    key = _FILE.keys[_pattern(path)]
+    key = ROWS[_pattern(path)]
     if not applies(key, path, resolved):
         return None
     return key.default_for.get(str(resolved.get(key.only_if[0])), key.default) if key.only_if else key.default
@@ -394,7 +364,7 @@ def describe_keys(unused: Collection[str] = (), engine: str = "", keys: Iterable
             lines += ["", f"[{table}]" if table else "at the top of train.toml"]
         head = f"{'-' if key.path in unused else ' '} {key.leaf} = {default_text(key)}"
         lines += [f"{head:<39} {key.allowed(engine)}", f"      {key.meaning}"]
-        if key.only_if is not None and None not in key.only_if[1]:
+        if key.only_if is not None:
             selector = ".".join(key.only_if[0].split(".")[-2:])
             lines.append(f"      only with {selector} = {' or '.join(map(str, key.only_if[1]))}")
     lines += ["", "locked keys: not allowed in train.toml, nor any key below them (*: in every table)"]

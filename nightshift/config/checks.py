@@ -6,28 +6,26 @@ from typing import Any, NamedTuple
 
 from nightshift.config.allowlist import (
     ANY,
-    CURRICULUM,
+    FOREIGN,
     LOSS,
     OTHER_VERSION,
     PARAMETERS,
     PRIME_RL_LOSSES,
+    ROWS,
     Kind,
-    Lock,
     Value,
     accept,
     find_key,
     find_part,
     find_renamed,
-    instead,
     is_accepted,
     is_inner,
     is_name,
     lock,
-    lock_of_word,
     spelled_out,
     suggest,
-    tables_around,
     value_text,
+    written,
 )
 from nightshift.errors import ConfigError
 
@@ -39,7 +37,7 @@ KeyPath = tuple[str, ...]
 class Problem(NamedTuple):
     """One reason to refuse a train.toml.
 
-    `path` and `value`: the key to report. `lock`: of a key that is not allowed in train.toml. `target`: the open key
+    `path` and `value`: the key to report. `owner`: of a key that is not allowed in train.toml. `target`: the open key
     that another name stands for, with the same meaning and unit unless the target `is_guess`.
     """
 
@@ -47,7 +45,7 @@ class Problem(NamedTuple):
     value: Any
     cause: str
     fix: str
-    lock: Lock | None = None
+    owner: str = ""
     target: str = ""
     is_guess: bool = False
 
@@ -106,49 +104,33 @@ def _not_open(path: KeyPath, value: Any) -> Iterator[Problem]:
 def _problem(path: KeyPath, value: Any) -> Problem:
     """Return the problem of a key that is not open."""
     spelled, owner = spelled_out(path, value), lock(path)
-    renamed = find_part(path) if owner else find_renamed(path)
-    if renamed is not None and not renamed.origin:
-        key = renamed.key
+    key, origin = (find_part(path) if owner else find_renamed(path)) or (None, "")
+    if key is not None and not origin:
         cause = f"{spelled} is not a key; the nearest is {key.path.replace(ANY, 'NAME')} ({key.meaning})"
         fix = "Delete it, or choose a new value for the nearest key, whose meaning or unit differs"
         return Problem(path, value, cause, fix)
-    if renamed is not None:
-        key = renamed.key
-        verb = "is now" if renamed.origin == OTHER_VERSION else f"is {renamed.origin}'s word for"
+    if key is not None:
+        verb = "is now" if origin == OTHER_VERSION else f"is {origin}'s word for"
         allowed = "" if is_accepted(key, value) else f", which allows {key.allowed()}"
-        return Problem(path, value, f"{spelled} {verb} {key.path}{allowed}", _written(key.path, value), target=key.path)
-    owner = owner or lock_of_word(path)
+        return Problem(path, value, f"{spelled} {verb} {key.path}{allowed}", written(key, value), target=key.path)
+    owner = owner or lock(path, FOREIGN)
     if owner is not None:
         verb = "has no counterpart" if owner.owner == "nobody" else f"is locked by the {owner.owner}"
-        table = next((table for table in tables_around(path) if table in (*owner.paths, *owner.former)), "")
-        fix = f"Delete [{table}]" if table else "Delete it"  # an empty [table] would be refused too
-        fix += f"; {owner.use}" if owner.use else ""
-        return Problem(path, value, f"{spelled} {verb}: {owner.reason}", fix, owner)
+        fix = "; ".join(filter(None, ("Delete it", owner.use)))
+        return Problem(path, value, f"{spelled} {verb}: {owner.reason}", fix, owner.owner)
     similar = suggest(path)
     fix = f"Did you mean {' or '.join(similar)}?" if similar else "Delete it; uv run run.py --keys lists every key"
     if len(similar) != 1:
         return Problem(path, value, f"{spelled} is unknown", fix)
-    fix += f" {_written(similar[0], value)}"
+    fix += f" {written(ROWS[similar[0]], value)}"
     return Problem(path, value, f"{spelled} is unknown", fix, target=similar[0], is_guess=True)
-
-
-def _written(path: str, value: Any) -> str:
-    """Return the fix that writes a value, or an allowed one, to an open key."""
-    key, (table, _, leaf) = find_key(path), path.replace(ANY, "NAME").rpartition(".")
-    assert key is not None
-    if key.kind is Kind.TABLE:
-        return f"Write [{table}.{leaf}]"
-    text = value_text(value if is_accepted(key, value) else instead(key, value))
-    return f"Write {leaf} = {text} " + (f"under [{table}]" if table else "at the top of the file")
 
 
 # -- rules between keys -------------------------------------------------------------------------------
 # Only rules that the trl engine needs, or that prevent a change without an effect: prime-rl's own classes refuse more
 # combinations of keys on the worker, before anything starts.
 
-Broken = tuple[str, ...]  # the message after `key = value`, the fix, and the paths of the keys that the rule involves
 Resolved = Mapping[str, Any]
-_POOLS = f"{CURRICULUM}.sampler.pools"
 
 
 def rule_problems(values: Mapping[str, Value], resolved: Resolved, problems: Sequence[Problem] = ()) -> list[Problem]:
@@ -165,14 +147,13 @@ def rule_problems(values: Mapping[str, Value], resolved: Resolved, problems: Seq
     return new
 
 
-def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[Broken]:
+def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[tuple[str, ...]]:
+    """Yield the message after `key = value`, the fix, and the paths of the keys that the rule involves."""
     for path in values:
         key = find_key(path)
         selector, wanted = key.only_if if key is not None and key.only_if else ("", ())
         if selector and resolved.get(selector) not in wanted:
-            name, leaf = selector.rpartition(".")[2], path.rpartition(".")[2]
-            fix = f"Delete it, or write {name} = {' or '.join(map(value_text, wanted))}"
-            fix = f"Delete one of the two: {leaf} or {name}" if wanted == (None,) else fix
+            fix = f"Delete it, or write {selector.rpartition('.')[2]} = {' or '.join(map(value_text, wanted))}"
             yield f" has no effect with {selector} = {value_text(resolved.get(selector))}", fix, path, selector
         if path.startswith(f"{PARAMETERS}.") and resolved[LOSS] in PRIME_RL_LOSSES:
             fix = "Delete it, or write the name of a loss that rules.toml offers"
@@ -197,8 +178,8 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
     if resolved[length_path] is not None and resolved[length_path] >= row:
         cause = f": a completion of {resolved[length_path]} leaves no room for its prompt in seq_len {row}"
         yield cause, "Lower max_completion_tokens or raise seq_len", length_path, "seq_len"
-    names = ("type", "warmup_steps", "decay_steps")
-    schedule_path, warmup_path, decay_path = (f"trainer.scheduler.{name}" for name in names)
+    schedule_path, warmup_path = "trainer.scheduler.type", "trainer.scheduler.warmup_steps"
+    decay_path = "trainer.scheduler.decay_steps"
     warmup, decay, steps = resolved.get(warmup_path, 0), resolved.get(decay_path, 0), resolved["max_steps"]
     if steps is None and (resolved[schedule_path] == "cosine" or decay > 0):
         yield (
@@ -213,7 +194,3 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
     ac, offloading = "trainer.model.ac", "trainer.model.ac_offloading"
     if resolved[ac] is None and values.get(offloading) is not None:  # the memory preset sets a key that is left out
         yield ": ac_offloading is on and would switch it on again", 'Write ac_offloading = "None" too', ac, offloading
-    for pool in (path for path in resolved if path.rpartition(".")[0] == _POOLS):
-        for leaf in ("threshold", "weight"):
-            if resolved[f"{pool}.{leaf}"] is None:
-                yield f": the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool, f"{pool}.{leaf}"

@@ -5,7 +5,7 @@ copied. The report lists every other key with its owner.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from nightshift.config.allowlist import (
     KEYS,
     LOSS,
     OTHER_VERSION,
-    PARAMETERS,
     PRIME_RL,
     RATIO,
+    ROWS,
     Dialect,
     Value,
     accept,
@@ -39,7 +39,7 @@ from nightshift.config.allowlist import (
     value_text,
 )
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
-from nightshift.config.losses import keys_with
+from nightshift.config.losses import loss_problems
 from nightshift.config.rules import RULES_NAME, LossRules
 from nightshift.config.rules_toml import REVISIONS, chosen_in, rules_of
 from nightshift.config.train_toml import MAX_LINE, document, parse, read_source
@@ -50,9 +50,10 @@ IMPORTED_NAME = "imported.toml"
 GROUP_SIZE, BATCH_SIZE = "orchestrator.group_size", "orchestrator.batch_size"
 _PARTS = {"trainer", "orchestrator", "inference"}  # tables of prime-rl that may have a file of their own
 _NOT_RL = ("data.name", "data.type", "eval.client.base_url", "vllm.model")  # keys of other programs of prime-rl
-_KEYS = {key.path: key for key in KEYS}
-_SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
-_NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
+_SECRET = re.compile(
+    r"(?is)(?!.*[-_](env|file|name|path|var)$|(bos|eos|pad|unk)_token$)"  # no secrets
+    r".*((api|access|private)[-_]?key|token$|secret|password|authorization)"
+)
 # prime-rl's pull requests 3418 of 27 August and 3586 of 18 September 2026.
 _NEW_LOSS = (
     'trainer.loss.type is not set: "default" is trained here. In prime-rl since 27 August 2026 the default is "ipo" '
@@ -91,15 +92,19 @@ class Import:
         self.values = {p: value for p, value in self.values.items() if not f"{p}.".startswith(f"{path}.")}
         self.left_out.append(Problem(tuple(path.split(".")), None, cause, ""))
 
+    def translated(self, *paths: str) -> None:
+        """Remove these keys from the keys that were left out."""
+        self.left_out = [problem for problem in self.left_out if ".".join(problem.path) not in paths]
+
     def report(self) -> list[str]:
         """Return lines about the changed keys, then about the keys that were left out, by owner."""
         lines = [f"read as a config of {self.dialect.name}: {len(self.values)} keys in train.toml"]
         lines += [f"  {note}" for note in [*self.notes, self.dialect.note] if note]
         for owner, title in _TITLES.items():
-            problems = [problem for problem in self.left_out if (problem.lock.owner if problem.lock else "") == owner]
+            problems = [problem for problem in self.left_out if problem.owner == owner]
             lines += [title] if problems else []
             for problem in problems:
-                use = f"; {problem.lock.use}" if problem.lock and problem.lock.use else ""
+                use = problem.fix.removeprefix("Delete it") if owner else ""
                 use += f". Did you mean {problem.target}?" if problem.is_guess else ""
                 lines.append(f"  {problem.cause}{use}")
         return lines
@@ -148,11 +153,6 @@ def _merge(node: dict[str, Any], other: Mapping[str, Any]) -> None:
             node[name] = value
 
 
-def is_known(path: str) -> bool:
-    """Return whether a path is an open key, also of another version of prime-rl."""
-    return find_key(path) is not None or path in FORMER
-
-
 def _leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield path and value of every key that is not a table with keys, and of every item of a list."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
@@ -172,7 +172,7 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     """
     _, tree = document(source, name, "Name a config file.")
     texts = [path for path, value in _leaves(tree) if isinstance(value, str) and value]
-    if names := [shorten(quoted(".".join(path))[1:-1], 80) for path in texts if any(map(_is_secret, path))]:
+    if names := [shorten(quoted(".".join(path))[1:-1], 80) for path in texts if any(map(_SECRET.match, path))]:
         cause = f"{name}: {listed(names)} would be printed, and committed as {IMPORTED_NAME}, which agents can read"
         raise ConfigError(cause, "Delete the secrets from the file.")
     values, problems = read_values(tree)
@@ -193,11 +193,23 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
             values |= {table: {} for table in tables_around(key.path.split(".")) if find_key(table) is not None}
             result.names.setdefault(key.path, []).append(path)
             result.notes.append(f"{path} -> {key.path}" + ("" if value == {} else f" = {value_text(value)}"))
-    for path, name, ratio in _ratios(tree):
-        values[f"{RATIO}.{name}"] = accept(_KEYS[f"{RATIO}.{ANY}"], ratio)
+    entries, ratio_key = [*environments(tree)], ROWS[f"{RATIO}.{ANY}"]
+    ratios = [(f"{path}.ratio", name, entry["ratio"]) for path, name, entry in entries if "ratio" in entry]
+    are_valid = all(is_name(name) and is_accepted(ratio_key, ratio) for _, name, ratio in ratios)
+    are_distinct = 1 < len({name for _, name, _ in entries}) == len(entries)
+    for path, name, ratio in ratios if are_valid and are_distinct else ():
+        values[f"{RATIO}.{name}"] = accept(ratio_key, ratio)
         result.notes.append(f"{path} -> {RATIO}.{name} = {value_text(ratio)}")
-        result.left_out = [p for p in result.left_out if ".".join(p.path) != path]
-    _name_loss(result, losses)
+        result.translated(path)
+    import_path = at(tree, LOSS) == "custom" and at(tree, IMPORT_PATH)
+    for loss in losses:
+        if loss.import_path == import_path:
+            values[LOSS] = loss.name
+            result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
+            result.translated(LOSS, IMPORT_PATH)
+            break
+    for problem in loss_problems(values, losses):
+        result.leave_out(".".join(problem.path), problem.cause)
     for path, reason in result.dialect.other_meaning.items():
         value = result.values.get(path, result.dialect.defaults.get(path))
         if value != result.dialect.defaults.get(path):
@@ -205,37 +217,34 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     if not result.values:
         fix = "Name a config of prime-rl, of autoresearch-rl, or of prime's hosted training."
         raise ConfigError(f"{name} has no key that is allowed in train.toml", fix)
-    given = frozenset(result.values)
+    has_size = GROUP_SIZE in result.values
     for path, default in result.dialect.defaults.items():
         if path not in result.values:
-            result.values[path] = accept(_KEYS[path], default)
-            text, today = "on" if default == {} else value_text(default), default_text(_KEYS[path])
-            result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {today})")
+            result.values[path] = accept(ROWS[path], default)
+            text = f"{path} = {'on' if default == {} else value_text(default)}: the default of {result.dialect.name}"
+            result.notes.append(f"{text} (today {default_text(ROWS[path])})")
     if result.dialect.name == PRIME_RL and at(tree, "trainer.loss.type") is None:
         result.notes.append(_NEW_LOSS)
-    _make_valid(result, given)
+    # Leave out keys that break a rule between keys. A group of one, and a group size that the file does not have,
+    # become a size that divides the batch.
+    for _ in range(len(result.values) + 2):  # each round leaves out or adds one key
+        problems = rule_problems(result.values, resolve(result.values))
+        if not problems:
+            break
+        path, cause, batch = ".".join(problems[0].path), problems[0].cause, result.values.get(BATCH_SIZE) or 4
+        assert isinstance(batch, int)
+        sizes = [size for size in (4, *range(2, batch + 1)) if batch % size == 0]
+        if path in (GROUP_SIZE, BATCH_SIZE) and sizes and (not has_size or result.values.get(GROUP_SIZE) == 1):
+            result.values[GROUP_SIZE] = sizes[0]
+            result.notes.append(f"{GROUP_SIZE} = {sizes[0]}, added: {cause}")
+        else:
+            key = find_key(path)
+            default = f"; {default_text(key)}, the default, is trained" if key and key.default is not None else ""
+            result.leave_out(path, f"{cause}{default}")
+    else:
+        raise ConfigError("the keys of this config contradict each other", "Write the train.toml by hand.")
     parse(result.train_toml("a config"))
     return result
-
-
-def _name_loss(result: Import, losses: Sequence[LossRules]) -> None:
-    """Replace the import path of a loss by the loss's name in rules.toml, and leave out what rules.toml does not
-    offer."""
-    import_path = at(result.tree, LOSS) == "custom" and at(result.tree, IMPORT_PATH)
-    for loss in losses:
-        if loss.import_path == import_path:
-            result.values[LOSS] = loss.name
-            result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
-            result.left_out = [p for p in result.left_out if ".".join(p.path) not in (LOSS, IMPORT_PATH)]
-            break
-    name = result.values.get(LOSS)
-    keys = {key.path: key for key in keys_with([loss for loss in losses if loss.name == name], name)}
-    for path, value in list(result.values.items()):
-        if path == LOSS or path.startswith(f"{PARAMETERS}."):
-            key = keys.get(path)
-            if key is None or not is_accepted(key, value):
-                reason = f"is not {key.allowed()}" if key else "is not a parameter"
-                result.leave_out(path, f"{path} = {value_text(value)} {reason} of the losses in rules.toml")
 
 
 def _dialect(tree: Mapping[str, Any]) -> Dialect:
@@ -248,13 +257,9 @@ def _dialect(tree: Mapping[str, Any]) -> Dialect:
         if any(map(has, dialect.signs)) or (dialect.needs and all(map(has, dialect.needs))):
             return dialect
     paths = [path for path, _ in _leaves(tree)]
-    is_prime_rl = any(len(path) > 1 and is_known(".".join(path)) for path in paths)
-    origins = {renamed.origin for path in paths if (renamed := find_renamed(path))} - {"", OTHER_VERSION, PRIME_RL}
+    is_prime_rl = any(path[1:] and (find_key(".".join(path)) or ".".join(path) in FORMER) for path in paths)
+    origins = {renamed[1] for path in paths if (renamed := find_renamed(path))} - {"", OTHER_VERSION, PRIME_RL}
     return Dialect(PRIME_RL if is_prime_rl or not origins else listed(sorted(origins)))
-
-
-def _is_secret(name: str) -> bool:
-    return _SECRET.search(name) is not None and not _NO_SECRET.search(name)
 
 
 def at(tree: Any, path: str) -> Any:
@@ -264,16 +269,14 @@ def at(tree: Any, path: str) -> Any:
     return tree
 
 
-def environments(tree: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the environments that a config trains on: the path of the list, and the entry."""
-    return [(path, entry) for path in CARRIED["environments"] for entry in tables_of(at(tree, path))]
-
-
-def environment_name(entry: Mapping[str, Any]) -> str:
-    """Return the name in an entry of a list of environments, as a folder of environments/; "" without a name."""
-    candidates = [at(entry, path) for path in ("env.taskset.id", "taskset.id", "id", "name")]
-    name = next((name for name in candidates if isinstance(name, str)), "")
-    return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
+def environments(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the environments that a config trains on: the path of the list; the name, as of a folder in environments/,
+    or ""; and the entry."""
+    for path in CARRIED["environments"]:
+        for entry in tables_of(at(tree, path)):
+            words = (at(entry, key) for key in ("env.taskset.id", "taskset.id", "id", "name"))
+            word = next((word for word in words if isinstance(word, str)), "")
+            yield path, word.rpartition("/")[2].partition("@")[0].replace("-", "_"), entry
 
 
 def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
@@ -284,9 +287,9 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     import tomlkit  # slow to import
 
     before = read_source(root / RULES_NAME)
-    settings, notes, trains, data = tomlkit.document(), list[str](), tomlkit.document(), before
-    if names := [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]:
-        trains["environments"] = tomlkit.item(names).comment("of this checkout: its prompts and rewards may differ")
+    settings, trains, notes, data = dict[str, Any](), dict[str, Any](), list[str](), before
+    if names := [*dict.fromkeys(name for _, name, _ in environments(imported.tree) if name)]:
+        trains["environments"] = names
     models = (at(imported.tree, path) for path in CARRIED["model"])
     model = next((model for model in models if isinstance(model, str)), "")
     revision = REVISIONS.get(model)
@@ -300,48 +303,17 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
             document.update(group)
             data = tomlkit.dumps(document).encode()
             rules_of(root, chosen_in(root, data), None, max(gpu_count, 2))  # as on a machine with enough GPUs
-            settings.update(group)
+            settings = group
             break
         except (UsageError, ValueError) as error:
             cause, data = cause or str(error).removeprefix(f"{RULES_NAME}: "), before
     if dropped := [name for name in wanted if name not in (*settings, "revision")]:
         line = f"{RULES_NAME}: not copied: {' and '.join(dropped)}: {cause}"
         notes.append(f"{line} docs/environments.md describes how to add an environment")
-    if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
+    if "environments" in settings:
+        notes.append("the environments are those of this checkout: their prompts and rewards may differ")
+    elif any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:
-        imported.left_out = [p for p in imported.left_out if ".".join(p.path) not in CARRIED["model"]]
+        imported.translated(*CARRIED["model"])
     return data, [*(f"{RULES_NAME}: {line}" for line in tomlkit.dumps(settings).splitlines()), *notes]
-
-
-def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Return path, environment and ratio of each source; [] unless all names and ratios are valid."""
-    entries = environments(tree)
-    names = [environment_name(entry) for _, entry in entries]
-    ratios = [(f"{path}.ratio", name, entry.get("ratio")) for name, (path, entry) in zip(names, entries, strict=True)]
-    ratios = [ratio for ratio in ratios if ratio[2] is not None]
-    are_valid = all(is_name(name) and is_accepted(_KEYS[f"{RATIO}.{ANY}"], ratio) for _, name, ratio in ratios)
-    return ratios if are_valid and 1 < len({*names}) == len(names) else []
-
-
-def _make_valid(result: Import, given: Container[str]) -> None:
-    """Leave out keys that break a rule between keys.
-
-    A group of one, and a group size that is not `given` by the file, become a size that divides the batch.
-    """
-    for _ in range(len(result.values) + 2):  # each round leaves out or adds one key
-        problems = rule_problems(result.values, resolve(result.values))
-        if not problems:
-            return
-        path, cause, batch = ".".join(problems[0].path), problems[0].cause, result.values.get(BATCH_SIZE) or 4
-        assert isinstance(batch, int)
-        sizes = [size for size in (4, *range(2, batch + 1)) if batch % size == 0]
-        is_free = GROUP_SIZE not in given or result.values.get(GROUP_SIZE) == 1
-        if path in (GROUP_SIZE, BATCH_SIZE) and is_free and sizes:
-            result.values[GROUP_SIZE] = sizes[0]
-            result.notes.append(f"{GROUP_SIZE} = {sizes[0]}, added: {cause}")
-        else:
-            key = find_key(path)
-            default = f"; {default_text(key)}, the default, is trained" if key and key.default is not None else ""
-            result.leave_out(path, f"{cause}{default}")
-    raise ConfigError("the keys of this config contradict each other", "Write the train.toml by hand.")

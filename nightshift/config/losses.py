@@ -3,8 +3,7 @@
 train.toml contains the name of a loss and the values of its parameters, but no import path, because agents write it.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -13,7 +12,7 @@ from nightshift.config.allowlist import (
     KEYS,
     LOSS,
     PARAMETERS,
-    PRIME_RL_LOSSES,
+    ROWS,
     Key,
     Search,
     Value,
@@ -36,31 +35,28 @@ def keys_with(losses: Sequence[LossRules], selected: Value = None) -> Iterator[K
             names = (*key.choices, *(loss.name for loss in losses))
             yield replace(key, choices=names, named=False, search=Search(choices=names))
         elif key.table == PARAMETERS:
-            chosen = [loss for loss in losses if selected in (None, loss.name)]
-            for owner, name, number in ((loss, *item) for loss in chosen for item in loss.parameters.items()):
-                scale: Literal["log", "linear"] = "log" if 0 < _WIDE * number.low <= number.high else "linear"
-                yield replace(
-                    key,
-                    path=f"{PARAMETERS}.{name}",
-                    meaning=f"parameter of the loss {owner.name}",
-                    default=number.default,
-                    minimum=number.low,
-                    maximum=number.high,
-                    only_if=(LOSS, (owner.name,)),
-                    search=Search(scale, number.low, number.high),
-                )
+            for loss in losses:
+                for name, number in loss.parameters.items() if selected in (None, loss.name) else ():
+                    low, high = number.low, number.high
+                    yield replace(
+                        key,
+                        path=f"{PARAMETERS}.{name}",
+                        meaning=f"parameter of the loss {loss.name}",
+                        default=number.default,
+                        minimum=low,
+                        maximum=high,
+                        only_if=(LOSS, (loss.name,)),
+                        search=Search("log" if 0 < _WIDE * low <= high else "linear", low, high),
+                    )
         else:
             yield key
 
 
-def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]:
-    """Return prime-rl's values for the loss of a train.toml, with every parameter; {} for one of prime-rl's own losses.
-
-    ConfigError with all problems: rules.toml does not offer the loss, or a parameter is unknown or out of range.
-    """
-    name, problems = config.get(LOSS), list[Problem]()
-    keys = {key.path: key for key in keys_with(losses, name) if key.path == LOSS or key.table == PARAMETERS}
-    for path, value in config.values.items():
+def loss_problems(values: Mapping[str, Value], losses: Sequence[LossRules]) -> list[Problem]:
+    """Return the problems of a config's loss and its parameters: not in rules.toml, or out of range."""
+    name, problems = values.get(LOSS, ROWS[LOSS].default), list[Problem]()
+    keys = {key.path: key for key in keys_with(losses, name)}
+    for path, value in values.items():
         place = tuple(path.split("."))
         if path == LOSS or path.startswith(f"{PARAMETERS}."):
             try:
@@ -70,10 +66,19 @@ def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]
                 problems.append(Problem(place, value, cause, "Delete it; uv run run.py --keys lists the parameters"))
             except ConfigError as error:
                 problems.append(Problem(place, value, error.cause, error.fix))
-    if problems:
+    return problems
+
+
+def in_prime_rl(config: Config, losses: Sequence[LossRules]) -> dict[str, Value]:
+    """Return prime-rl's values for the loss of a train.toml, with every parameter; {} for one of prime-rl's own losses.
+
+    ConfigError with all problems: rules.toml does not offer the loss, or a parameter is unknown or out of range.
+    """
+    if problems := loss_problems(config.values, losses):
         raise refusal("train.toml", problems, line_numbers(config.source.decode()))
-    if name in PRIME_RL_LOSSES:
-        return {}
-    values = {path: config.values.get(path, key.default) for path, key in keys.items() if path != LOSS}
-    import_path = next(loss.import_path for loss in losses if loss.name == name)
-    return {LOSS: "custom", IMPORT_PATH: import_path, **values}
+    for loss in losses:
+        if loss.name == config.get(LOSS):
+            defaults = {f"{PARAMETERS}.{name}": parameter.default for name, parameter in loss.parameters.items()}
+            values = {path: config.values.get(path, default) for path, default in defaults.items()}
+            return {LOSS: "custom", IMPORT_PATH: loss.import_path, **values}
+    return {}

@@ -133,12 +133,9 @@ class TasksetRules:
     seat: str = ""
     tool_parser: str = ""
 
-    def room(self, completion_tokens: int) -> tuple[int, str]:
-        """Return the most tokens of a conversation, and a text that shows how this number was computed."""
-        if self.conversation_tokens:
-            return self.conversation_tokens, f"conversation_tokens = {self.conversation_tokens}"
-        text = f"prompt_tokens {self.prompt_tokens} + {self.max_turns} turns x {completion_tokens}"
-        return self.prompt_tokens + self.max_turns * completion_tokens, text
+    def room(self, completion_tokens: int) -> int:
+        """Return the most tokens of a conversation."""
+        return self.conversation_tokens or self.prompt_tokens + self.max_turns * completion_tokens
 
     def place(self, root: Path) -> Path:
         """Return the path of the package: a folder, or a single file. UsageError if there is no such package."""
@@ -248,7 +245,7 @@ class Rules:
     decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
-    first_seed: int = 1000
+    first_seed: int = 1000  # of a campaign's runs, which count up from here
     memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/base.py)
     infer_gpus: int = 1  # only for an engine that serves and trains on different GPUs
     train_gpus: int = 1
@@ -269,10 +266,6 @@ class Rules:
     def budget_text(self) -> str:
         """The budget in words: `60 s of CPU time`, or `600 s`."""
         return f"{self.budget_seconds:g} s" + (" of CPU time" if self.budget_clock == "cpu" else "")
-
-    def seed(self, index: int) -> int:
-        """Return the seed of the index-th run of a campaign."""
-        return self.first_seed + index
 
     def with_budget(self, budget_seconds: float) -> Rules:
         """Return the rules with another budget."""

@@ -170,7 +170,23 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 
 def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of these choices. The engine's own check reports missing GPUs of a chosen engine."""
-    setups = _with_gpus([setup for setup in _SETUPS if engine in (None, setup.engine)], chosen)
+    setups = [setup for setup in _SETUPS if engine in (None, setup.engine)]
+    infer, train = chosen.infer_gpus, chosen.train_gpus
+    able = [
+        replace(
+            setup,
+            num_gpus=infer + train,
+            infer_gpus=infer,
+            train_gpus=train,
+            tensor_parallel=chosen.tensor_parallel,
+        )
+        for setup in setups
+        if setup.num_gpus > 1
+    ]
+    if infer + train > 2 and not able:
+        cause = f"{RULES_NAME}: infer_gpus = {infer}, train_gpus = {train}: --engine {setups[0].engine} uses one GPU"
+        raise UsageError(cause, "Write 1 for both, or use --engine prime-rl.")
+    setups = able + [setup for setup in setups if setup.num_gpus < 2 and infer + train == 2]
     setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
     names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     guards = [name for name, table in chosen.environment.items() if table.guard]
@@ -180,31 +196,75 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
             cause = f"{RULES_NAME}: [environment.{name}]: guard = {chosen.table(name).guard:g}: a guard is no game"
             raise UsageError(f"{cause}, and does not train", f"Delete guard, or remove {name} from environments.")
     own_models = [entry.models[0] for entry in scored.values() if entry.models[0] != ANY_MODEL]
-    models = [_portable_path(root, chosen.model)] if chosen.model else [*own_models, setups[0].model]
-    for model in models:
-        for setup in setups if all(entry.accepts(model) for entry in scored.values()) else ():
-            is_small = model.startswith(MODELS)  # a small model does not use a GPU
-            if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
-                return _complete(root, setup, model, {name: scored[name] for name in names}, scored, chosen)
-    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {' and '.join(dict.fromkeys(models))} cannot answer"
-    cause += f" {' and '.join(scored)} with {setups[0].num_gpus} GPUs and the engine {setups[0].engine}"
-    raise UsageError(cause, "Write environments = [] for the best choice of this machine, or another model or engine.")
-
-
-def _with_gpus(setups: list[Rules], chosen: Chosen) -> list[Rules]:
-    """Return the set-ups with the chosen numbers of GPUs; for more than 1 + 1 only set-ups that can use them."""
-    infer, train, parallel = chosen.infer_gpus, chosen.train_gpus, chosen.tensor_parallel
-    able = [
-        replace(setup, num_gpus=infer + train, infer_gpus=infer, train_gpus=train, tensor_parallel=parallel)
+    models, path = [chosen.model], Path(os.path.normpath(root / chosen.model))
+    if not chosen.model:
+        models = [*own_models, setups[0].model]
+    elif path.is_dir():
+        if root.resolve().is_relative_to(path.resolve()):
+            cause = f"{RULES_NAME}: model = {json.dumps(chosen.model)} is a folder that contains this checkout"
+            raise UsageError(cause, "Put the model into a separate folder.")
+        models = [path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)]
+    usable = [
+        (setup, model)
+        for model in models
+        if all(entry.accepts(model) for entry in scored.values())
         for setup in setups
-        if setup.num_gpus > 1
+        # a small model does not use a GPU
+        if (setup.num_gpus == 0 if model.startswith(MODELS) else setup.num_gpus > 0 or chosen.model)
     ]
-    if infer + train == 2:
-        return able + [setup for setup in setups if setup.num_gpus < 2]
-    if not able:
-        cause = f"{RULES_NAME}: infer_gpus = {infer}, train_gpus = {train}: --engine {setups[0].engine} uses one GPU"
-        raise UsageError(cause, "Write 1 for both, or use --engine prime-rl.")
-    return able
+    if not usable:
+        cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {' and '.join(dict.fromkeys(models))} cannot answer"
+        cause += f" {' and '.join(scored)} with {setups[0].num_gpus} GPUs and the engine {setups[0].engine}"
+        fix = "Write environments = [] for the best choice of this machine, or another model or engine."
+        raise UsageError(cause, fix)
+    (setup, model), declared = usable[0], {name: scored[name] for name in names}
+    is_folder = (root / model).is_dir()
+    # A hub name without a commit may change.
+    has_place = is_folder if not chosen.revision else not is_folder and HUB_NAME.fullmatch(model)
+    if (model != setup.model or chosen.revision) and not has_place:
+        fix = "Write a folder without a revision, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
+        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)}, revision = {json.dumps(chosen.revision)}", fix)
+    rows = {name: _environment(root, name, chosen, model) for name in scored}
+    environments = tuple(rows[name] for name in declared)
+    losses = losses_of(root, chosen)
+    # prime-rl gets copies of all packages in one folder.
+    owners = {e.taskset.module if e.taskset else e.package: e.name for e in environments}
+    for loss in losses:
+        module = Path(loss.folder).name
+        if module.startswith("nightshift") or owners.setdefault(module, loss.folder) != loss.folder:
+            cause = f"{RULES_NAME}: [loss.{loss.name}]: the package name {module} is not free"
+            raise UsageError(cause, "Rename the package: Nightshift, an environment or another loss has this name.")
+    for name in scored:
+        if (most := chosen.table(name).max_turns) > 1 and setup.engine != PRIME_RL:
+            cause = f"{RULES_NAME}: [environment.{name}]: max_turns = {most}: engine {setup.engine} has one turn only"
+            raise UsageError(cause, f"Use --engine {PRIME_RL}, or another environment.")
+    total = sum(environment.weight for environment in environments)
+    shares = [(e.weight / total, declared[e.name].decision) for e in environments]
+    # Of a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
+    prior_sd = sum(share * decision.prior_sd for share, decision in shares)
+    seed_sd = sum(share * decision.seed_sd for share, decision in shares)
+    answer = max(setup.decoding.max_completion_tokens, *(entry.max_completion_tokens for entry in scored.values()))
+    scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
+    # evaluation_seconds of the set-up is for one answer to each example of the environments
+    num_turns = sum(entry.num_validation * chosen.table(name).max_turns for name, entry in scored.items())
+    return replace(
+        setup,
+        name=f"{'+'.join(declared)}-{setup.engine}",
+        model=model,
+        model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
+        learning_rate_scale=chosen.learning_rate_scale or scale,
+        evaluation_seconds=setup.evaluation_seconds
+        * num_turns
+        / sum(entry.num_validation for entry in declared.values()),
+        environments=environments,
+        guards=tuple(rows[name] for name in guards),
+        decoding=replace(setup.decoding, max_completion_tokens=answer),
+        max_completion_tokens=max(
+            setup.max_completion_tokens, *(entry.max_completion_tokens for entry in declared.values())
+        ),
+        losses=losses if setup.engine == PRIME_RL else (),
+        decision=setup.decision.scaled(prior_sd, seed_sd),
+    )
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
@@ -216,68 +276,6 @@ def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRul
 def is_own_model(rules: Rules) -> bool:
     """Return whether the user chose the model: it is neither in models/ nor in a set-up."""
     return not rules.model.startswith(MODELS) and rules.model not in {setup.model for setup in _SETUPS}
-
-
-def _complete(
-    root: Path, setup: Rules, model: str, declared: dict[str, _Declared], scored: dict[str, _Declared], chosen: Chosen
-) -> Rules:
-    """Return the rules of a set-up with a model. `scored`: the environments in `declared`, which train, and guards."""
-    is_folder = (root / model).is_dir()
-    # A hub name without a commit may change.
-    has_place = is_folder if not chosen.revision else not is_folder and HUB_NAME.fullmatch(model)
-    if (model != setup.model or chosen.revision) and not has_place:
-        fix = "Write a folder without a revision, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
-        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)}, revision = {json.dumps(chosen.revision)}", fix)
-    environments = tuple(_environment(root, name, chosen, model) for name in declared)
-    losses = losses_of(root, chosen)
-    # prime-rl gets copies of all packages in one folder.
-    owners = {e.taskset.module if e.taskset else e.package: e.name for e in environments}
-    for loss in losses:
-        module = Path(loss.folder).name
-        if module.startswith("nightshift") or owners.setdefault(module, loss.folder) != loss.folder:
-            owner = owners.get(module, "Nightshift")
-            cause = f"{RULES_NAME}: [loss.{loss.name}]: the package name {module} belongs to {owner}"
-            raise UsageError(cause, "Rename one of them.")
-    for name in scored:
-        if (most := chosen.table(name).max_turns) > 1 and setup.engine != PRIME_RL:
-            cause = f"{RULES_NAME}: [environment.{name}]: max_turns = {most}: engine {setup.engine} has one turn only"
-            raise UsageError(cause, f"Use --engine {PRIME_RL}, or another environment.")
-    shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
-    # Of a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
-    pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
-    prior_sd = sum(share * decision.prior_sd for share, decision in pairs)
-    seed_sd = sum(share * decision.seed_sd for share, decision in pairs)
-    longest = max(entry.max_completion_tokens for entry in declared.values())
-    answer = max(setup.decoding.max_completion_tokens, *(entry.max_completion_tokens for entry in scored.values()))
-    scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
-    # evaluation_seconds of the set-up is for one answer to each example of the environments
-    usual = sum(entry.num_validation for entry in declared.values())
-    num_turns = sum(entry.num_validation * chosen.table(name).max_turns for name, entry in scored.items())
-    return replace(
-        setup,
-        name=f"{'+'.join(declared)}-{setup.engine}",
-        model=model,
-        model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
-        learning_rate_scale=chosen.learning_rate_scale or scale,
-        evaluation_seconds=setup.evaluation_seconds * num_turns / usual,
-        environments=environments,
-        guards=tuple(_environment(root, name, chosen, model) for name in scored if name not in declared),
-        decoding=replace(setup.decoding, max_completion_tokens=answer),
-        max_completion_tokens=max(longest, setup.max_completion_tokens),
-        losses=losses if setup.engine == PRIME_RL else (),
-        decision=setup.decision.scaled(prior_sd, seed_sd),
-    )
-
-
-def _portable_path(root: Path, model: str) -> str:
-    """Return the path of a model folder, relative if the folder is in the checkout; or a name on the hub."""
-    path = Path(os.path.normpath(root / model))
-    if not path.is_dir():
-        return model
-    if root.resolve().is_relative_to(path.resolve()):
-        cause = f"{RULES_NAME}: model = {json.dumps(model)} is a folder that contains this checkout"
-        raise UsageError(cause, "Put the model into a separate folder.")
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
 def chosen_in(root: Path, rules_toml: bytes | None = None) -> Chosen:
@@ -364,11 +362,8 @@ def _taskset(root: Path, name: str, table: Table, model: str) -> tuple[TasksetRu
     """Return the rules of a user's package, which is a folder of the checkout or installed, and its requirements."""
     top, folder = root.resolve(), (root / table.package).resolve()
     if folder.is_dir() and folder.is_relative_to(top) and folder != top:
-        module, place, path = (
-            package_in(folder).stem,
-            f"{folder.relative_to(top).as_posix()}/",
-            folder / "pyproject.toml",
-        )
+        module, place = package_in(folder).stem, f"{folder.relative_to(top).as_posix()}/"
+        path = folder / "pyproject.toml"
         try:
             project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
             requires = msgspec.convert(project.get("dependencies", []), list[str])

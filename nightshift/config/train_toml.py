@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nightshift.config.allowlist import ANY, BY_PRESET, Value, default, find_key, quoted, resolve, shorten, value_text
 from nightshift.config.checks import MAX_DEPTH, MAX_PROBLEMS, KeyPath, Problem, read_values, rule_problems
@@ -99,39 +99,30 @@ def refusal(name: str, problems: list[Problem], lines: Mapping[KeyPath, int]) ->
 
 # -- differences --------------------------------------------------------------------------------------
 
-ChangeKind = Literal["changed", "added", "removed"]
-_FORMS: dict[ChangeKind, str] = {  # in the order of views
-    "changed": r"(?P<key>[^\s+-]\S*) (?P<old>.*?) -> (?P<new>.*)",
-    "added": r"\+(?P<key>\S+) (?P<new>.*?)(?: \(default (?P<old>.*)\))?",
-    "removed": r"-(?P<key>\S+) (?P<old>.*?)(?: \(default (?P<new>.*)\))?",
-}
+_FORMS = (  # the lines of changed, added and removed keys
+    r"(?P<key>[^\s+-]\S*) (?P<old>.*?) -> (?P<new>.*)",
+    r"\+(?P<key>\S+) (?P<new>.*?)(?: \(default (?P<old>.*)\))?",
+    r"-(?P<key>\S+) (?P<old>.*?)(?: \(default (?P<new>.*)\))?",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key that differs between two files: `changed` if both files have the key, else `added` or `removed`. For a file
-    without the key, `old` or `new` is prime-rl's default; None if there is no default."""
+    """A key that differs between two files. For a file without the key, `old` or `new` is prime-rl's default; None if
+    there is no default. `line`: in records, `key old -> new`, `+key new (default old)` or `-key old (default new)`."""
 
     key: str
-    kind: ChangeKind
     old: str | None
     new: str | None
-
-    @property
-    def line(self) -> str:
-        """The line in records: `key old -> new`, `+key new (default old)` or `-key old (default new)`."""
-        if self.kind == "changed":
-            return f"{self.key} {self.old} -> {self.new}"
-        sign, value, other = ("+", self.new, self.old) if self.kind == "added" else ("-", self.old, self.new)
-        return f"{sign}{self.key} {value}" + ("" if other is None else f" (default {other})")
+    line: str
 
 
 def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
     """Return the changes in the lines of a record. Other lines are ignored."""
     return tuple(
-        Change(match["key"], kind, match["old"], match["new"])
+        Change(match["key"], match["old"], match["new"], match[0])
         for line in lines
-        for kind, form in _FORMS.items()  # a line matches at most one form
+        for form in _FORMS  # a line matches at most one form
         if (match := re.fullmatch(form, line[:MAX_LINE]))
     )
 
@@ -149,11 +140,16 @@ def diff(old: Config, new: Config) -> tuple[Change, ...]:
     """Return the changed, then the added, then the removed keys; () if both files have the same effect."""
     changes = []
     for path in changed_keys(old, new):
-        before = _text(old.values[path]) if path in old.values else _default_text(path, new.resolved)
-        after = _text(new.values[path]) if path in new.values else _default_text(path, new.resolved)
-        kind: ChangeKind = "removed" if path not in new.values else "changed" if path in old.values else "added"
-        changes.append(Change(path, kind, before, after))
-    return tuple(sorted(changes, key=lambda change: list(_FORMS).index(change.kind)))
+        before, after = (
+            _text(config.values[path]) if path in config.values else _default_text(path, new.resolved)
+            for config in (old, new)
+        )
+        sign, value, other = ("-", before, after) if path in old.values else ("+", after, before)
+        line = f"{sign}{path} {value}" + ("" if other is None else f" (default {other})")
+        if path in old.values and path in new.values:
+            line = f"{path} {before} -> {after}"
+        changes.append(Change(path, before, after, line))
+    return tuple(sorted(changes, key=lambda change: "+-".find(change.line[0])))
 
 
 def spelled(value: Value) -> str:
@@ -194,7 +190,6 @@ def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str
     fix = restore or f"Restore it: git checkout {name}"
     if len(source) > MAX_BYTES:
         raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", fix)
-    lines = list[str]()
     try:
         lines = source.decode().split("\n")
         for number, line in enumerate(lines, 1):

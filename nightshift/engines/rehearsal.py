@@ -83,7 +83,7 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
     try:
         settings = engine.validate(config).settings
         with waiting(lambda: f"{rules.name}: {stage}", rules.deadline_seconds):
-            session = engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)
+            session = engine.open(settings, rules.first_seed, run_dir, rules.deadline_seconds)
             with closing(session):
                 start = f"after {time.monotonic() - began:.0f} s"
                 mark("server up", f"{start}; network: {engine.versions().get('network', 'shared')}")

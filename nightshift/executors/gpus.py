@@ -86,8 +86,8 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
         fix = "Run with --engine trl, with --gpus 0,0 (inference and trainer on one GPU), or lower infer_gpus and "
         raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
     chosen = [*visible][:num] if ids is None else ids
-    if missing := [str(index) for index in chosen if index not in visible]:
-        cause = f"--gpus: GPU {missing[0]} does not exist, or CUDA_VISIBLE_DEVICES hides it"
+    for index in {*chosen} - {*visible}:
+        cause = f"--gpus: GPU {index} does not exist, or CUDA_VISIBLE_DEVICES hides it"
         raise EngineError(cause, f"Choose from: {', '.join(map(str, visible)) or 'none'}.")
     return tuple(visible[index] for index in chosen)
 
@@ -160,6 +160,12 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     with suppress(nvml.NVMLError):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         memory_gb, free_gb = memory.total / GB, memory.free / GB
-    capability, driver = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)), nvml.nvmlSystemGetDriverVersion()
-    name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
-    return Gpu(index, name, uuid, memory_gb, free_gb, driver, capability)
+    return Gpu(
+        index,
+        nvml.nvmlDeviceGetName(handle),
+        nvml.nvmlDeviceGetUUID(handle),
+        memory_gb,
+        free_gb,
+        nvml.nvmlSystemGetDriverVersion(),
+        tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+    )

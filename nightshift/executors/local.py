@@ -20,7 +20,7 @@ from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, Job
 from nightshift.errors import Failure, UsageError
 from nightshift.executors import base, process
 from nightshift.executors.base import Executor, Flight, Slot
-from nightshift.executors.process import Child, ProcessGroup
+from nightshift.executors.process import ProcessGroup
 from nightshift.text import counted
 from nightshift.waiting import waiting
 
@@ -31,8 +31,7 @@ GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
 
 @dataclass(slots=True)
 class _Worker(Flight):
-    group: ProcessGroup
-    child: Child
+    group: ProcessGroup  # of the worker, its first child
 
 
 class LocalExecutor(Executor[_Worker]):
@@ -61,24 +60,19 @@ class LocalExecutor(Executor[_Worker]):
 
     def _start(self, folder: Path, job: Job) -> None:
         group = ProcessGroup(folder.name, GRACE_SECONDS[job.rules.engine])
-        try:
-            command = process.python_command(*base.PROGRAM, str(self.root), str(folder))
-            environ = process.python_environment(self.environ, {})
-            child = group.start("worker", command, log_path=folder / LOG_NAME, env=environ, cwd=self.root, stdin=PIPE)
-            ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
-            self._flights[folder] = _Worker(job, ends_at, group, child)
-        except BaseException:
-            group.stop()
-            raise
+        self._flights[folder] = _Worker(job, time.monotonic() + job.deadline_seconds + LATE_SECONDS, group)
+        command = process.python_command(*base.PROGRAM, str(self.root), str(folder))
+        environ = process.python_environment(self.environ, {})
+        group.start("worker", command, log_path=folder / LOG_NAME, env=environ, cwd=self.root, stdin=PIPE)
 
     def _has_ended(self, folder: Path) -> bool:
-        return self._flights[folder].child.poll() is not None
+        return self._flights[folder].group.children[0].poll() is not None
 
     def cancel(self, folders: Collection[Path]) -> None:
         """End the workers of these runs, all at once, and all their processes."""
         running = [folder for folder in folders if folder in self._flights]
-        for folder in running:
-            self._flights[folder].child.terminate()
+        for child in chain(*(self._flights[folder].group.children for folder in running)):
+            child.terminate()
         if not running:
             return
         with waiting(f"ending {counted(len(running), 'run')} (Ctrl-\\ does not wait)"):
@@ -87,7 +81,7 @@ class LocalExecutor(Executor[_Worker]):
                 del self._flights[folder]
 
     def _ending(self, folder: Path) -> tuple[str, Failure]:
-        child = self._flights[folder].child
+        child = self._flights[folder].group.children[0]
         last_words = "".join(f"; last in {LOG_NAME}: {line}" for line in process.tail(child.log_path, 1))
         return f"the worker returned no result: {child.exit_cause()}{last_words}", Failure.INFRASTRUCTURE
 
@@ -115,8 +109,14 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
         groups = groups if num_slots <= len(groups) else [[core] for core in cores]
         parts = [[*chain(*groups[i::num_slots])] for i in range(num_slots)]
         share = min(map(len, parts))
-    gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
-    return [Slot(gpus[i], tuple(parts[i][:share]), f"slot {i + 1}") for i in range(num_slots)]
+    return [
+        Slot(
+            ",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None,
+            tuple(part[:share]),
+            f"slot {i + 1}",
+        )
+        for i, part in enumerate(parts)
+    ]
 
 
 def own_cores() -> list[int]:

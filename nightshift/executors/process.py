@@ -104,7 +104,7 @@ ENVIRONMENT_NAMES = """
 def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
     """Return the allowed variables of `base`, overridden by `extra`: no keys, tokens, proxies, and no variable that
     injects code (PYTHONPATH, LD_PRELOAD, GIT_*)."""
-    names = frozenset(ENVIRONMENT_NAMES.split())
+    names = ENVIRONMENT_NAMES.split()
     return {**{name: value for name, value in base.items() if name in names}, **extra}
 
 
@@ -146,8 +146,11 @@ def interruptible(advice: str = "", is_noted: Callable[[int], bool] = lambda num
             raise error
         _deferred.append(error)
 
-    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    previous = {number: signal.signal(number, interrupt) for number in handled}
+    previous = {
+        number: signal.signal(number, interrupt)
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
     try:
         yield
     finally:
@@ -321,8 +324,8 @@ class ProcessGroup(ProcessTree):
                 with open_regular(log_path, "ab") as log:
                     child = Child(
                         [os.fspath(word) for word in argv],
-                        stdin=subprocess.DEVNULL if stdin is None else stdin,
-                        stdout=log if stdout is None else stdout,
+                        stdin=stdin or subprocess.DEVNULL,
+                        stdout=stdout or log,
                         stderr=log,
                         env={**env, MARKER_NAME: self.marker},
                         cwd=cwd,
@@ -391,7 +394,7 @@ class Pipes:
         unsent = memoryview(line + b"\n")
         while unsent:
             if self._wait(deadline, [self._stdin]):
-                unsent = unsent[os.write(self._stdin, unsent[:_PIPE_BYTES]) :]
+                unsent = unsent[os.write(self._stdin, unsent) :]
 
     def receive(self, deadline: float) -> bytes:
         """Return the next line, without its end."""

@@ -204,14 +204,13 @@ class SlurmExecutor(Executor[_Work]):
         output: Path,
         lines: Sequence[str],
         *more: str,
-        export: str = "NONE",
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """Submit a job whose script is `lines`, with the lines of `setup` before the last line.
 
         `more`: options, which override those of slurm.toml. `variables`: of sbatch.
         """
-        words = [*self.config.sbatch, *more, *_FIXED, *self.config.options, f"--export={export}"]
+        words = [*self.config.sbatch, "--export=NONE", *more, *_FIXED, *self.config.options]
         words += [f"--job-name={name}", f"--output={output}", f"--chdir={self.root}"]
         # After the lines of setup: `module load` sets PYTHONPATH.
         last = f"export PYTHONPATH={shlex.quote(process.python_path())}", lines[-1]
@@ -406,5 +405,5 @@ def submit_controller(root: Path, config: SlurmConfig, words: Sequence[str]) -> 
     command = f'eval "exec {shlex.join(process.python_command(*_PROGRAM))} $NIGHTSHIFT_WORDS"'
     lines, variables = [f"cd {shlex.quote(str(Path.cwd()))}", command], {"NIGHTSHIFT_WORDS": shlex.join(words)}
     log = root / "runs" / DETACHED_NAME
-    SlurmExecutor(root, {}, config).sbatch(name, log, lines, export="ALL", variables=variables)
+    SlurmExecutor(root, {}, config).sbatch(name, log, lines, "--export=ALL", variables=variables)
     return name

@@ -97,7 +97,7 @@ class Task(NamedTuple):
         runs = list[ComparedRun]()
         for index in range(2 * self.plan.num_seeds):
             side = "incumbent" if index % 4 in (1, 2) else "baseline"
-            run = ComparedRun(side, self.controller.bench.rules.seed(self.plan.first_seed_index + index))
+            run = ComparedRun(side, self.controller.bench.rules.first_seed + self.plan.first_seed_index + index)
             folder = self.run_dir(run)
             finished = read_json(folder / RUN_NAME, ComparedRun, f"To repeat the run, delete it: rm -r {folder}")
             if bool(finished) == is_finished:
@@ -318,7 +318,7 @@ def _make_runs(task: Task) -> None:
             try:
                 for run in wave:
                     folders.append(folder := task.run_dir(run))
-                    number = run.seed - bench.rules.seed(plan.first_seed_index) + 1
+                    number = run.seed - bench.rules.first_seed - plan.first_seed_index + 1
                     note(f"{run.side}, seed {run.seed}: run {number} of {2 * plan.num_seeds}")
                     job = job_left(folder)
                     if job is None or not executor.take_over(folder, job):

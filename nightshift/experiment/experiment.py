@@ -90,7 +90,7 @@ class Bench:
         """Return the first seed that no scored or running run of the campaign has. A lost run's seed is used again."""
         used = {record.result.seed for record in campaign.decided if record.result and record.result.evaluation}
         used |= {job.seed for job in self.executor.in_flight().values()}
-        return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
+        return next(seed for seed in itertools.count(self.rules.first_seed) if seed not in used)
 
     def job(self, settings: Mapping[str, Any], seed: int, hardware: str, **fields: Any) -> Job:
         """Return the job of one run. `fields`: further fields of Job."""

@@ -71,7 +71,7 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> Non
     low, high = made.estimate.interval
     assert 0.1 < low < made.estimate.difference < high
     assert made.estimate.difference == pytest.approx(made.score("incumbent") - made.score("baseline"))
-    first = RULES.seed(FIRST_SEED_INDEX)
+    first = RULES.first_seed + FIRST_SEED_INDEX
     assert sorted(path.parent.name for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")) == [
         *(f"baseline-{first + offset}" for offset in (0, 3, 4)),
         *(f"incumbent-{first + offset}" for offset in (1, 2, 5)),
@@ -177,7 +177,10 @@ def test_the_plan_reads_nothing(kept: Controller, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(data, "load", lambda split, size: load(split, size) if split != "test" else pytest.fail("read"))
     task = open_task(kept)
     lines = task.describe()
-    assert lines[0] == "certify:  experiment 0001 with the kept changes 0002 (incumbent), compared with experiment 0001 (baseline)"
+    assert (
+        lines[0]
+        == "certify:  experiment 0001 with the kept changes 0002 (incumbent), compared with experiment 0001 (baseline)"
+    )
     assert "runs:     3 new seeds for each config, 400 examples of the test split" in lines
     assert kept.ledger.accesses() == []
     assert not (kept.ledger.runs_dir / "certify").exists()

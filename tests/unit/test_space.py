@@ -22,7 +22,7 @@ from nightshift.agents.search import (
     planner,
 )
 from nightshift.campaign.records import Result
-from nightshift.config.allowlist import KEYS, Key, accept, uses
+from nightshift.config.allowlist import KEYS, Key, accept
 from nightshift.config.train_toml import ABSENT, Config, parse, set_values
 from nightshift.errors import ConfigError
 from tests.campaigns import a_result
@@ -30,7 +30,7 @@ from tests.train_tomls import SHIPPED
 
 LR = "trainer.optim.lr"
 PENALTY = "orchestrator.algo.length_penalty"
-TRL = tuple(key for key in KEYS if uses("trl", key.path))
+TRL = tuple(key for key in KEYS if "trl" in key.engines)
 # Incumbents that an agent may have left behind.
 INCUMBENTS = {
     "shipped": {},

@@ -140,11 +140,11 @@ def test_trl_refuses_several_turns_and_names_the_engine_that_accepts_them(links:
     ("table", "seq_len", "refusal"),
     [
         ({"prompt_tokens": 100}, 1124, ""),
-        ({"prompt_tokens": 100}, 1123, "may have 1124 tokens: prompt_tokens 100 + 4 turns x 256. Write seq_len = 1124"),
-        ({"conversation_tokens": 900}, 899, "may have 900 tokens: conversation_tokens = 900. Write seq_len = 900"),
+        ({"prompt_tokens": 100}, 1123, "may have 1124 tokens. Write seq_len = 1124"),
+        ({"conversation_tokens": 900}, 899, "may have 900 tokens. Write seq_len = 900"),
     ],
 )
-def test_a_row_holds_the_whole_conversation_or_is_refused_with_the_sum(links, table, seq_len, refusal):
+def test_a_row_holds_the_whole_conversation_or_is_refused(links, table, seq_len, refusal):
     package(links / "their_env")
     found = rules(links, "prime-rl", max_turns=4, **table)
     source = f"seq_len = {seq_len}\n[orchestrator]\nbatch_size = 8\ngroup_size = 4\n"

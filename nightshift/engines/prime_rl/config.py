@@ -65,10 +65,10 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     values |= in_prime_rl(config, rules.losses)
     for environment in rules.environments:
         if environment.taskset and environment.taskset.max_turns > 1:
-            room, words = environment.taskset.room(length or cap)
+            room = environment.taskset.room(length or cap)
             if values["seq_len"] < room:  # prime-rl truncates a longer sample
                 name = environment.name
-                cause = f"{where(config, 'seq_len')}: a conversation of {name} may have {room} tokens: {words}"
+                cause = f"{where(config, 'seq_len')}: a conversation of {name} may have {room} tokens"
                 fix = f"Write seq_len = {room}, or lower max_completion_tokens, or a limit in [environment.{name}]"
                 raise ConfigError(cause, fix)
     if values[_INFLIGHT] is None:
@@ -135,7 +135,7 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     """Return the locked keys, which train.toml cannot set."""
     tasksets = [scored.taskset for scored in rules.scored if scored.taskset and scored.taskset.max_turns > 1]
     completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
-    context = max([prompt_tokens + completion, *(taskset.room(completion)[0] for taskset in tasksets)])
+    context = max([prompt_tokens + completion, *(taskset.room(completion) for taskset in tasksets)])
     return {
         "clean": False,  # true deletes the run folder, even in a dry run
         "model.name": rules.model,

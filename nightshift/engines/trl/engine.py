@@ -14,7 +14,7 @@ from typing import Any
 
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import WEIGHTS_NAME
-from nightshift.config.allowlist import KEYS, LOSS, OPPONENT, PRIME_RL_LOSSES, RATIO, uses
+from nightshift.config.allowlist import KEYS, LOSS, OPPONENT, PRIME_RL_LOSSES, RATIO, find_key
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
@@ -122,7 +122,7 @@ class TrlEngine(Engine):
         """
         settings: dict[str, Any] = {name: config.get(path) for name, path in _SETTINGS.items()}
         for name, table in _TABLES.items():
-            keys = [key for key in KEYS if key.table == table and uses(self.name, key.path)]
+            keys = [key for key in KEYS if key.table == table and self.name in key.engines]
             settings[name] = {key.leaf: config.get(key.path) for key in keys if key.path in config.resolved}
             kind = settings[name]["type"]
             if kind not in keys[0].choices_of(self.name):
@@ -136,7 +136,8 @@ class TrlEngine(Engine):
         examples = {"ratio": ratios(config, self.rules), "opponent": opponent(config, self.rules)}
         settings |= {name: value for name, value in examples.items() if value}
         unused_tables = tuple(f"{table}." for name, table in _OF_EXAMPLES.items() if name not in settings)
-        unused = {path for path in config.resolved if not uses(self.name, path) or path.startswith(unused_tables)}
+        used = {path for path in config.resolved if (key := find_key(path)) and self.name in key.engines}
+        unused = {path for path in config.resolved if path not in used or path.startswith(unused_tables)}
         cap, length = self.rules.max_completion_tokens, settings["max_completion_tokens"]
         if length is None or length >= cap:  # equal to no value
             settings["max_completion_tokens"] = cap

@@ -15,7 +15,7 @@ import tomlkit
 from nightshift.campaign.git import Repo
 from nightshift.config.allowlist import FORMER, IMPORT_PATH, PARAMETERS, PRIME_RL, RATIO, SOURCE, find_key, value_text
 from nightshift.config.checks import tables_of
-from nightshift.config.import_config import IMPORTED_NAME, Import, at, import_config, is_known
+from nightshift.config.import_config import IMPORTED_NAME, Import, at, import_config
 from nightshift.config.losses import in_prime_rl
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import ABSENT, Config, changed_keys, diff, parse
@@ -69,7 +69,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         "run it in the prime-rl checkout that prepare.py installed:",
         f"  HF_HUB_OFFLINE=1 PYTHONPATH=$PWD/{environments} uv run --no-sync rl @ THIS_FILE --model.name {model}",
     ]
-    return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
+    return rl_toml(engine.validate(config).settings, result.seed if result else rules.first_seed, head)
 
 
 def edited(source: bytes, config: Config, rules: Rules, head: list[str]) -> bytes:
@@ -140,7 +140,7 @@ def _set(node: Any, path: Sequence[str], value: Any, above: str = "") -> None:
                 table[name] = tomlkit.inline_table()  # also valid next to dotted keys
             if rest:
                 _set(table[name], rest, value, f"{above}{name}.")
-            if table[name] == {} and not is_known(f"{above}{name}"):
+            if table[name] == {} and not find_key(f"{above}{name}") and f"{above}{name}" not in FORMER:
                 del table[name]
 
 
