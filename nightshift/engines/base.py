@@ -171,8 +171,6 @@ class Effective:
 class Session(Policy):
     """One run, whose processes can train when `Engine.open` returns."""
 
-    earlier: Mapping[int, Callable[[], None]] = {}  # in a game: loads the weights after an earlier step
-
     @abstractmethod
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. The Training has the cause

@@ -18,7 +18,6 @@ and of a game, instead of data.messages and scoring,
     game.episodes(example)             the games that score an example: Episodes with `details()`
     game.practice(example, opponent, seat, seed)   a training game: an Episode that may ask for the other seat
     ratings.figures(games)             figures for the page, by name
-    ratings.rating(games)              the figure that is plotted over the training; None if there is none
 
 `load` and `prepare` raise ValueError with one line: the cause and the fix.
 """
@@ -43,7 +42,6 @@ from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.scorer import Played, Scorer
 from nightshift.text import clean
 
-CURVE_STEPS = 4  # earlier weights of a game that an engine keeps: one in each fifth of the training except the first
 PROCESS = "environments/taskset/nightshift_taskset/process.py"
 _PACKAGE_FILE = re.compile(r"environments/\w+/.*\.py$")
 Split = Literal["train", "validation", "test"]
@@ -97,10 +95,6 @@ class Policy(Protocol):
     def endpoint(self, progress: ProgressCallback) -> Endpoint | None:
         """Return the server that plays episodes of several turns; None if the engine has no server."""
         return None
-
-    @property
-    def earlier(self) -> Mapping[int, Callable[[], None]]:
-        """For a game: loaders of earlier weights by step, evenly spread over the training. They raise EngineError."""
 
 
 class Question:
@@ -303,37 +297,15 @@ def conversation_figures(tasks: Sequence[Task], played: Sequence[Sequence[Episod
     }
 
 
-def game_figures(
-    tasks: Sequence[Task],
-    played: Sequence[Sequence[Episode]],
-    complete: Complete,
-    earlier: Mapping[int, Callable[[], None]] | None,
-) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-    """Return the figures of each game among the environments, for display, and a line if ratings are missing.
-
-    `earlier`: loads earlier weights, which are rated, too; None: without these ratings. A failure to rate earlier
-    weights does not fail the run.
-    """
+def game_figures(tasks: Sequence[Task], played: Sequence[Sequence[Episode]]) -> dict[str, dict[str, float]]:
+    """Return the figures of each game among the environments, for display."""
     games = {environment.name: environment for environment, _ in tasks if isinstance(environment, Game)}
-    figures: dict[str, dict[str, float]] = {}
-    for name, game in games.items():
-        episodes = [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
-        figures[name] = game.module("ratings").figures(episodes)
-    if earlier is None:
-        return figures, ()
-    problem = f"{len(earlier)} of {CURVE_STEPS} earlier steps were kept" if len(earlier) < CURVE_STEPS else ""
-    try:
-        for step, load_weights in earlier.items():
-            load_weights()
-            for name, game in games.items():
-                matches = [game.episodes(example) for environment, example in tasks if environment is game]
-                list(play_out([match for episodes in matches for match in episodes], complete))
-                if (rating := game.module("ratings").rating(matches)) is not None:  # None: all won or all lost
-                    figures[name][f"elo_step_{step}"] = rating
-    except EngineError as error:
-        problem = f"no rating from step {step} on: {error}"
-    line = f"{' and '.join(figures)}: the curve of ratings is incomplete: {problem}"
-    return figures, (line,) if problem else ()
+    return {
+        name: game.module("ratings").figures(
+            [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
+        )
+        for name, game in games.items()
+    }
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:

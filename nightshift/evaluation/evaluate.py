@@ -22,7 +22,6 @@ from nightshift.evaluation.environment import (
     Complete,
     Conversation,
     Episode,
-    Game,
     Policy,
     Task,
     VerifiersTaskset,
@@ -88,11 +87,6 @@ def evaluate(
             tasks, completions, played[:num], scores, formatted if has_format else [None] * len(tasks), strict=True
         )
         write_atomically(path, "".join(_line(*row) for row in rows).encode(), sync=False)
-    figures = conversation_figures(tasks, played[:num])
-    if any(isinstance(environment, Game) for environment, _ in tasks):
-        games, missing = game_figures(tasks, played[:num], complete, session.earlier if path is not None else None)
-        figures |= games
-        unscored += missing
     cut = [any(turn.truncated for turn in turns) for turns in completions]
     return Evaluation(
         eval_score=_mean(parts),
@@ -109,7 +103,7 @@ def evaluate(
         parts=parts if len(parts) > 1 else (),
         guards=guards,
         unscored=unscored,
-        figures=figures,
+        figures=conversation_figures(tasks, played[:num]) | game_figures(tasks, played[:num]),
     )
 
 

@@ -66,7 +66,6 @@ class Witness:
     def __init__(self, server: Server, launch: Launch) -> None:
         self._server, self._launch = server, launch
         self._final = Answers()
-        self._is_confirmed = False
 
     def at_end(self) -> str:
         """Ask about the final weights, write served.json, and return its sha256. EngineError if the data-parallel
@@ -81,10 +80,8 @@ class Witness:
         return hashlib.sha256(read_file(path)).hexdigest()
 
     def confirm(self) -> None:
-        """Ask after the scoring, because any process of the machine can load other weights. Later calls do nothing.
+        """Ask after the scoring, because any process of the machine can load other weights.
         EngineError if the answers differ from those after the final load, or if one of the two is missing."""
-        if self._is_confirmed:
-            return
         before, after = self._final, self._ask()
         why = ""
         if before.tokens != after.tokens:  # one of the two may be missing
@@ -94,7 +91,6 @@ class Witness:
         if why:
             cause = f"the server's weights after the scoring are not those after the final load: {why}"
             raise EngineError(cause, "Find out which process of this machine used the server, then run it again.")
-        self._is_confirmed = True
 
     def _ask(self) -> Answers:
         """Return the log-probabilities under the policy's weights, or the cause if the server fails."""

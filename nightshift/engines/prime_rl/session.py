@@ -30,11 +30,11 @@ from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_MET
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_rollouts, rollout_files
-from nightshift.engines.prime_rl.remains import EARLIER_DIR, remove_heavy
+from nightshift.engines.prime_rl.remains import remove_heavy
 from nightshift.engines.prime_rl.served import Witness
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.validator import explain, read_refusals
-from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, latest_stable
+from nightshift.engines.prime_rl.weights import build_model_folder, latest_stable
 from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Endpoint, Message
@@ -81,17 +81,14 @@ class PrimeRlSession(Session):
         self._groups = {name: ProcessGroup(name, seconds) for name, seconds in grace_seconds.items()}
         self._children: dict[str, Child] = {}
         self._server = Server(launch.port, deadline, timing.clock)
-        self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
         algo = launch.tree["orchestrator"].get("algo", {})
         is_group_relative = algo.get("type", "grpo") in ("grpo", "max_rl") and not algo.get("length_penalty")
         files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
         self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seats=launch.seats)
-        self._is_game = any("opponent" in source["env"] for source in launch.tree["orchestrator"]["train"]["source"])
         self._final_step = 0  # the step whose weights are evaluated; 0: training did not succeed
         # Processes that may end with exit code 0 before `train` stops them.
         self._may_finish = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
-        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, base_model, launch.prime_dir / EARLIER_DIR)
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
@@ -137,8 +134,6 @@ class PrimeRlSession(Session):
                 error = None
             else:
                 outcome, error = Outcome.CRASHED, error or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
-        self._earlier_weights.folders.pop(self._final_step, None)
-        self.earlier = {step: partial(self._load_earlier, step) for step in self._earlier_weights.folders}
         last_step = self._final_step or None
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_unix, last_step))
         return Training(
@@ -156,16 +151,12 @@ class PrimeRlSession(Session):
         """Copy the last published weights to the run's folder, and load them from there into the server."""
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
         sha256 = build_model_folder(self._launch.broadcasts_dir / f"step_{step}", self._base_model, folder)
-        self._load(folder)
+        self._server.load_weights(folder, self._launch.served_model, is_adapter=self._launch.is_adapter)
         return Weights(step, sha256, self._witness.at_end())
 
     def confirm(self) -> None:
         """Check after the scoring that the server still has the final weights. EngineError if the weights differ."""
         self._witness.confirm()
-
-    def _load_earlier(self, step: int) -> None:
-        self.confirm()  # the answers of the final weights were scored
-        self._load(self._earlier_weights.folders[step])
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
@@ -235,9 +226,6 @@ class PrimeRlSession(Session):
         while True:
             now = self._clock()
             self._tail.poll()
-            if self._is_game:
-                share_of_steps = self._tail.num_steps / max_steps if max_steps else 0.0
-                self._earlier_weights.look(max((now - began) / budget_seconds, share_of_steps))
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()

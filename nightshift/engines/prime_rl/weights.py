@@ -8,14 +8,12 @@ After every step, the trainer writes `broadcasts/step_N/`, creates `STABLE` in i
 import hashlib
 import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.files import apply_umask, parse_json, read_file, whole_folder
 
 _INDEX = "model.safetensors.index.json"
@@ -29,29 +27,6 @@ def latest_stable(broadcasts: Path) -> int | None:
     """
     steps = (re.fullmatch(r"step_(\d+)", marker.parent.name) for marker in broadcasts.glob("step_*/STABLE"))
     return max((int(step[1]) for step in steps if step), default=None)
-
-
-class EarlierWeights:
-    """The weights after a few earlier steps of a self-play run, which its Elo curve is measured with.
-
-    prime-rl's trainer deletes all but its last two steps. This keeps the newest step at the beginning of each fifth of
-    the training but the first.
-    """
-
-    def __init__(self, broadcasts: Path, base: Path, folder: Path) -> None:
-        """`base`: as in `build_model_folder`. `folder`: for the weights."""
-        self._broadcasts, self._base, self._folder = broadcasts, base, folder
-        self._fifth = 0
-        self.folders: dict[int, Path] = {}  # by step, in order
-
-    def look(self, share: float) -> None:
-        """Keep the newest published step if another fifth of the training has begun. `share`: the part that is over."""
-        fifth, step = int((CURVE_STEPS + 1) * share), latest_stable(self._broadcasts) or 0
-        if self._fifth < fifth <= CURVE_STEPS and step > max(self.folders, default=0):  # step 0 is the base model
-            target = self._folder / f"step_{step}"
-            with suppress(EngineError):  # the trainer was deleting this step
-                build_model_folder(self._broadcasts / target.name, self._base, target)
-                self._fifth, self.folders[step] = fifth, target
 
 
 def check_weights(folder: Path) -> str:

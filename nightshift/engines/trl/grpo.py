@@ -108,7 +108,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
         self._started = self._ends = self._last_row = math.inf  # on self._clock
         self.is_stopped: Callable[[], bool] = lambda: False  # True ends the training like the end of the budget
-        self.earlier: dict[int, list[torch.Tensor]] = {}  # for a game: parameters by step, in order
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step

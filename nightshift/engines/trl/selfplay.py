@@ -10,7 +10,6 @@ between them, messages that are not trained. Answers of the other seat are not i
 
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,7 +94,6 @@ class SelfPlay(Trainer):
         self._opponent = self._settings["opponent"]
         self._previous: tuple[int, Any] | None = None  # a step and its policy
         self._num_games = itertools.count()
-        self._fifth = 0  # the last fifth of the training with a kept step
         self._rewards: Iterator[float] = iter(())
 
     def _play(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -128,15 +126,6 @@ class SelfPlay(Trainer):
             "env_mask": [trace.is_own for trace in traces],
             "logprobs": None,
         }
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Also keep the weights of the first step in each fifth of the training but the first."""
-        super().log(logs, start_time)
-        step, max_steps = self.state.global_step, self._settings["max_steps"] or math.inf
-        fifth = int(5 * max((self._clock() - self._started) / (self._ends - self._started), step / max_steps))
-        if self._fifth < fifth < 5:
-            weights = [p.detach().to("cpu", torch.float32, copy=True) for p in self.model.parameters()]
-            self._fifth, self.earlier[step] = fifth, weights
 
     def _score(self, text: str, index: int) -> float:
         """Return the score of the next episode: TRL asks for rewards in order."""

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 from typing import Any, Literal
@@ -35,7 +34,6 @@ class Event(msgspec.Struct):
     event: Kind
     row: Step | None = None  # step: as in metrics.jsonl
     training: Training | None = None
-    earlier_steps: tuple[int, ...] = ()  # trained
     weights: Weights | None = None
     completions: list[Completion] = []  # the next ones, in the order of the prompts
     cause: str = ""  # error
@@ -102,7 +100,6 @@ class TrlSession(Session):
                 cause = f"the training had not ended at the deadline of the run, after step {len(self._steps)}"
             return Training(outcome, len(self._steps), cause=cause, failure=failure, log=error.log)
         assert trained.training is not None
-        self.earlier = {step: partial(self._load_step, step) for step in trained.earlier_steps}
         if is_ended and trained.training.outcome is Outcome.BUDGET:
             return replace(trained.training, outcome=Outcome.NO_GRADIENT)
         return trained.training
@@ -134,9 +131,6 @@ class TrlSession(Session):
         self._resources.close()
         if left := self._group.stop():
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
-
-    def _load_step(self, step: int) -> None:
-        self._ask("load_step", "completed", step=step)
 
     def _show(self, reading: Progress) -> None:
         self._reading = reading
