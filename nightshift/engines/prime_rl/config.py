@@ -8,12 +8,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, Value, resolve
+from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, SOURCE, Value, resolve
 from nightshift.config.losses import in_prime_rl
 from nightshift.config.rules import EnvironmentRules, Rules, TasksetRules
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import LEARNING_RATES, size_of
-from nightshift.engines.mixture import opponent, ratios, where, without
+from nightshift.engines.base import LEARNING_RATES, Settings, size_of
+from nightshift.engines.mixture import opponent, ratios, where
 from nightshift.errors import ConfigError
 
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
@@ -86,7 +86,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         cause = f"{where(config, f'{OPPONENT}.type')}: the server of prime-rl has only the current policy"
         raise ConfigError(cause, 'Write type = "self" or "pool".')
     games = {environment.name for environment in rules.environments if environment.is_game}
-    values = without(values)
+    values = {path: value for path, value in values.items() if not path.startswith((f"{RATIO}.", f"{OPPONENT}."))}
     below = f"{SOURCE}."  # the curriculum of train.toml, which applies to every source
     curriculum = {path.removeprefix(below): values.pop(path) for path in list(values) if path.startswith(below)}
     values[SOURCE] = [
@@ -99,7 +99,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     return _nested(values)
 
 
-def with_seed(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def with_seed(settings: Settings, seed: int) -> dict[str, Any]:
     """Return the settings of `effective` with the seed of a run, for the server and the order of the examples."""
     tree: dict[str, Any] = copy.deepcopy(dict(settings))
     tree["inference"]["vllm"]["seed"] = seed

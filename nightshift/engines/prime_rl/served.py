@@ -22,7 +22,6 @@ from subprocess import TimeoutExpired
 import msgspec
 
 from nightshift.campaign.records import WEIGHTS_NAME, Weights
-from nightshift.engines.base import Proof
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import check_weights
@@ -130,7 +129,7 @@ def compare(engines: Sequence[Sequence[float]], start: Sequence[float], file: Se
     return False, f"served = file: {distances}"
 
 
-class ServedProof(Proof):
+class ServedProof:
     """Compares the log-probabilities of a child (reader.py) with those of the server."""
 
     def __init__(
@@ -163,7 +162,7 @@ class ServedProof(Proof):
             raise
 
     def is_over(self) -> bool:
-        """Return True once the child has ended, or READ_SECONDS are over."""
+        """Return whether `result` returns at once: the child has ended, or READ_SECONDS are over."""
         return self._child is None or self._child.poll() is not None or time.monotonic() >= self._ends
 
     def result(self) -> str:
@@ -179,7 +178,7 @@ class ServedProof(Proof):
         return line
 
     def close(self) -> None:
-        """End the child, and delete its output."""
+        """End the child, and delete its output. You may call it twice."""
         self._group.stop()
         self._answer.unlink(missing_ok=True)
 
