@@ -13,7 +13,7 @@ import pytest
 from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal
-from nightshift.engines.prime_rl.validator import Refusal, explain, read_refusals
+from nightshift.engines.prime_rl.validator import Refusal, Verdict, explain
 from nightshift.errors import Failure
 from nightshift.text import clean
 from tests.prime_rl_plans import SHIPPED, launch_of
@@ -146,7 +146,7 @@ def test_an_environment_without_prime_rl_is_a_refusal_of_no_key(tmp_path: Path) 
     launch.write()
     [command] = [command for command in launch.commands if command.name == "validator"]
     assert subprocess.run([sys.executable, *command.argv[1:]]).returncode == 1
-    refusals = read_refusals(launch.verdict)
+    refusals = msgspec.json.decode(launch.verdict.read_bytes(), type=Verdict).errors
     error = explain(refusals, SOURCE)
     assert (error.failure, "No module named 'prime_rl'. Undo" in str(error)) == (UNKNOWN, True)
     assert list((tmp_path / "configs").iterdir()) == []

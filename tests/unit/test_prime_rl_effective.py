@@ -240,8 +240,8 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         taken = server.getsockname()[1]
         monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken - 6, taken + 6))
         for _ in range(20):
-            first = free_ports()
+            first = free_ports(1)
             assert taken not in range(first, first + 5)
         monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken, taken + 1))
         with pytest.raises(EngineError, match=rf"no free ports in {taken}-{taken + 1}\. List listening"):
-            free_ports()
+            free_ports(1)

@@ -6,7 +6,6 @@ prime-rl has its own Python environment, so nothing here imports torch or prime_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class PrimeRlEngine(Engine):
         """The limits of a run, of the rules and of machine.toml."""
         timing = self._timing or Timing(self.startup_seconds)
         if seconds := self.machine.limits.no_step_seconds:
-            timing = replace(timing, hang_seconds=seconds, still_seconds=max(timing.still_seconds, seconds))
+            timing = timing._replace(hang_seconds=seconds, still_seconds=max(timing.still_seconds, seconds))
         return timing
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:

@@ -8,11 +8,12 @@ import random
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from nightshift.engines.base import Settings
 from nightshift.engines.prime_rl.config import HOST, with_seed
 from nightshift.engines.prime_rl.remains import PRIME_DIR
 from nightshift.errors import EngineError
@@ -24,7 +25,7 @@ _PORT_RANGE = range(20_000, 32_000)
 VALIDATOR = Path(__file__).with_name("validate.py")
 
 
-def free_ports(num_environments: int = 1) -> int:
+def free_ports(num_environments: int) -> int:
     """Return the first of 4 + `num_environments` consecutive ports that are free now."""
     for _ in range(200):
         first = random.SystemRandom().choice(_PORT_RANGE)
@@ -67,8 +68,7 @@ _INFERENCE = {
 _TRAINER = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One process, whose log is NAME.log in the run's folder. `env` extends the environment of the worker."""
 
     name: str
@@ -80,15 +80,15 @@ class Command:
 class Launch:
     """Everything that one run needs before its first process starts."""
 
-    settings: Mapping[str, Any]  # of `effective`
+    settings: Settings  # of `effective`
     seed: int
     run_dir: Path  # absolute
     port: int  # of the inference server, the first of `free_ports`
     gpu_ids: GpuIds  # of inference, then of the trainer; () hides all GPUs
     bin_dir: Path  # absolute, of prime-rl's environment
     environment: Mapping[str, str]  # of the installation: PATH, PYTHONPATH, caches
-    variables: Mapping[str, str] = field(default_factory=dict)  # of machine.toml; they override prime-rl's
-    seats: Mapping[str, str] = field(default_factory=dict)  # by environment, the seat whose rollouts the curves show
+    variables: Mapping[str, str]  # of machine.toml; they override prime-rl's
+    seats: Mapping[str, str]  # by environment, the seat whose rollouts the curves show
 
     @cached_property
     def tree(self) -> dict[str, Any]:
@@ -134,14 +134,6 @@ class Launch:
     def prime_dir(self) -> Path:
         """The folder of prime-rl's files."""
         return self.run_dir / PRIME_DIR
-
-    @property
-    def broadcasts_dir(self) -> Path:
-        return self.prime_dir / "broadcasts"
-
-    @property
-    def rollouts_dir(self) -> Path:
-        return self.prime_dir / "rollouts"
 
     @property
     def verdict(self) -> Path:

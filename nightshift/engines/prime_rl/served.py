@@ -168,7 +168,16 @@ class ServedProof:
     def result(self) -> str:
         """Wait for the child. Return the line of `compare` or why there is none. EngineError for the start weights."""
         try:
-            is_start, line = compare(self._served.engines, **self._read())
+            if self._child is None:
+                raise EngineError(self._served.problem)
+            self._child.wait(max(0.0, self._ends - time.monotonic()))
+            if self._child.returncode != 0:
+                words = ["the reader ended", self._child.exit_cause(), *tail(self._child.log_path, 1)]
+                raise EngineError(": ".join(words))
+            answer = parse_json(read_file(self._answer, MAX_BYTES), dict[str, list[float]])
+            is_start, line = compare(self._served.engines, **answer)
+        except TimeoutExpired:
+            return f"served = file: cannot tell: the reader did not end within {READ_SECONDS:g} s"
         except (EngineError, OSError, ValueError) as error:
             return f"served = file: cannot tell: {clean(str(error), 300)}"
         finally:
@@ -181,19 +190,6 @@ class ServedProof:
         """End the child, and delete its output. You may call it twice."""
         self._group.stop()
         self._answer.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, list[float]]:
-        """Wait for the child, and return its output. EngineError if there is no output."""
-        if self._child is None:
-            raise EngineError(self._served.problem)
-        try:
-            self._child.wait(max(0.0, self._ends - time.monotonic()))
-        except TimeoutExpired:
-            raise EngineError(f"the reader did not end within {READ_SECONDS:g} s") from None
-        if self._child.returncode != 0:
-            words = ["the reader ended", self._child.exit_cause(), *tail(self._child.log_path, 1)]
-            raise EngineError(": ".join(words))
-        return parse_json(read_file(self._answer, MAX_BYTES), dict[str, list[float]])
 
 
 def _distance(first: Sequence[float], second: Sequence[float]) -> float:

@@ -9,9 +9,9 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, write_steps
 from nightshift.campaign.records import (
@@ -33,14 +33,14 @@ from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_
 from nightshift.engines.prime_rl.remains import remove_heavy
 from nightshift.engines.prime_rl.served import Witness
 from nightshift.engines.prime_rl.server import Server
-from nightshift.engines.prime_rl.validator import explain, read_refusals
+from nightshift.engines.prime_rl.validator import Verdict, explain
 from nightshift.engines.prime_rl.weights import build_model_folder, latest_stable
 from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Endpoint, Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment, tail
-from nightshift.files import read_file
+from nightshift.files import parse_json, read_file
 from nightshift.waiting import look
 
 SETTLE_SECONDS = 1.0  # how long to wait for other processes to die after a death, and for the last step's metrics
@@ -53,8 +53,7 @@ WORKERS_UP = (b"EnvServer up:", NUM_ENV_WORKERS)
 _FAILED_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """The limits of a run, in seconds of `clock`."""
 
     startup_seconds: float
@@ -75,6 +74,7 @@ class PrimeRlSession(Session):
         the run on the clock of `timing`."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
         self._environment, self._timing, self._clock = environment, timing, timing.clock
+        self._broadcasts_dir, self._rollouts_dir = launch.prime_dir / "broadcasts", launch.prime_dir / "rollouts"
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
         # In the order in which the groups are stopped.
         grace_seconds = {"trainer": 0.0, "rollouts": timing.grace_seconds, "inference": timing.grace_seconds}
@@ -109,7 +109,7 @@ class PrimeRlSession(Session):
         if self._launch.is_shared:
             self._start("trainer")
         # The weights of any step will do, because a fast trainer may have deleted those of step 0 already.
-        has_weights = lambda: latest_stable(self._launch.broadcasts_dir) is not None  # noqa: E731
+        has_weights = lambda: latest_stable(self._broadcasts_dir) is not None  # noqa: E731
         self._wait_for("the first broadcast of weights was not ready", "trainer", has_weights)
         self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._in_log(*LOOP_STARTED))
         # prime-rl reports an environment as ready when its workers are spawned, before they import anything.
@@ -129,11 +129,11 @@ class PrimeRlSession(Session):
         self._stop("rollouts")
         self._tail.poll()
         if outcome is not Outcome.CRASHED:
-            self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
+            self._final_step = latest_stable(self._broadcasts_dir) or 0
             if self._final_step:
                 error = None
             else:
-                outcome, error = Outcome.CRASHED, error or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
+                outcome, error = Outcome.CRASHED, error or no_step(seconds, num_rollouts(self._rollouts_dir))
         last_step = self._final_step or None
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_unix, last_step))
         return Training(
@@ -150,7 +150,7 @@ class PrimeRlSession(Session):
     def load_final_weights(self) -> Weights:
         """Copy the last published weights to the run's folder, and load them from there into the server."""
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
-        sha256 = build_model_folder(self._launch.broadcasts_dir / f"step_{step}", self._base_model, folder)
+        sha256 = build_model_folder(self._broadcasts_dir / f"step_{step}", self._base_model, folder)
         self._server.load_weights(folder, self._launch.served_model, is_adapter=self._launch.is_adapter)
         return Weights(step, sha256, self._witness.at_end())
 
@@ -179,7 +179,7 @@ class PrimeRlSession(Session):
             self._stop(*self._groups)
         finally:
             self._resources.close()
-            keep_rollouts(self._launch.rollouts_dir, self._run_dir / SAMPLES_NAME)
+            keep_rollouts(self._rollouts_dir, self._run_dir / SAMPLES_NAME)
             remove_heavy(self._launch.prime_dir)
 
     def _start(self, name: str) -> None:
@@ -199,7 +199,7 @@ class PrimeRlSession(Session):
         child = self._children["validator"]
         self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
         try:
-            refusals = read_refusals(self._launch.verdict)
+            refusals = parse_json(read_file(self._launch.verdict), Verdict).errors
         except (OSError, ValueError):
             raise self._failure_of(child) from None
         if refusals:
@@ -237,7 +237,7 @@ class PrimeRlSession(Session):
             if left <= 0:
                 self._raise_if_dead(include_fatal=True)
                 return Outcome.BUDGET
-            counts = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))
+            counts = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._rollouts_dir))
             if counts != last_counts:
                 last_counts, active_at = counts, now
             try:
