@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nightshift.campaign.metrics import Step, num_without_gradient
 from nightshift.campaign.records import Phase, Progress, ProgressCallback, Training, Weights
@@ -163,8 +163,7 @@ def look(name: str, read: Callable[[], object]) -> Check:
         return Check(ALL, name, error)
 
 
-@dataclass(frozen=True, slots=True)
-class Effective:
+class Effective(NamedTuple):
     """The settings of an engine for a config. Two configs with equal `settings` train the same."""
 
     settings: Settings
@@ -249,9 +248,9 @@ class Engine(ABC):
         if self._gpu_ids == ():
             return NO_GPU
         names = [gpu.name for gpu in dict.fromkeys(self.gpus_here())]
-        if not names:
-            return "no such GPUs"  # `check` reports this problem before anything starts
-        return f"{len(names)} x {names[0]}" if len({*names}) == 1 else " + ".join(names)
+        if len({*names}) == 1:
+            return f"{len(names)} x {names[0]}"
+        return " + ".join(names) or "no such GPUs"  # `check` reports this problem before anything starts
 
     def free_gpus(self) -> Sequence[Gpu]:
         """Return the GPUs of a run. EngineError if there are too few, or another process uses a GPU."""

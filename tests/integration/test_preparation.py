@@ -42,13 +42,13 @@ class Prepared:
         self.root = linked_checkout(folder / "checkout", CONFIG.source)
         self.installation = Installation(folder / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
         (self.installation.state_dir / "base").mkdir(parents=True)
-        stand_in_prime_rl.install(self.installation.venv)
+        stand_in_prime_rl.install(self.installation.bin_dir.parent)
         self.environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
         self.notes: list[str] = []
         self.opened: list[str] = []
 
     def misbehave(self, fault: str | None) -> None:
-        stand_in_prime_rl.misbehave(self.installation.venv, fault)
+        stand_in_prime_rl.misbehave(self.installation.bin_dir.parent, fault)
 
     def prepare(self, *, smoke: bool = False) -> None:
         prepared = self

@@ -77,7 +77,7 @@ def start(engine: PrimeRlEngine, run_dir: Path, timing: Timing) -> Iterator[Open
         timing: Timing = timing,
         engine: PrimeRlEngine = engine,
     ):
-        stand_in_prime_rl.misbehave(engine.installation.venv, fault, step)
+        stand_in_prime_rl.misbehave(engine.installation.bin_dir.parent, fault, step)
         engine._timing = timing
         (run_dir.parent / "train.toml").write_bytes(source)
         settings = engine.validate(parse(source)).settings

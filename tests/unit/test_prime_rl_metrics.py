@@ -13,6 +13,7 @@ from nightshift.engines.prime_rl.metrics import MetricsTail
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
 FILES = sorted(path.name for path in RECORDED.glob("metrics-*.jsonl"))
+AGENT = {"gsm8k": "agent"}
 STEPS = {
     "metrics-5-steps.jsonl": range(1, 6),
     "metrics-evals.jsonl": range(0),
@@ -22,7 +23,7 @@ STEPS = {
 
 
 def read(*paths: Path) -> MetricsTail:
-    tail = MetricsTail(*paths)
+    tail = MetricsTail(*paths, seats=AGENT)
     tail.poll()
     return tail
 
@@ -93,7 +94,7 @@ def test_a_file_cut_at_any_byte_invents_nothing_and_goes_on_where_it_was(tmp_pat
     ends = [index for index, byte in enumerate(data) if byte == ord("\n")]
     near = {end + offset for end in ends for offset in (-1, 0, 1, 2)}
     cuts = sorted({*range(0, len(data), 41), *near, len(data)} & set(range(len(data) + 1)))
-    tail, fresh, num_lines = MetricsTail(path), MetricsTail(whole_lines), 0
+    tail, fresh, num_lines = MetricsTail(path, seats=AGENT), MetricsTail(whole_lines, seats=AGENT), 0
     for before, cut in zip([0, *cuts], cuts, strict=False):
         with path.open("ab") as file:
             file.write(data[before:cut])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from filelock import FileLock
 
 from nightshift.campaign.git import Repo
@@ -27,7 +27,7 @@ from nightshift.engines.downloads import data_problem, model_folder, model_probl
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup, tail
-from nightshift.files import cache_dir, parse_json, read_file, whole_folder
+from nightshift.files import cache_dir, parse_json, parse_toml, read_file, whole_folder
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
@@ -44,8 +44,7 @@ __all__ = ["ChatHarness", "TrainingEnv", "TrainingSet"]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Pins:
+class Pins(msgspec.Struct, frozen=True, rename="kebab"):
     """`[tool.nightshift.prime-rl]` of pyproject.toml."""
 
     repository: str
@@ -58,8 +57,7 @@ class Pins:
     @classmethod
     def read(cls, pyproject: Path) -> Pins:
         """Read the pins of this version of Nightshift."""
-        table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["nightshift"]["prime-rl"]
-        return cls(**{name: table[name.replace("_", "-")] for name in cls.__slots__})
+        return msgspec.convert(parse_toml(read_file(pyproject))["tool"]["nightshift"]["prime-rl"], cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +75,9 @@ class Installation:
         return cls(Path(environ.get(ENV_VAR) or default).expanduser().absolute(), pins)
 
     @property
-    def venv(self) -> Path:
-        return self.root / ".venv"
-
-    @property
     def bin_dir(self) -> Path:
         """The folder of prime-rl's programs. It must be first on PATH: the programs start each other by name."""
-        return self.venv / "bin"
+        return self.root / ".venv" / "bin"
 
     @property
     def state_dir(self) -> Path:
@@ -117,7 +111,7 @@ class Installation:
         caches = self.state_dir / "caches"
         return {
             "PATH": f"{self.bin_dir}{os.pathsep}{path}",
-            "VIRTUAL_ENV": str(self.venv),
+            "VIRTUAL_ENV": str(self.bin_dir.parent),
             "PYTHONPATH": str(self.environments_dir(root, rules)),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
@@ -126,7 +120,7 @@ class Installation:
 
     def version(self, package: str) -> str | None:
         """Return the installed version of a package from its metadata; None if it is not installed."""
-        site_packages = self.venv / "lib" / f"python{self.pins.python}" / "site-packages"
+        site_packages = self.root / ".venv" / "lib" / f"python{self.pins.python}" / "site-packages"
         packages = metadata.distributions(name=package, path=[str(site_packages)])
         return next((package.version for package in packages), None)
 

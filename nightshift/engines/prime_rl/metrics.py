@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from nightshift.campaign.metrics import Step
@@ -26,7 +25,7 @@ _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_toke
 
 def rollout_files(rollouts_dir: Path) -> Iterator[Path]:
     """Yield the files of all steps in no order, which grow with each finished rollout."""
-    return rollouts_dir.glob("step_*/train/all/traces.jsonl")
+    return rollouts_dir.glob("step_[0-9]*/train/all/traces.jsonl")
 
 
 def num_rollouts(rollouts_dir: Path) -> int:
@@ -38,8 +37,7 @@ def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
     """Write up to NUM_ROLLOUTS rollouts of the last steps to `path` as lines of JSON (`Sample`), if there are any.
     Rollouts are evenly spaced over a step to cover several problems."""
     rollouts: list[dict[str, Any]] = []
-    names = ((path.parents[2].name.removeprefix("step_"), path) for path in rollout_files(rollouts_dir))
-    steps = {int(name): path for name, path in names if name.isdecimal()}
+    steps = {int(file.parents[2].name.removeprefix("step_")): file for file in rollout_files(rollouts_dir)}
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()
@@ -106,17 +104,15 @@ _SERVER_ERRORS = re.compile("train/agg/all/.+/error/ProviderError")  # of a seat
 class MetricsTail:
     """The complete steps of a run so far: the trainer has written their rows, and published the policy."""
 
-    def __init__(
-        self, *paths: Path, is_group_relative: bool = False, seats: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, *paths: Path, seats: Mapping[str, str], is_group_relative: bool = False) -> None:
         """`paths`: the files of the trainer and the orchestrator, which may not exist yet.
 
         Args:
-            is_group_relative: an advantage is the reward minus the mean of its group.
             seats: by source, the seat whose rollouts count. If they differ, a value is the mean over the sources.
+            is_group_relative: an advantage is the reward minus the mean of its group.
         """
         self._seats, self._is_group_relative = seats, is_group_relative
-        names = {*seats.values()} or {"agent"}
+        names = {*seats.values()}
         sources = {"agg": names.pop()} if len(names) == 1 else seats
         self._keys = {
             name: {key.replace("/agg/all/agent/", f"/{source}/all/{seat}/") for source, seat in sources.items()}
@@ -127,9 +123,17 @@ class MetricsTail:
 
     def poll(self) -> None:
         """Read new rows."""
-        for path in self._offsets:
-            for row in self._new_rows(path):
-                self._add(row)
+        for path, offset in self._offsets.items():
+            data = b""
+            with suppress(FileNotFoundError), open_regular(path) as file:
+                file.seek(offset)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
+            self._offsets[path] += len(whole)
+            for line in whole.splitlines():
+                with suppress(ValueError, OverflowError):
+                    row = parse_json(line, dict[str, Any])
+                    self._add({key: float(value) for key, value in row.items() if type(value) in (int, float)})
 
     @property
     def num_steps(self) -> int:
@@ -164,20 +168,6 @@ class MetricsTail:
         """Return the complete steps by number. The row with the times is the last that the trainer writes."""
         rows = sorted((number, row) for number, row in self._rows.items() if "time" in row)
         return {number: row for number, row in rows if last_step is None or number <= last_step}
-
-    def _new_rows(self, path: Path) -> Iterator[dict[str, float]]:
-        try:
-            with open_regular(path) as file:
-                file.seek(self._offsets[path])
-                data = file.read()
-        except FileNotFoundError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
-        self._offsets[path] += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError, OverflowError):
-                row = parse_json(line, dict[str, Any])
-                yield {key: float(value) for key, value in row.items() if type(value) in (int, float)}
 
     def _add(self, row: dict[str, float]) -> None:
         if not (step := row.get("step", math.nan)).is_integer():
