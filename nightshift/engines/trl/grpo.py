@@ -61,12 +61,14 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
     betas = (settings["betas1"], settings["betas2"])
     if settings["type"] == "adamw":
         return torch.optim.AdamW(parameters, lr, betas, weight_decay=weight_decay, fused=True)
-    is_head = {id(p) for name, p in named_parameters if "lm_head" in name or "embed_tokens" in name}
-    matrices = [p for p in parameters if p.ndim >= 2 and id(p) not in is_head]
-    rest = [p for p in parameters if p.ndim < 2 or id(p) in is_head]
+    rest, matrices = list[Any](), list[Any]()
+    for name, parameter in named_parameters:
+        is_matrix = parameter.ndim >= 2 and "lm_head" not in name and "embed_tokens" not in name
+        (matrices if is_matrix else rest).append(parameter)
     # prime-rl uses dion's Muon, which has other Newton-Schulz coefficients.
-    how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
-    muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
+    muon = torch.optim.Muon(
+        matrices, lr, weight_decay, momentum=settings["mu"], nesterov=False, adjust_lr_fn="match_rms_adamw"
+    )
     return MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
 
 
@@ -105,7 +107,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._settings, self._send = settings, send
         self._sampled_at_once: int = spec["sampled_at_once"]
         self._scorers = [environment.scorer for environment in environments if environment.scorer]
-        self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
+        self._clock = time.monotonic
+        if spec["budget_clock"] == "cpu":  # of this process and of the scoring processes
+            self._clock = lambda: time.process_time() + sum(scorer.cpu_seconds for scorer in self._scorers)
         self._started = self._ends = self._last_row = math.inf  # on self._clock
         self.is_stopped: Callable[[], bool] = lambda: False  # True ends the training like the end of the budget
         self._metrics_path = Path(spec["metrics_path"])
@@ -199,7 +203,17 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         whose group mean is zero. Groups are complete and adjacent here."""
         failed = sum(scorer.num_failed for scorer in self._scorers)
         rewards = torch.tensor([self._score(text, i) for text, i in zip(completions, index, strict=True)])
-        self._keep_rollouts(completions, index, completion_ids, rewards.tolist())
+        order = rewards.argsort(stable=True).tolist()
+        for i in (order[-1], order[0]):
+            ids = completion_ids[i]
+            rollout = {
+                "step": self.state.global_step + 1,
+                "reward": rewards[i].item(),
+                "truncated": len(ids) == self.max_completion_length and ids[-1] not in self.eos_token_ids,
+                "problem": self.train_dataset[index[i]]["prompt"][:MAX_TEXT],
+                "completion": completions[i][:MAX_TEXT],
+            }
+            self._rollouts.append(rollout)
         groups = rewards.view(-1, self.num_generations)
         self._row |= {
             "reward_mean": rewards.mean().item(),
@@ -220,22 +234,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             mean = groups.mean(1, keepdim=True)
             rewards = torch.where(mean > 0, (groups - mean) / mean.clamp(min=1e-12), 0.0).flatten()
         return rewards.tolist()
-
-    def _keep_rollouts(
-        self, completions: list[str], index: list[int], completion_ids: list[list[int]], rewards: list[float]
-    ) -> None:
-        """Keep the best and the worst rollout of a step."""
-        order = sorted(range(len(rewards)), key=lambda i: rewards[i])
-        for i in (order[-1], order[0]):
-            texts = {"problem": self.train_dataset[index[i]]["prompt"], "completion": completions[i]}
-            ids = completion_ids[i]
-            is_cut = len(ids) == self.max_completion_length and ids[-1] not in self.eos_token_ids
-            rollout = {"step": self.state.global_step + 1, "reward": rewards[i], "truncated": is_cut}
-            self._rollouts.append(rollout | {name: text[:MAX_TEXT] for name, text in texts.items()})
-
-    def _cpu_seconds(self) -> float:
-        """Return the CPU time of this process and of the scoring processes of its environments."""
-        return time.process_time() + sum(scorer.cpu_seconds for scorer in self._scorers)
 
     def _score(self, text: str, index: int) -> float:
         environment, example = self._set[index]

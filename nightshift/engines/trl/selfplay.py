@@ -11,10 +11,10 @@ between them, messages that are not trained. Answers of the other seat are not i
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from nightshift.engines.trl.grpo import Trainer
@@ -25,13 +25,12 @@ _CUT = Sample([], True)
 Say = Callable[[list[list[int]]], list[Sample]]  # returns one completion per prompt, in order
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(msgspec.Struct):
     """The chat of one seat in one episode, in token ids."""
 
-    prompt: list[int] = field(default_factory=list)  # the first one
-    completion: list[int] = field(default_factory=list)  # all tokens after the prompt
-    is_own: list[int] = field(default_factory=list)  # 1 for the tokens of the completion that the seat sampled
+    prompt: list[int] = []  # the first one
+    completion: list[int] = []  # all tokens after the prompt
+    is_own: list[int] = []  # 1 for the tokens of the completion that the seat sampled
     truncated: bool = False
     _text: str = ""  # up to the last answer
 
