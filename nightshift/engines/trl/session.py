@@ -116,8 +116,9 @@ class TrlSession(Session):
         completions: list[Completion] = []
         self._progress, self._reading = progress, Progress(Phase.EVALUATING, len(self._steps))
         for event in self._ask("complete", "completed", prompts=prompts, **msgspec.to_builtins(decoding)):
-            completions += event.completions
-            self._show(Progress(Phase.EVALUATING, len(self._steps), num_done=len(completions)))
+            if event.completions:
+                completions += event.completions
+                self._show(Progress(Phase.EVALUATING, len(self._steps), num_done=len(completions)))
         return completions
 
     def close(self) -> None:
