@@ -57,7 +57,7 @@ class Pins(msgspec.Struct, frozen=True, rename="kebab"):
     @classmethod
     def read(cls, pyproject: Path) -> Pins:
         """Read the pins of this version of Nightshift."""
-        return msgspec.convert(parse_toml(read_file(pyproject))["tool"]["nightshift"]["prime-rl"], cls)
+        return msgspec.convert(parse_toml(pyproject.read_bytes())["tool"]["nightshift"]["prime-rl"], cls)
 
 
 @dataclass(frozen=True, slots=True)
