@@ -151,9 +151,10 @@ class PrimeRlEngine(Engine):
             raise problem  # the cache of a node may differ from the controller's
         self.installation.copy_environments(self.root, self.rules)
         launch = self.launch(settings, seed, run_dir)
+        source = run_dir / CONFIG_NAME  # an experiment's, for the line numbers in errors
         session = PrimeRlSession(launch, self._base, self._environ, self.timing, deadline)
         try:
-            session.open(_submitted(run_dir))
+            session.open(read_file(source).decode() if source.exists() else "")
         except BaseException:
             session.close()
             raise
@@ -182,9 +183,3 @@ class PrimeRlEngine(Engine):
             variables=self.machine.environment,
             seats={e.name: (e.taskset and e.taskset.seat) or "agent" for e in self.rules.environments},
         )
-
-
-def _submitted(run_dir: Path) -> str:
-    """Return the text of the experiment's train.toml in the folder of the run or its parent; "" if there is none."""
-    paths = (run_dir / CONFIG_NAME, run_dir.parent / CONFIG_NAME)
-    return next((read_file(path).decode() for path in paths if path.is_file()), "")

@@ -104,15 +104,10 @@ class Launch:
         return tree
 
     @property
-    def is_adapter(self) -> bool:
-        """Whether the policy is a LoRA adapter."""
-        return bool(self.tree["orchestrator"]["model"].get("lora"))
-
-    @property
     def served_model(self) -> str:
         """The name of the policy in requests."""
-        model = self.tree["orchestrator"]["model"]["lora"] if self.is_adapter else self.tree["model"]
-        return str(model["name"])
+        adapter = self.tree["orchestrator"]["model"].get("lora")
+        return str((adapter or self.tree["model"])["name"])
 
     @property
     def is_shared(self) -> bool:
@@ -124,11 +119,6 @@ class Launch:
         """The number of data-parallel engines, each with a copy of the policy."""
         parallel: int = self.tree["inference"]["vllm"].get("tensor_parallel_size", 1)
         return int(self.tree["deployment"]["num_infer_gpus"]) // parallel
-
-    @property
-    def environments(self) -> list[str]:
-        """The names of the environments that the policy trains on."""
-        return [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
 
     @property
     def prime_dir(self) -> Path:
@@ -148,7 +138,7 @@ class Launch:
     @property
     def env_servers(self) -> dict[str, str]:
         """The environment of each env-server process, by the name of the process."""
-        names = self.environments
+        names = [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
         return {"env-server" if len(names) == 1 else f"env-server-{name}": name for name in names}
 
     @cached_property
@@ -171,7 +161,7 @@ class Launch:
         trainer = (
             "torchrun",
             "--role=trainer",
-            f"--rdzv-endpoint=localhost:{self.port + 3 + len(self.environments)}",
+            f"--rdzv-endpoint=localhost:{self.port + 3 + len(self.env_servers)}",
             f"--rdzv-id={run_id}",
             f"--log-dir={self.run_dir / 'torchrun'}",
             "--redirect=3",

@@ -93,8 +93,13 @@ class PrimeRlSession(Session):
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
         self._memory = PeakMemory(launch.gpu_ids, nvml)
-        pids: Callable[[], list[int]] = lambda: [child.pid for child in self._children.values()]  # noqa: E731
-        self._standstill = Standstill(pids, launch.gpu_ids, nvml, timing.still_seconds, timing.clock)
+        self._standstill = Standstill(
+            lambda: [child.pid for child in self._children.values()],
+            launch.gpu_ids,
+            nvml,
+            timing.still_seconds,
+            timing.clock,
+        )
 
     def open(self, source: str) -> None:
         """Validate the config, start every process, and wait until training can begin. EngineError if this fails.
@@ -109,8 +114,11 @@ class PrimeRlSession(Session):
         if self._launch.is_shared:
             self._start("trainer")
         # The weights of any step will do, because a fast trainer may have deleted those of step 0 already.
-        has_weights = lambda: latest_stable(self._broadcasts_dir) is not None  # noqa: E731
-        self._wait_for("the first broadcast of weights was not ready", "trainer", has_weights)
+        self._wait_for(
+            "the first broadcast of weights was not ready",
+            "trainer",
+            lambda: latest_stable(self._broadcasts_dir) is not None,
+        )
         self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._in_log(*LOOP_STARTED))
         # prime-rl reports an environment as ready when its workers are spawned, before they import anything.
         for name in self._launch.env_servers:
@@ -151,7 +159,7 @@ class PrimeRlSession(Session):
         """Copy the last published weights to the run's folder, and load them from there into the server."""
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
         sha256 = build_model_folder(self._broadcasts_dir / f"step_{step}", self._base_model, folder)
-        self._server.load_weights(folder, self._launch.served_model, is_adapter=self._launch.is_adapter)
+        self._server.load_weights(folder, self._launch.served_model)
         return Weights(step, sha256, self._witness.at_end())
 
     def confirm(self) -> None:

@@ -66,19 +66,22 @@ def build_model_folder(source: Path, base: Path, target: Path) -> str:
 def whole_files(folder: Path) -> list[str]:
     """Return the sorted file names of a set of weights. EngineError if a file is missing, incomplete or unexpected."""
     try:
-        names = sorted(path.name for path in folder.iterdir())
-        weights = [name for name in names if name.endswith(".safetensors")]
-        expected, others = ["model.safetensors"], list[str]()
-        if any(name in names for name in _ADAPTER):
-            expected, others = [_ADAPTER[1]], [_ADAPTER[0]]
+        names = {path.name for path in folder.iterdir()}
+        weights = {name for name in names if name.endswith(".safetensors")}
+        expected = {"model.safetensors"}
+        if names & {*_ADAPTER}:
+            expected = {*_ADAPTER}
         elif _INDEX in names:
-            weight_map = parse_json(read_file(folder / _INDEX), dict[str, dict[str, Any]])["weight_map"]
-            expected, others = sorted({*weight_map.values()}), [_INDEX]
-        if weights != expected or not weights:
-            raise ValueError(f"expected {', '.join(expected)}, the folder has {', '.join(names) or 'no files'}")
+            expected = {
+                _INDEX,
+                *parse_json(read_file(folder / _INDEX), dict[str, dict[str, Any]])["weight_map"].values(),
+            }
+        if not weights or not weights <= expected <= names:
+            wanted, found = ", ".join(sorted(expected)), ", ".join(sorted(names)) or "no files"
+            raise ValueError(f"expected {wanted}, the folder has {found}")
         for name in weights:
             with safe_open(folder / name, framework="numpy"):  # compares the header with the size of the file
                 pass
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise EngineError(f"the weights in {folder} are incomplete: {error}") from None
-    return sorted([*weights, *others])
+    return sorted(expected)
