@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nightshift.engines.prime_rl.served import ServedProof
 
 Note = Callable[[str], None]  # one line of news
+Environ = Mapping[str, str]  # variables of processes
 Settings = Mapping[str, Any]  # of an engine for a config
 Plan = tuple[Mapping[str, Sequence[str]], Settings]  # the command line of each process, and their config
 
@@ -54,7 +55,7 @@ ALL = "all"  # engine of a check that concerns every engine
 def open_engine(
     rules: Rules,
     root: Path,
-    environ: Mapping[str, str],
+    environ: Environ,
     gpus: str | None = None,
     prime_rl: Path | None = None,
 ) -> Engine:
@@ -84,7 +85,7 @@ def network_problem(root: Path) -> str:
     return "machine.toml has share_network = true" if read_machine(root).share_network else network.problem()
 
 
-def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
+def on_cards(rules: Rules, root: Path, environ: Environ, gpus: str | None) -> Rules:
     """Return `rules` with a memory preset such as `2 x 80 GB`: the largest that fits the smallest GPU of a run.
 
     memory_gb of rules.toml overrides the size. Without GPUs and memory_gb, `rules` are returned unchanged. UsageError
@@ -208,7 +209,7 @@ class Engine(ABC):
 
     name: str
 
-    def __init__(self, rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None = None) -> None:
+    def __init__(self, rules: Rules, root: Path, environ: Environ, gpus: str | None = None) -> None:
         """`gpus`: the flag --gpus. UsageError for GPUs that this engine cannot use."""
         self.rules, self.root, self._environ = rules, root, environ
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)

@@ -114,7 +114,8 @@ def test_a_step_counts_when_the_trainers_rows_exist_with_an_unknown_reward_witho
     tail = read(written(tmp_path / "a.jsonl", [row for row in recorded if is_trainers(row) or row["step"] < 5]))
     assert [step.reward_mean is None for step in tail.steps(0.0)] == [False, False, False, False, True]
     assert [tail.is_whole(number) for number in range(7)] == [False, True, True, True, True, False, False]
-    assert tail.reward_mean() == tail.reward_mean(last_step=4)
+    mean, tail.last_step = tail.reward_mean(), 4
+    assert tail.reward_mean() == mean
 
 
 @pytest.mark.parametrize(("key", "field"), [("loss/mean", "loss"), ("optim/grad_norm", "grad_norm")])
@@ -134,7 +135,8 @@ def test_the_mean_reward_weighs_steps_by_their_rollouts() -> None:
     expected = sum(reward * n for reward, n in rewards) / sum(n for _, n in rewards)
     tail = read(RECORDED / "metrics-5-steps.jsonl")
     assert tail.reward_mean() == pytest.approx(expected)
-    assert tail.reward_mean(last_step=1) == pytest.approx(rewards[0][0])
+    tail.last_step = 1
+    assert tail.reward_mean() == pytest.approx(rewards[0][0])
 
 
 HUGE = b'{"step": 1' + b"0" * 400 + b', "time/forward_backward": 1}'

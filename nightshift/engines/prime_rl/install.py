@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from nightshift.campaign.git import Repo
 from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
-from nightshift.engines.base import Check, Note
+from nightshift.engines.base import Check, Environ, Note
 from nightshift.engines.downloads import data_problem, model_folder, model_problem
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import Gpu
@@ -68,7 +68,7 @@ class Installation:
     pins: Pins
 
     @classmethod
-    def find(cls, checkout: Path, environ: Mapping[str, str]) -> Installation:
+    def find(cls, checkout: Path, environ: Environ) -> Installation:
         """Return the installation for a checkout of Nightshift: in NIGHTSHIFT_PRIME_RL, or in the user's cache."""
         pins = Pins.read(checkout / "pyproject.toml")
         default = cache_dir(environ) / "prime-rl" / pins.commit
@@ -159,7 +159,7 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
     return files | generated
 
 
-def install(installation: Installation, environ: Mapping[str, str], note: Note, *, has_gpus: bool) -> None:
+def install(installation: Installation, environ: Environ, note: Note, *, has_gpus: bool) -> None:
     """Clone prime-rl and sync its packages, unless that is done, and check them. A second call resumes.
 
     EngineError: a command failed, or a part differs from the pins.
@@ -197,7 +197,7 @@ def install(installation: Installation, environ: Mapping[str, str], note: Note, 
     log_path.unlink(missing_ok=True)
 
 
-def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Path) -> None:
+def _run(environ: Environ, log_path: Path, note: Note, *argv: str | Path) -> None:
     """Note a command and run it. EngineError with the last lines of its log if it fails."""
     command = shlex.join(map(str, argv))
     note(f"$ {command}")

@@ -7,13 +7,12 @@ commit), which always stops the server first, and waits half a minute before it 
 import random
 import socket
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nightshift.engines.base import Settings
+from nightshift.engines.base import Environ, Settings
 from nightshift.engines.prime_rl.config import HOST, with_seed
 from nightshift.engines.prime_rl.remains import PRIME_DIR
 from nightshift.errors import EngineError
@@ -73,7 +72,7 @@ class Command(NamedTuple):
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str]
+    env: Environ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +85,9 @@ class Launch:
     port: int  # of the inference server, the first of `free_ports`
     gpu_ids: GpuIds  # of inference, then of the trainer; () hides all GPUs
     bin_dir: Path  # absolute, of prime-rl's environment
-    environment: Mapping[str, str]  # of the installation: PATH, PYTHONPATH, caches
-    variables: Mapping[str, str]  # of machine.toml; they override prime-rl's
-    seats: Mapping[str, str]  # by environment, the seat whose rollouts the curves show
+    environment: Environ  # of the installation: PATH, PYTHONPATH, caches
+    variables: Environ  # of machine.toml; they override prime-rl's
+    seats: dict[str, str]  # by environment, the seat whose rollouts the curves show
 
     @cached_property
     def tree(self) -> dict[str, Any]:

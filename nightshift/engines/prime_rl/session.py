@@ -5,9 +5,10 @@ weights (broadcasts), then the processes that make rollouts, and after the evalu
 read for the cause of a failure, and for two start-up states that prime-rl writes nowhere else.
 """
 
+import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from nightshift.campaign.records import (
     Weights,
 )
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient, Session, training_progress
+from nightshift.engines.base import Environ, NoGradient, Session, training_progress
 from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
@@ -67,9 +68,7 @@ class Timing(NamedTuple):
 class PrimeRlSession(Session):
     """The processes of one run. Call `open` first. You may call `close` at any moment, and twice."""
 
-    def __init__(
-        self, launch: Launch, base_model: Path, environment: Mapping[str, str], timing: Timing, deadline: float
-    ) -> None:
+    def __init__(self, launch: Launch, base_model: Path, environment: Environ, timing: Timing, deadline: float) -> None:
         """`base_model`: the snapshot whose config and tokenizer are added to the final weights. `deadline`: the end of
         the run on the clock of `timing`."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
@@ -142,13 +141,13 @@ class PrimeRlSession(Session):
                 error = None
             else:
                 outcome, error = Outcome.CRASHED, error or no_step(seconds, num_rollouts(self._rollouts_dir))
-        last_step = self._final_step or None
-        write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_unix, last_step))
+        self._tail.last_step = self._final_step or math.inf
+        write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_unix))
         return Training(
             outcome,
-            num_steps=last_step or self._tail.num_steps,
+            num_steps=self._final_step or self._tail.num_steps,
             training_seconds=seconds,
-            reward_mean=self._tail.reward_mean(last_step),
+            reward_mean=self._tail.reward_mean(),
             peak_memory_gb=self._memory.peak_gb,
             cause=str(error) if error else None,
             failure=error.failure if error else None,

@@ -77,8 +77,7 @@ def whole_files(folder: Path) -> list[str]:
                 *parse_json(read_file(folder / _INDEX), dict[str, dict[str, Any]])["weight_map"].values(),
             }
         if not weights or not weights <= expected <= names:
-            wanted, found = ", ".join(sorted(expected)), ", ".join(sorted(names)) or "no files"
-            raise ValueError(f"expected {wanted}, the folder has {found}")
+            raise ValueError(f"expected {sorted(expected)}, the folder has {sorted(names)}")
         for name in weights:
             with safe_open(folder / name, framework="numpy"):  # compares the header with the size of the file
                 pass

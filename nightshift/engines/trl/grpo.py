@@ -34,6 +34,7 @@ from nightshift.evaluation.environment import Environment
 NUM_ROLLOUTS = 20  # kept of the last steps: the best and the worst of each
 MAX_TEXT = 4_000  # characters kept of a problem or completion
 NO_LIMIT_STEPS = 10**9  # for an unset max_steps
+Batch = dict[str, Any]  # tensors and other values by name
 Settings = Mapping[str, Any]
 
 
@@ -241,7 +242,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         episode.answer(text)
         return episode.score()
 
-    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, Batch]:
         return [self._prompt_ids[prompt] for prompt in prompts], None, {}
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -270,7 +271,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._end_in_time()
         return inputs
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         began, self._indices = self._clock(), [row["index"] for row in inputs]
         batch = super()._generate_and_score_completions(inputs)
         now = self._clock()
@@ -283,7 +284,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._num_tokens = _own_tokens(batch).sum().item()
         return self._without_zero_advantages(batch) if self._settings["filter_zero_advantages"] else batch
 
-    def _without_zero_advantages(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _without_zero_advantages(self, batch: Batch) -> Batch:
         """Return the rows with an advantage, and as few others as the split into equal micro-batches needs.
 
         The loss is averaged over the tokens of rows with an advantage. A batch without such a row makes an update
@@ -297,7 +298,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         rows["num_items_in_batch"] = _own_tokens(batch)[is_useful].sum()
         return rows
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+    def _compute_loss(self, model: Any, inputs: Batch) -> Any:
         self._is_trained = _own_tokens(inputs).bool()  # (rows, completion tokens)
         return super()._compute_loss(model, inputs)
 

@@ -177,7 +177,13 @@ def sample(
     alive = torch.ones_like(rows, dtype=torch.bool)
     for position in range(max_tokens):
         look()
-        chosen = _choose(decoder.step(chosen), temperature)
+        logits = decoder.step(chosen)
+        if temperature == 0:
+            chosen = logits.argmax(dim=-1)
+        else:  # inverts the distribution function with one random number per row; multinomial draws one per token
+            cumulated = torch.softmax(logits.float() / temperature, dim=-1).cumsum(dim=-1)
+            threshold = torch.rand(len(logits), 1, device=logits.device) * cumulated[:, -1:]
+            chosen = torch.searchsorted(cumulated, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
         tokens[rows, position] = chosen
         alive &= ~torch.isin(chosen, ends)
         num_alive = int(alive.sum())
@@ -239,13 +245,3 @@ class _Decoder:
             for index, tensor in enumerate(layer):
                 layer[index] = tensor[: len(rows)]  # in place: keeps the room for new positions
                 layer[index][:, :, : self._position] = tensor[rows, :, : self._position]
-
-
-def _choose(logits: Tensor, temperature: float) -> Tensor:
-    """Return one token id per row."""
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    # Inverts the distribution function: one random number per row; multinomial draws one per token of the vocabulary.
-    cumulated = torch.softmax(logits.float() / temperature, dim=-1).cumsum(dim=-1)
-    threshold = torch.rand(len(logits), 1, device=logits.device) * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)

@@ -9,7 +9,6 @@ between them, messages that are not trained. Answers of the other seat are not i
 """
 
 import copy
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -92,7 +91,7 @@ class SelfPlay(Trainer):
         self.rollout_func = self._play
         self._opponent = self._settings["opponent"]
         self._previous: tuple[int, Any] | None = None  # a step and its policy
-        self._num_games = itertools.count()
+        self._num_games = 0
         self._rewards: Iterator[float] = iter(())
 
     def _play(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -106,8 +105,8 @@ class SelfPlay(Trainer):
         for index in self._indices:
             environment, example = self._set[index]
             if isinstance(environment, Game):
-                number = next(self._num_games)
-                seat, seed = number // self.num_generations, number + 1_000_003 * self.args.seed
+                seat, seed = self._num_games // self.num_generations, self._num_games + 1_000_003 * self.args.seed
+                self._num_games += 1
                 episodes.append(environment.practice(example, kind, seat, seed))
             else:
                 episodes.append(environment.episode(example))

@@ -1,7 +1,7 @@
 """One run of the trl engine: commands to the trainer process and its events, as JSON lines through pipes."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import msgspec
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Completion, Outcome, Phase, Progress, ProgressCallback, Training, Weights
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient, Session, training_progress
+from nightshift.engines.base import Environ, NoGradient, Session, training_progress
 from nightshift.engines.standstill import Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Chat
@@ -46,7 +46,7 @@ class TrlSession(Session):
         self,
         trainer: Sequence[str],
         run_dir: Path,
-        environ: Mapping[str, str],
+        environ: Environ,
         deadline: float,
         startup_seconds: float,
         gpu_ids: Sequence[int] = (),
