@@ -187,7 +187,7 @@ def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train,
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
     # A reading without news moves the clock, too.
-    patient = replace(timing, hang_seconds=math.inf, still_seconds=math.inf)
+    patient = timing._replace(hang_seconds=math.inf, still_seconds=math.inf)
     session = start("slow_exit", source=b"max_steps = 3\n" + BATCH, timing=patient)
 
     def tick(reading: Progress) -> None:
