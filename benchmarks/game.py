@@ -49,7 +49,7 @@ def ratings_of_sets(policy: Any, tokenizer: Any) -> list[dict[str, float]]:
         answer = partial(say, policy, tokenizer.eos_token_id)
         play([one for each in games for one in each], tokenizer, answer, answer, 2048)  # type: ignore[misc]
         seconds = time.process_time() - began
-        figures = game.module("ratings").figures(games, lambda chats: ["a"] * len(chats))
+        figures = game.module("ratings").figures(games)
         found.append({"elo": figures["elo"], "elo_stderr": figures["elo_stderr"], "seconds": seconds})
     return found
 

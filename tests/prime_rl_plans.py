@@ -56,6 +56,8 @@ def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -
         "gpu_ids": (0, 1),
         "bin_dir": Path("/opt/prime-rl/.venv/bin"),
         "environment": ENVIRONMENT,
+        "variables": {},
+        "seats": {"gsm8k": "agent"},
     }
     rules = replace(changes.pop("rules", GSM8K_PRIME_RL), memory=changes.pop("memory", NO_CARD))
     return Launch(settings=effective(source, rules, 448), seed=seed, run_dir=run_dir, **(given | changes))

@@ -13,7 +13,7 @@ from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Progress, Request, Weights
 from nightshift.config.rules import Rules
-from nightshift.engines.base import Engine, Proof
+from nightshift.engines.base import Engine
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError
 from nightshift.experiment import worker
@@ -100,7 +100,7 @@ def keep(controller: Controller) -> Controller:
     return controller
 
 
-class StandInProof(Proof):
+class StandInProof:
     """A proof that ends after `num_looks` looks, and fails if `is_bad`."""
 
     def __init__(self, run_dir: Path, num_looks: int, is_bad: bool) -> None:
@@ -127,7 +127,7 @@ def install_proofs(
     """Have the engine prove by stand-ins whose weights exist. Return the proofs that began, as they begin."""
     proofs = list[StandInProof]()
 
-    def begin(engine: Engine, run_dir: Path, weights: Weights, note: object) -> Proof:
+    def begin(engine: Engine, run_dir: Path, weights: Weights, note: object) -> StandInProof:
         proofs.append(StandInProof(run_dir, num_looks, is_bad(run_dir)))
         return proofs[-1]
 

@@ -49,7 +49,7 @@ def installation(folder: Path) -> Installation:
     """An installation of stand-ins."""
     pins = Pins.read(HERE.parent / "pyproject.toml")
     made = Installation(folder / "prime-rl", pins)
-    install(made.venv)
+    install(made.bin_dir.parent)
     return made
 
 

@@ -12,10 +12,11 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nightshift.campaign.metrics import Step, num_without_gradient
 from nightshift.campaign.records import Phase, Progress, ProgressCallback, Training, Weights
@@ -32,8 +33,13 @@ from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, gpu_problems, 
 from nightshift.executors.local import Capacity
 from nightshift.waiting import mark
 
+if TYPE_CHECKING:
+    from nightshift.engines.prime_rl.served import ServedProof
+
 Note = Callable[[str], None]  # one line of news
-Plan = tuple[Mapping[str, Sequence[str]], Mapping[str, Any]]  # the command line of each process, and their config
+Environ = Mapping[str, str]  # variables of processes
+Settings = Mapping[str, Any]  # of an engine for a config
+Plan = tuple[Mapping[str, Sequence[str]], Settings]  # the command line of each process, and their config
 
 # Name -> module and class, which is imported when the engine is opened: prime-rl's loads an HTTP client.
 _ENGINES = {
@@ -49,7 +55,7 @@ ALL = "all"  # engine of a check that concerns every engine
 def open_engine(
     rules: Rules,
     root: Path,
-    environ: Mapping[str, str],
+    environ: Environ,
     gpus: str | None = None,
     prime_rl: Path | None = None,
 ) -> Engine:
@@ -79,7 +85,7 @@ def network_problem(root: Path) -> str:
     return "machine.toml has share_network = true" if read_machine(root).share_network else network.problem()
 
 
-def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
+def on_cards(rules: Rules, root: Path, environ: Environ, gpus: str | None) -> Rules:
     """Return `rules` with a memory preset such as `2 x 80 GB`: the largest that fits the smallest GPU of a run.
 
     memory_gb of rules.toml overrides the size. Without GPUs and memory_gb, `rules` are returned unchanged. UsageError
@@ -158,11 +164,10 @@ def look(name: str, read: Callable[[], object]) -> Check:
         return Check(ALL, name, error)
 
 
-@dataclass(frozen=True, slots=True)
-class Effective:
+class Effective(NamedTuple):
     """The settings of an engine for a config. Two configs with equal `settings` train the same."""
 
-    settings: Mapping[str, Any]
+    settings: Settings
     unused: tuple[str, ...] = ()  # keys of train.toml that this engine does not use
     without_effect: frozenset[str] = frozenset()  # unused keys, in train.toml or not
     scaled: tuple[str, ...] = ()  # a line for each value of train.toml that the rules multiply for their model
@@ -170,8 +175,6 @@ class Effective:
 
 class Session(Policy):
     """One run, whose processes can train when `Engine.open` returns."""
-
-    earlier: Mapping[int, Callable[[], None]] = {}  # in a game: loads the weights after an earlier step
 
     @abstractmethod
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
@@ -201,30 +204,14 @@ def training_progress(steps: Sequence[Step], seconds_left: float, note: str = ""
     )
 
 
-class Proof(ABC):
-    """A child process that tests whether the weights in a run's folder are those that were scored."""
-
-    @abstractmethod
-    def is_over(self) -> bool:
-        """Return whether `result` would return at once."""
-
-    @abstractmethod
-    def result(self) -> str:
-        """Wait for the end of the child, and return a line with its result. EngineError if weights differ."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the child. You may call it twice."""
-
-
 class Engine(ABC):
     """A way to train. The arguments of `open_engine` are all that an engine needs, so a worker can build the same."""
 
     name: str
 
-    def __init__(self, rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None = None) -> None:
+    def __init__(self, rules: Rules, root: Path, environ: Environ, gpus: str | None = None) -> None:
         """`gpus`: the flag --gpus. UsageError for GPUs that this engine cannot use."""
-        self.rules, self.root, self._environ, self._gpus = rules, root, environ, gpus
+        self.rules, self.root, self._environ = rules, root, environ
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
 
     @cached_property
@@ -256,19 +243,15 @@ class Engine(ABC):
             return self.gpus()
         return ()
 
-    def gpu_ids(self) -> tuple[int, ...]:
-        """Return NVML's numbers of the GPUs that a run uses."""
-        return tuple(gpu.index for gpu in self.gpus())
-
     def hardware(self) -> str:
         """Return the hardware of a run, e.g. `2 x NVIDIA H100 80GB HBM3` or `cpu x86_64, 2 cores`, which is the same in
         all runs of a campaign. Different GPUs are joined by ` + `."""
         if self._gpu_ids == ():
             return NO_GPU
         names = [gpu.name for gpu in dict.fromkeys(self.gpus_here())]
-        if not names:
-            return "no such GPUs"  # `check` reports this problem before anything starts
-        return f"{len(names)} x {names[0]}" if len({*names}) == 1 else " + ".join(names)
+        if len({*names}) == 1:
+            return f"{len(names)} x {names[0]}"
+        return " + ".join(names) or "no such GPUs"  # `check` reports this problem before anything starts
 
     def free_gpus(self) -> Sequence[Gpu]:
         """Return the GPUs of a run. EngineError if there are too few, or another process uses a GPU."""
@@ -279,9 +262,11 @@ class Engine(ABC):
         mark("driver and memory", "; ".join(map(_describe, gpus)))
         return gpus
 
-    @abstractmethod
     def under(self, rules: Rules) -> Engine:
-        """Return an engine for the same machine and installation under other rules."""
+        """Return an engine for the same machine, GPUs and installation under other rules."""
+        engine = copy(self)
+        engine.rules = rules
+        return engine
 
     @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
@@ -328,7 +313,7 @@ class Engine(ABC):
     def validate(self, config: Config) -> Effective:
         """Return the engine's settings for a checked train.toml. ConfigError for a value that it cannot express."""
 
-    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
+    def describe(self, settings: Settings, seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
         """Return the hardware, the model and, if `verbose`, the commands and the config of a run, for --dry-run."""
         ids = ", ".join(str(gpu.index) for gpu in self.gpus_here())
         preset = "" if self.rules.memory == NO_CARD else f"; memory preset {self.rules.memory}"
@@ -343,10 +328,10 @@ class Engine(ABC):
         return lines
 
     @abstractmethod
-    def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
+    def plan(self, settings: Settings, seed: int, run_dir: Path) -> Plan:
         """Return what `open` would start."""
 
-    def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> Proof | None:
+    def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> ServedProof | None:
         """Start the proof that the weights in `run_dir` were scored. None if the engine needs no proof.
 
         EngineError if the file of the weights has changed since the scoring.
@@ -354,7 +339,7 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
+    def open(self, settings: Settings, seed: int, run_dir: Path, deadline_seconds: float) -> Session:
         """Start the processes of one run, and wait until they can train. EngineError with the cause if they cannot.
 
         `deadline_seconds`: the limit of the whole run, counted from this call.

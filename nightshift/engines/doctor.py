@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +10,14 @@ from nightshift.campaign.git import CONFIG_NAME
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load
-from nightshift.engines.base import ENGINES, Check, PrepareFlags, look, on_cards, open_engine
+from nightshift.engines.base import ENGINES, Check, Environ, PrepareFlags, look, on_cards, open_engine
 from nightshift.engines.machine import MACHINE_NAME, read_machine
 from nightshift.errors import UsageError
 from nightshift.files import Document
 from nightshift.waiting import waiting
 
 
-def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareFlags) -> list[Check]:
+def checks(root: Path, rules: Rules, environ: Environ, flags: PrepareFlags) -> list[Check]:
     """Check this checkout and every engine.
 
     `rules`: the rules that this machine would use. The other engine is checked with GSM8K, and its problems are marked

@@ -114,8 +114,7 @@ def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: No
     EngineError if data cannot be fetched.
     """
     others = [name for name in sources if name not in [environment.name for environment in rules.scored]]
-    named = environments_named(root, others) if others else ()
-    for environment in load_environments(root, [*rules.scored, *named]):
+    for environment in load_environments(root, [*rules.scored, *environments_named(root, others)]):
         with waiting(f"preparing the data of {environment.name}"):
             environment.prepare(sources.get(environment.name), note)
     mark("model and data", f"{rules.model}, {', '.join(environment.name for environment in rules.scored)}")

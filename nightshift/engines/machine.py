@@ -32,7 +32,7 @@ _NAMES = re.compile(
 Seconds = Annotated[float, msgspec.Meta(ge=1, le=86_400)]
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Seconds; None is the default limit."""
 
     startup_seconds: Seconds | None = None
@@ -56,9 +56,11 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def text(self) -> str:
         """The settings that affect runs, in one line for records and doctor; "" without a file."""
-        limits = {name: value for name, value in msgspec.structs.asdict(self.limits).items() if value is not None}
         network = {"share_network": "true"} if self.share_network else {}
-        return ", ".join(f"{name} = {value}" for name, value in {**network, **self.environment, **limits}.items())
+        return ", ".join(
+            f"{name} = {value}"
+            for name, value in {**network, **self.environment, **msgspec.to_builtins(self.limits)}.items()
+        )
 
 
 def read_machine(root: Path) -> Machine:

@@ -1,5 +1,6 @@
 """The keys of train.toml for the training examples: ratios of environments, opponent of a game."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from nightshift.config.allowlist import OPPONENT, RATIO, value_text
@@ -19,33 +20,22 @@ def ratios(config: Config, rules: Rules) -> dict[str, float]:
 
     ConfigError for a ratio of an environment that the rules do not have, or of a single environment.
     """
-    names = rules.environment_names
-    for path, name in _written(config, RATIO):
-        if name not in names or len(names) == 1:
-            raise _unfit(config, path, rules)
-    return {name: config.get(f"{RATIO}.{name}") or 1.0 for name in names} if len(names) > 1 else {}
+    names = rules.environment_names if len(rules.environments) > 1 else ()
+    return {name: ratio or 1.0 for name, ratio in _values(config, RATIO, names, rules).items()}
 
 
 def opponent(config: Config, rules: Rules) -> dict[str, Any]:
     """Return the opponent's settings by the last part of their keys. {} if no environment is a game; then ConfigError
     if train.toml sets such a key."""
-    if any(environment.is_game for environment in rules.environments):
-        return {leaf: config.get(f"{OPPONENT}.{leaf}") for leaf in ("type", "temperature", "interval")}
-    for path, _ in _written(config, OPPONENT):
-        raise _unfit(config, path, rules)
-    return {}
+    is_game = any(environment.is_game for environment in rules.environments)
+    return _values(config, OPPONENT, ("type", "temperature", "interval") if is_game else (), rules)
 
 
-def without(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values without the ratio and the opponent."""
-    return {path: value for path, value in values.items() if not path.startswith((f"{RATIO}.", f"{OPPONENT}."))}
-
-
-def _written(config: Config, table: str) -> list[tuple[str, str]]:
-    """Return path and last name of each key of a table in train.toml."""
-    return [(path, path.removeprefix(f"{table}.")) for path in config.values if path.startswith(f"{table}.")]
-
-
-def _unfit(config: Config, path: str, rules: Rules) -> ConfigError:
-    names = " and ".join(rules.environment_names)
-    return ConfigError(f"{where(config, path)}: these rules train on {names}", "Delete it.")
+def _values(config: Config, table: str, names: Sequence[str], rules: Rules) -> dict[str, Any]:
+    """Return the values of a table by name. ConfigError if train.toml sets another name in this table."""
+    paths = {f"{table}.{name}": name for name in names}
+    for path in config.values:
+        if path.startswith(f"{table}.") and path not in paths:
+            cause = f"{where(config, path)}: these rules train on {' and '.join(rules.environment_names)}"
+            raise ConfigError(cause, "Delete it.")
+    return {name: config.get(path) for path, name in paths.items()}

@@ -18,7 +18,6 @@ and of a game, instead of data.messages and scoring,
     game.episodes(example)             the games that score an example: Episodes with `details()`
     game.practice(example, opponent, seat, seed)   a training game: an Episode that may ask for the other seat
     ratings.figures(games)             figures for the page, by name
-    ratings.rating(games)              the figure that is plotted over the training; None if there is none
 
 `load` and `prepare` raise ValueError with one line: the cause and the fix.
 """
@@ -32,10 +31,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from nightshift.campaign.records import Completion, ProgressCallback, Weights
 from nightshift.config.rules import TASKSET_FOLDERS, Decoding, EnvironmentRules
@@ -43,7 +43,6 @@ from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.scorer import Played, Scorer
 from nightshift.text import clean
 
-CURVE_STEPS = 4  # earlier weights of a game that an engine keeps: one in each fifth of the training except the first
 PROCESS = "environments/taskset/nightshift_taskset/process.py"
 _PACKAGE_FILE = re.compile(r"environments/\w+/.*\.py$")
 Split = Literal["train", "validation", "test"]
@@ -75,8 +74,7 @@ class Episode(Protocol):
         """Return whether the answer has the requested format; None if no format is requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """The OpenAI-compatible server of a trained policy. `tick` gets the number of finished episodes every second, and
     raises EngineError when the run's time is over."""
 
@@ -97,10 +95,6 @@ class Policy(Protocol):
     def endpoint(self, progress: ProgressCallback) -> Endpoint | None:
         """Return the server that plays episodes of several turns; None if the engine has no server."""
         return None
-
-    @property
-    def earlier(self) -> Mapping[int, Callable[[], None]]:
-        """For a game: loaders of earlier weights by step, evenly spread over the training. They raise EngineError."""
 
 
 class Question:
@@ -125,8 +119,9 @@ class Question:
         with suppress(TypeError, ValueError):
             if 0 <= (value := float(score)) <= 1:
                 return value
-        name = getattr(self._scoring, "__name__", "scoring")
-        raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Correct the environment's scoring.")
+        raise EngineError(
+            clean(f"{self._scoring.__name__}: score {score!r} is not 0..1"), "Correct the environment's scoring."
+        )
 
     def is_formatted(self) -> bool | None:
         check = getattr(self._scoring, "is_formatted", None)
@@ -139,14 +134,14 @@ class Conversation(Question):
     def __init__(self, played: Played, scorer: Scorer) -> None:
         super().__init__((), "", None, scorer)
         self.answer(played.text)
-        self.played, self._scored = played, scorer
+        self.played = played
         self.completion = Completion(played.text, played.num_tokens, played.truncated)
 
     def score(self) -> float:
         """Return the score, 0..1; 0 if the episode failed. EngineError for a reward out of range, or if all failed."""
         if self.played.refused is not None:
             raise EngineError(clean(self.played.refused))
-        self._scored.raise_if_all_failed()
+        self._scorer.raise_if_all_failed()
         return self.played.score or 0.0
 
 
@@ -285,55 +280,23 @@ def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[
             yield index, completion
 
 
-def conversation_figures(tasks: Sequence[Task], played: Sequence[Sequence[Episode]]) -> dict[str, dict[str, float]]:
-    """Return means over the episodes of each environment with several turns, for display."""
-    by_name: dict[str, list[Played]] = {}
-    for (environment, _), episodes in zip(tasks, played, strict=True):
-        conversations = [episode.played for episode in episodes if isinstance(episode, Conversation)]
-        by_name.setdefault(environment.name, []).extend(conversations)
-    return {
-        name: {
-            "turns_mean": fmean(episode.turns for episode in conversations),
-            "tool_calls_mean": fmean(episode.tool_calls for episode in conversations),
-            "tool_errors": sum(episode.tool_errors for episode in conversations),
-            "failed": sum(episode.failed is not None for episode in conversations),
-        }
-        for name, conversations in by_name.items()
-        if any(episode.turns > 1 for episode in conversations)
-    }
-
-
-def game_figures(
-    tasks: Sequence[Task],
-    played: Sequence[Sequence[Episode]],
-    complete: Complete,
-    earlier: Mapping[int, Callable[[], None]] | None,
-) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-    """Return the figures of each game among the environments, for display, and a line if ratings are missing.
-
-    `earlier`: loads earlier weights, which are rated, too; None: without these ratings. A failure to rate earlier
-    weights does not fail the run.
-    """
-    games = {environment.name: environment for environment, _ in tasks if isinstance(environment, Game)}
+def figures_of(tasks: Sequence[Task], played: Sequence[Sequence[Episode]]) -> dict[str, dict[str, float]]:
+    """Return figures of each game and of each environment with several turns, for display. The tasks of an environment
+    are adjacent."""
     figures: dict[str, dict[str, float]] = {}
-    for name, game in games.items():
-        episodes = [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
-        figures[name] = game.module("ratings").figures(episodes)
-    if earlier is None:
-        return figures, ()
-    problem = f"{len(earlier)} of {CURVE_STEPS} earlier steps were kept" if len(earlier) < CURVE_STEPS else ""
-    try:
-        for step, load_weights in earlier.items():
-            load_weights()
-            for name, game in games.items():
-                matches = [game.episodes(example) for environment, example in tasks if environment is game]
-                list(play_out([match for episodes in matches for match in episodes], complete))
-                if (rating := game.module("ratings").rating(matches)) is not None:  # None: all won or all lost
-                    figures[name][f"elo_step_{step}"] = rating
-    except EngineError as error:
-        problem = f"no rating from step {step} on: {error}"
-    line = f"{' and '.join(figures)}: the curve of ratings is incomplete: {problem}"
-    return figures, (line,) if problem else ()
+    for environment, group in groupby(zip(tasks, played, strict=True), key=lambda pair: pair[0][0]):
+        by_example = [episodes for _, episodes in group]
+        conversations = [episode.played for episode in chain(*by_example) if isinstance(episode, Conversation)]
+        if isinstance(environment, Game):
+            figures[environment.name] = environment.module("ratings").figures(by_example)
+        elif any(episode.turns > 1 for episode in conversations):
+            figures[environment.name] = {
+                "turns_mean": fmean(episode.turns for episode in conversations),
+                "tool_calls_mean": fmean(episode.tool_calls for episode in conversations),
+                "tool_errors": sum(episode.tool_errors for episode in conversations),
+                "failed": sum(episode.failed is not None for episode in conversations),
+            }
+    return figures
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:
@@ -368,13 +331,11 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 def _put_on_path(folder: Path) -> None:
     """Put an environment's folder at the end of the path, so that no file in the folder hides a library."""
     package = folder / EnvironmentRules(folder.name, 0).package
-    if not (package / "__init__.py").is_file():
-        raise UsageError(f"{package} is not a package", "Restore it: git checkout environments.")
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     spec = importlib.util.find_spec(package.name)
-    if spec is None or spec.origin is None or not Path(spec.origin).parent.samefile(package):
-        raise UsageError(
-            f"Python imports {package.name} from {spec and spec.origin}, not from {package}",
-            "Take that folder off PYTHONPATH and out of .venv, then run: uv sync --reinstall.",
-        )
+    origin = Path(spec.origin or "") if spec else None
+    if origin is None or origin.parent.resolve() != package.resolve():
+        cause = f"Python imports {package.name} from {origin}, not from {package}"
+        fix = "If its files are missing: git checkout environments. Else remove the other package, then: uv sync."
+        raise UsageError(cause, fix)

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter, mul
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -22,12 +22,10 @@ from nightshift.evaluation.environment import (
     Complete,
     Conversation,
     Episode,
-    Game,
     Policy,
     Task,
     VerifiersTaskset,
-    conversation_figures,
-    game_figures,
+    figures_of,
     load,
     play_out,
 )
@@ -65,34 +63,26 @@ def evaluate(
             played += environment.play(examples, session, rules.decoding, progress)
         else:
             played += [environment.episodes(example) for example in examples]
-    numbered = [(number, episode) for number, episodes in enumerate(played) for episode in episodes]
     completions = [
         [episode.completion for episode in episodes if isinstance(episode, Conversation)] for episodes in played
     ]
-    for index, completion in play_out([episode for _, episode in numbered], complete):
-        completions[numbered[index][0]].append(completion)
+    by_episode = [turns for episodes, turns in zip(played, completions, strict=True) for _ in episodes]
+    for index, completion in play_out([*chain(*played)], complete):
+        by_episode[index].append(completion)
     all_scores, unscored = _scores(tasks, played, is_secret=path is None)
     guards = tuple(
         Guard(part.environment, (rule.guard or 0.0) / 100, part.score, part.stderr)
         for rule, part in zip(rules.guards, _parts(rules.guards, tasks, all_scores), strict=True)
     )
     num = sum(environment.name in rules.environment_names for environment, _ in tasks)  # without the guards' at the end
-    tasks, completions, scores = tasks[:num], completions[:num], all_scores[:num]
-    numbered = [(number, episode) for number, episode in numbered if number < num]
-    formatted = [is_formatted for _, episode in numbered if (is_formatted := episode.is_formatted()) is not None]
-    has_format = len(formatted) == len(scores) == len(numbered)
+    tasks, played, completions, scores = tasks[:num], played[:num], completions[:num], all_scores[:num]
+    formatted: list[Any] = [episode.is_formatted() for episode in chain(*played)]
+    has_format = len(formatted) == num and None not in formatted
     parts = _parts(rules.environments, tasks, scores)
     strict = _parts(rules.environments, tasks, [*map(mul, scores, formatted)]) if has_format else ()
     if path is not None:
-        rows = zip(
-            tasks, completions, played[:num], scores, formatted if has_format else [None] * len(tasks), strict=True
-        )
+        rows = zip(tasks, completions, played, scores, formatted if has_format else [None] * num, strict=True)
         write_atomically(path, "".join(_line(*row) for row in rows).encode(), sync=False)
-    figures = conversation_figures(tasks, played[:num])
-    if any(isinstance(environment, Game) for environment, _ in tasks):
-        games, missing = game_figures(tasks, played[:num], complete, session.earlier if path is not None else None)
-        figures |= games
-        unscored += missing
     cut = [any(turn.truncated for turn in turns) for turns in completions]
     return Evaluation(
         eval_score=_mean(parts),
@@ -108,7 +98,7 @@ def evaluate(
         parts=parts if len(parts) > 1 else (),
         guards=guards,
         unscored=unscored,
-        figures=figures,
+        figures=figures_of(tasks, played),
     )
 
 

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 from typing import Any
@@ -53,8 +52,7 @@ class _Failed(Exception):
     """There is no reply, or the taskset failed. The message is the cause."""
 
 
-@dataclass(slots=True)
-class TaskExample:
+class TaskExample(msgspec.Struct):
     """An Example of a taskset. `messages`: the chat that asks the question."""
 
     key: str

@@ -33,19 +33,15 @@ def create(root: Path, name: str, has_turns: bool = False) -> list[str]:
     for path in sorted(skeleton.iterdir()):
         elsewhere.get(path.name, package / path.name).write_text(path.read_text().replace("NAME", name))
     (package / "py.typed").touch()
-    files, engine, table = (
-        ": data.py makes the questions, scoring.py the scores, and prime-rl uses taskset.py",
-        "",
-        list[str](),
-    )
+    files, engine = ": data.py makes the questions, scoring.py the scores, and prime-rl uses taskset.py", ""
+    table = f'choose the environment in {RULES_NAME}: environments = ["{name}"]'
     if has_turns:
         files = f"/{name}_env: the taskset contains the tasks, the Env plays the episodes"
         engine = " --engine prime-rl"
-        table = [f"[environment.{name}]", f'package = "environments/{name}"', "num_validation = 200", "max_turns = 2"]
+        table += f'\n[environment.{name}]\npackage = "environments/{name}"\nnum_validation = 200\nmax_turns = 2'
     return [
         f"wrote environments/{name}{files}",
-        f'choose the environment in {RULES_NAME}: environments = ["{name}"]',
-        *table,
+        table,
         f"check the environment: uv run nightshift doctor --environment {name}",
         f"commit the folder, then start a campaign: uv run run.py{engine} --branch {name}",
     ]

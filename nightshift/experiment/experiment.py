@@ -406,7 +406,7 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
         if request.gpus is not None:
             cause = f"--gpus {request.gpus} names the GPUs of one run"
             raise UsageError(cause, "Leave it out: --pairs uses all GPUs in order.")
-        num_each = len({*engine.gpu_ids()})
+        num_each = len({*engine.gpus()})
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
         executor = LocalExecutor(root, environ, divide(num_slots, indices, num_each, own_cores()))
     engine_of: Mapping[str | None, Engine] = {

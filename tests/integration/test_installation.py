@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
@@ -64,7 +65,7 @@ def place(tmp_path: Path, upstream: tuple[Path, str]) -> Place:
     (tmp_path / "home" / ".gitconfig").write_text(
         f'[core]\n\thooksPath = {hooks}\n[url "git@github.com:"]\n\tinsteadOf = https://github.com/\n'
     )
-    pins = replace(PINS, repository=f"file://{organisation}/prime-rl", commit=commit)
+    pins = msgspec.structs.replace(PINS, repository=f"file://{organisation}/prime-rl", commit=commit)
     installation = Installation(tmp_path / "cache" / "prime-rl", pins)
     return Place(installation, environ, [])
 
@@ -166,7 +167,7 @@ def environment(installation: Installation) -> None:
 
 def package(installation: Installation, name: str, version: str) -> None:
     """A package's own metadata, whatever the name of its folder."""
-    folder = installation.venv / "lib/python3.12/site-packages" / f"{name}-0.dist-info"
+    folder = installation.bin_dir.parent / "lib/python3.12/site-packages" / f"{name}-0.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
 

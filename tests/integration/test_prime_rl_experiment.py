@@ -56,7 +56,7 @@ def controller(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def run_with(controller: Controller, fault: str | None) -> Record:
     assert isinstance(controller.bench.engine, PrimeRlEngine)
-    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, fault)
+    stand_in_prime_rl.misbehave(controller.bench.engine.installation.bin_dir.parent, fault)
     controller.run(Request())
     (record,) = controller.ledger.records()
     assert living_children() == []
@@ -116,7 +116,7 @@ def proves(checkout: Path, process: subprocess.Popen[str]) -> bool:
 def test_a_killed_controller_leaves_no_process_and_no_verdict(checkout, tmp_path, moment, max_steps, number):
     furnish(checkout, max_steps + SOURCE)
     made = stand_in_prime_rl.installation(tmp_path / "installation")
-    stand_in_prime_rl.misbehave(made.venv, "reader_hangs")
+    stand_in_prime_rl.misbehave(made.bin_dir.parent, "reader_hangs")
     before = git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()
     process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
 

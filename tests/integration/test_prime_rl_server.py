@@ -102,7 +102,7 @@ def test_weights_are_loaded_between_pause_and_resume(stand_in: StandInServer, se
 
 def test_an_adapter_is_loaded_under_its_own_name(stand_in: StandInServer, server: Server, weights: Path) -> None:
     (weights / "adapter_config.json").write_text("{}")
-    server.load_weights(weights, "r16-a32", is_adapter=True)
+    server.load_weights(weights, "r16-a32")
     assert stand_in.adapters == {"r16-a32": str(weights)}
     assert stand_in.weight_dir is None
     assert [path for path, _ in stand_in.requests] == ["/resume", "/load_lora_adapter"]

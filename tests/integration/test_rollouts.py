@@ -15,7 +15,7 @@ from nightshift.config.rules import Decoding
 from nightshift.config.rules_toml import environments_named
 from nightshift.errors import EngineError
 from nightshift.evaluation import scorer as module
-from nightshift.evaluation.environment import Conversation, Endpoint, VerifiersTaskset, conversation_figures, load
+from nightshift.evaluation.environment import Conversation, Endpoint, VerifiersTaskset, figures_of, load
 from tests.conftest import living_children
 from tests.rules import ROOT
 from tests.stand_in_server import StandInServer
@@ -219,7 +219,7 @@ def test_a_scripted_user_asks_twice_and_two_evaluations_are_equal(open_: Open) -
     assert not first[0].completion.truncated
     tasks = [(environment, example) for example in environment.examples("validation")]
     means = {"turns_mean": 2.0, "tool_calls_mean": 0.0, "tool_errors": 0, "failed": 0}
-    assert conversation_figures(tasks, [(episode,) for episode in first]) == {"mine": means}
+    assert figures_of(tasks, [(episode,) for episode in first]) == {"mine": means}
 
 
 @pytest.mark.parametrize(

@@ -99,35 +99,6 @@ def make_trainer(
     return selfplay.SelfPlay(model, tokenizer, [environment], spec, lambda event: rows.append(event["row"])), rows
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("max_steps", "expected"), [slow(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
-def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, expected, tmp_path, tokenizer):
-    import torch
-    from transformers import TrainerCallback
-
-    trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=max_steps)
-    seen: list[Any] = []
-
-    class Witness(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            seen.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
-
-    trainer.add_callback(Witness)
-    num_steps = trainer.train_for(HANG_SECONDS)["num_steps"]
-    assert [step for step in trainer.earlier if step < num_steps] == expected
-    worker = importlib.import_module("nightshift.engines.trl.trainer")
-    self, events = object.__new__(worker.Trainer), []
-    self._trainer, self._policy = trainer, copy.deepcopy(trainer.model)
-    self._traces, self._send = {"x": None}, events.append
-    for step in expected:
-        self.load_step(step)
-        pairs = zip(self._policy.parameters(), seen[step - 1], strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-        assert not torch.equal(next(self._policy.parameters()), seen[-1][0])
-    assert events == [{"event": "completed"}] * len(expected)
-    assert not (expected and self._traces), "answers of other weights"
-
-
 @pytest.mark.parametrize("kind", [slow("self"), "previous", slow("pool")])
 def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind, tmp_path, tokenizer, monkeypatch):
     selfplay = importlib.import_module("nightshift.engines.trl.selfplay")

@@ -108,14 +108,14 @@ def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path,
     installation = stand_in_prime_rl.installation(tmp_path)
     engine = PrimeRlEngine(rules, root, dict(os.environ), "none", installation=installation)
     plain = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
-    assert (engine._timing.startup_seconds, engine._timing.hang_seconds) == (300.0, 300.0)
+    assert (engine.timing.startup_seconds, engine.timing.hang_seconds) == (300.0, 300.0)
     (root / "machine.toml").write_text(GOOD)
     engine = PrimeRlEngine(rules, root, dict(os.environ), "none", installation=installation)
     launch = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
     for before, command in zip(plain.commands, launch.commands, strict=True):
         expected = {"CC": "/usr/bin/gcc-12", "NCCL_P2P_DISABLE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
         assert command.env == {**before.env, **expected}, command.name
-    limits = engine._timing.startup_seconds, engine._timing.hang_seconds, engine._timing.still_seconds
+    limits = engine.timing.startup_seconds, engine.timing.hang_seconds, engine.timing.still_seconds
     assert limits == (700.0, 900.0, 900.0)
     assert engine.deadline_seconds == rules.deadline_seconds - rules.startup_seconds + 700.0
     engine.rules = replace(rules, startup_seconds=1200.0)

@@ -36,8 +36,14 @@ weight = 1.0
 def forced() -> dict[str, Any]:
     """Every key that the engine sets besides train.toml's, dotted, with a value that it sets."""
     rules = rules_of(ROOT, Chosen(environments=["gsm8k", "arithmetic"]), "prime-rl", 2)
-    place: dict[str, Any] = {"run_dir": Path("/r"), "bin_dir": Path("/b"), "environment": {}, "gpu_ids": ()}
-    launch = Launch(settings=effective(parse(_FULL), rules, prompt_tokens=1), seed=0, port=1, **place)
+    place: dict[str, Any] = {
+        "run_dir": Path("/r"),
+        "bin_dir": Path("/b"),
+        "environment": {},
+        "gpu_ids": (),
+        "variables": {},
+    }
+    launch = Launch(settings=effective(parse(_FULL), rules, prompt_tokens=1), seed=0, port=1, seats={}, **place)
     values = {re.sub(r"\[\d+\]", "", path): value for path, value in leaves(launch.tree)}
     return {k: v for k, v in values.items() if not find_key(k) and (not k.startswith(_OWN) or k == f"{_OWN}id")}
 

@@ -240,5 +240,5 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         taken = server.getsockname()[1]
         monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken - 6, taken + 6))
         for _ in range(20):
-            first = free_ports()
+            first = free_ports(1)
             assert taken not in range(first, first + 5)

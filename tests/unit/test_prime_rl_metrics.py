@@ -13,6 +13,7 @@ from nightshift.engines.prime_rl.metrics import MetricsTail
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
 FILES = sorted(path.name for path in RECORDED.glob("metrics-*.jsonl"))
+AGENT = {"gsm8k": "agent"}
 STEPS = {
     "metrics-5-steps.jsonl": range(1, 6),
     "metrics-evals.jsonl": range(0),
@@ -22,7 +23,7 @@ STEPS = {
 
 
 def read(*paths: Path) -> MetricsTail:
-    tail = MetricsTail(*paths)
+    tail = MetricsTail(*paths, seats=AGENT)
     tail.poll()
     return tail
 
@@ -93,7 +94,7 @@ def test_a_file_cut_at_any_byte_invents_nothing_and_goes_on_where_it_was(tmp_pat
     ends = [index for index, byte in enumerate(data) if byte == ord("\n")]
     near = {end + offset for end in ends for offset in (-1, 0, 1, 2)}
     cuts = sorted({*range(0, len(data), 41), *near, len(data)} & set(range(len(data) + 1)))
-    tail, fresh, num_lines = MetricsTail(path), MetricsTail(whole_lines), 0
+    tail, fresh, num_lines = MetricsTail(path, seats=AGENT), MetricsTail(whole_lines, seats=AGENT), 0
     for before, cut in zip([0, *cuts], cuts, strict=False):
         with path.open("ab") as file:
             file.write(data[before:cut])
@@ -113,7 +114,8 @@ def test_a_step_counts_when_the_trainers_rows_exist_with_an_unknown_reward_witho
     tail = read(written(tmp_path / "a.jsonl", [row for row in recorded if is_trainers(row) or row["step"] < 5]))
     assert [step.reward_mean is None for step in tail.steps(0.0)] == [False, False, False, False, True]
     assert [tail.is_whole(number) for number in range(7)] == [False, True, True, True, True, False, False]
-    assert tail.reward_mean() == tail.reward_mean(last_step=4)
+    mean, tail.last_step = tail.reward_mean(), 4
+    assert tail.reward_mean() == mean
 
 
 @pytest.mark.parametrize(("key", "field"), [("loss/mean", "loss"), ("optim/grad_norm", "grad_norm")])
@@ -133,7 +135,8 @@ def test_the_mean_reward_weighs_steps_by_their_rollouts() -> None:
     expected = sum(reward * n for reward, n in rewards) / sum(n for _, n in rewards)
     tail = read(RECORDED / "metrics-5-steps.jsonl")
     assert tail.reward_mean() == pytest.approx(expected)
-    assert tail.reward_mean(last_step=1) == pytest.approx(rewards[0][0])
+    tail.last_step = 1
+    assert tail.reward_mean() == pytest.approx(rewards[0][0])
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b'{"step": "1", "time/forward_backward": 1}', b"[" * 100_000])

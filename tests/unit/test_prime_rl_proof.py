@@ -110,8 +110,7 @@ def test_the_server_is_asked_after_the_final_load_and_after_the_scoring(witness,
     answers = left_in(tmp_path)
     assert answers.problem == ""
     assert answers.engines == [[logprob(token, 7) for tokens in answers.tokens for token in tokens[1:]]]
-    for _ in range(2):  # once is enough, and weights of earlier steps may be there by then
-        asked.confirm()
+    asked.confirm()
     bodies = [body for _, body in stand_in.requests]
     assert len(bodies) == len({body["cache_salt"] for body in bodies}) == 2 * len(CHATS)
     assert (tmp_path / "served.json").stat().st_size < 50_000

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job
 from nightshift.engines.prime_rl import metrics
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.metrics import MAX_TEXT, keep_rollouts
 from nightshift.engines.prime_rl.remains import clean, sweep
-from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
+from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError, NightshiftError
 from nightshift.files import write_json
 from tests.rules import GSM8K_PRIME_RL, ROOT
@@ -183,30 +183,6 @@ def test_no_half_made_folder_is_left_and_none_is_replaced(tmp_path: Path, base: 
     assert gone or names_in(target) == {"keep"}
 
 
-def train(broadcasts: Path, step: int) -> Path:
-    """Publish a step as prime-rl's trainer does, and delete step N-2."""
-    folder = full(broadcasts / f"step_{step}", step)
-    publish(folder)
-    shutil.rmtree(broadcasts / f"step_{step - 2}", ignore_errors=True)
-    return folder
-
-
-def test_one_whole_step_of_each_fifth_but_the_first_is_kept(tmp_path: Path, base: Path) -> None:
-    earlier = EarlierWeights(tmp_path / "broadcasts", base, tmp_path / "earlier")
-    train(tmp_path / "broadcasts", 0)
-    earlier.look(0.25)
-    assert earlier.folders == {}, "the base model is no step"
-    for step in range(1, 21):
-        folder = train(tmp_path / "broadcasts", step)
-        if step == 12:
-            (folder / "model.safetensors").unlink()  # torn: the next whole step is kept
-        earlier.look(step / 20)
-    assert list(earlier.folders) == [4, 8, 13, 16]
-    assert names_in(tmp_path / "earlier") == {f"step_{step}" for step in (4, 8, 13, 16)}
-    for step, folder in earlier.folders.items():
-        assert (load_file(folder / "model.safetensors")["model.norm.weight"] == step).all()
-
-
 def kept(rollouts_dir: Path, path: Path) -> list[dict[str, Any]]:
     keep_rollouts(rollouts_dir, path)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -256,7 +232,7 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path, monkeypatch: p
 
 
 JOB = Job(GSM8K_PRIME_RL, "rules", {}, 1, 100.0, token="1f")
-ALL = ["broadcasts", "earlier", "rollouts", "configs"]
+ALL = ["broadcasts", "rollouts", "configs"]
 LIGHT = ["configs"]
 
 

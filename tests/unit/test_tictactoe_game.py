@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from nightshift_tictactoe.players import POOL
 
 from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.errors import EngineError
 from nightshift.evaluation.evaluate import evaluate, examples_of
 from tests.rules import ROOT
 
@@ -81,46 +79,22 @@ def test_the_same_answers_meet_the_same_luck() -> None:
 
 
 class Player:
-    """A stand-in for a session: the final policy is perfect, the one after step 7 forfeits, those before are random."""
-
-    def __init__(self, earlier_steps: Sequence[int] = (3, 7)) -> None:
-        self.earlier = {step: partial(self.load_step, step) for step in earlier_steps}
-        self.say = of_pool("perfect")
+    """A stand-in for a session with a perfect policy."""
 
     def load_final_weights(self) -> Weights:
         return Weights(9, "0")
 
-    def load_step(self, step: int) -> None:
-        if step == 8:
-            raise EngineError("the trainer is gone")
-        self.say = of_pool("random") if step != 7 else lambda match: "pass"
-
     def complete(self, chats: Sequence[Sequence[Any]], *_: Any) -> list[Completion]:
         matches = [Match(read(chat[-1]["content"]), "X", None, "", random.Random(0)) for chat in chats]
-        return [Completion(self.say(match), 2, False) for match in matches]
+        return [Completion(of_pool("perfect")(match), 2, False) for match in matches]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("session", "is_told", "found", "lacking"),
-    [
-        (Player((1, 3, 4, 5)), True, {f"elo_step_{step}" for step in (1, 3, 4, 5)}, ""),
-        (Player(), True, {"elo_step_3"}, "2 of 4 earlier steps were kept"),
-        (Player((3, 8)), True, {"elo_step_3"}, "no rating from step 8 on: the trainer is gone"),
-        (Player(), False, set(), ""),
-    ],
-)
-def test_a_curve_of_earlier_steps_stands_beside_the_rating_and_what_it_lacks_is_said(
-    session: Any, is_told: bool, found: set[str], lacking: str, tmp_path: Path
-) -> None:
+def test_the_final_policy_has_a_rating(tmp_path: Path) -> None:
     rules = rules_of(ROOT, Chosen(environments=["tictactoe"]), "trl", 0)
     rules = replace(rules, environments=(replace(rules.environments[0], num_validation=25),))
-    path = tmp_path / "evaluation.jsonl" if is_told else None
-    evaluation = evaluate(session, examples_of("validation", rules, ROOT), rules, path, lambda reading: None)
-    shown = evaluation.figures["tictactoe"]
-    assert {name for name in shown if name.startswith("elo_step")} == found
-    assert lacking in " ".join(evaluation.unscored)
-    assert bool(lacking) is bool(evaluation.unscored)
-    assert abs(shown["elo"] - ratings.ELO["perfect"]) < 100
-    if found:
-        assert abs(shown["elo_step_3"] - ratings.ELO["random"]) < 100  # 280 below the perfect player
+    session: Any = Player()
+    tasks = examples_of("validation", rules, ROOT)
+    evaluation = evaluate(session, tasks, rules, tmp_path / "evaluation.jsonl", lambda reading: None)
+    assert abs(evaluation.figures["tictactoe"]["elo"] - ratings.ELO["perfect"]) < 100
+    assert not evaluation.unscored

@@ -51,20 +51,13 @@ def elo_stderr(scores: Sequence[Mapping[str, float]]) -> float | None:
     return math.sqrt(sum((value - mean) ** 2 for value in ratings) / (len(ratings) - 1))
 
 
-def rating(games: Sequence[Sequence[Match]]) -> float | None:
-    """Return the Elo rating of the policy that played the games of each opening."""
-    return elo(_by_opponent(games))
-
-
-def _by_opponent(games: Sequence[Sequence[Match]]) -> list[dict[str, float]]:
-    return [{name: fmean(m.score() for m in matches if m.opponent_name == name) for name in ELO} for matches in games]
-
-
 def figures(games: Sequence[Sequence[Match]]) -> dict[str, float]:
     """Return Elo and its standard error, the share of forfeits, and the mean score against each player of the pool. A
     figure without a value is left out. `games`: the games of each opening."""
     played = [match for matches in games for match in matches]
-    by_opponent = _by_opponent(games)
+    by_opponent = [
+        {name: fmean(m.score() for m in matches if m.opponent_name == name) for name in ELO} for matches in games
+    ]
     values = {"elo": elo(by_opponent), "elo_stderr": elo_stderr(by_opponent)}
     values["forfeits"] = sum(match.details()["ended"] == "forfeit" for match in played) / len(played)
     values |= {f"against_{name}": fmean(scores[name] for scores in by_opponent) for name in ELO}

@@ -5,17 +5,18 @@ and `V/` is verifiers/v1/ of the pinned verifiers.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, Value, resolve
+from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, SOURCE, Value, resolve
 from nightshift.config.losses import in_prime_rl
 from nightshift.config.rules import EnvironmentRules, Rules, TasksetRules
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import LEARNING_RATES, size_of
-from nightshift.engines.mixture import opponent, ratios, where, without
+from nightshift.engines.base import LEARNING_RATES, Settings, size_of
+from nightshift.engines.mixture import opponent, ratios, where
 from nightshift.errors import ConfigError
 
+Tree = dict[str, Any]  # a config of prime-rl, or a part of it, as nested tables
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 SHARE = "inference.vllm.gpu_memory_utilization"
 TENSOR_PARALLEL = "inference.vllm.tensor_parallel_size"
@@ -49,7 +50,7 @@ INFLIGHT_BATCHES = 2  # the server samples one batch while the trainer trains on
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
 
-def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any]:
+def effective(config: Config, rules: Rules, prompt_tokens: int) -> Tree:
     """Return the RLConfig tree of a checked train.toml under `rules`, without values that depend on a single run.
 
     The tree contains every allowed and every fixed key, so that two files that train the same give the same tree.
@@ -61,7 +62,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     if length is not None and length > cap:  # longer than the server's context: it would refuse every request
         cause = f"{where(config, _LENGTH)}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")
-    values: dict[str, Any] = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
+    values: Tree = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
     values |= in_prime_rl(config, rules.losses)
     for environment in rules.environments:
         if environment.taskset and environment.taskset.max_turns > 1:
@@ -72,7 +73,11 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
                 fix = f"Write seq_len = {room}, or lower max_completion_tokens, or a limit in [environment.{name}]"
                 raise ConfigError(cause, fix)
     if values[_INFLIGHT] is None:
-        values[_INFLIGHT] = most_inflight(values)
+        # Each batch in flight makes rollouts one version older. prime-rl's default of 1,024 rollouts made all of them 8
+        # versions old (measured), the limit max_off_policy_steps.
+        batch = values.get("orchestrator.batch_size")  # None: the size is in tokens
+        least = (values[f"orchestrator.{name}"] or 1 for name in ("concurrency.min_inflight", "group_size"))
+        values[_INFLIGHT] = max(INFLIGHT_BATCHES * batch if batch else 1024, *least)
         values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # the default of a source without a curriculum (P/orchestrator/curriculum/base.py)
@@ -86,7 +91,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         cause = f"{where(config, f'{OPPONENT}.type')}: the server of prime-rl has only the current policy"
         raise ConfigError(cause, 'Write type = "self" or "pool".')
     games = {environment.name for environment in rules.environments if environment.is_game}
-    values = without(values)
+    values = {path: value for path, value in values.items() if not path.startswith((f"{RATIO}.", f"{OPPONENT}."))}
     below = f"{SOURCE}."  # the curriculum of train.toml, which applies to every source
     curriculum = {path.removeprefix(below): values.pop(path) for path in list(values) if path.startswith(below)}
     values[SOURCE] = [
@@ -99,9 +104,9 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     return _nested(values)
 
 
-def with_seed(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def with_seed(settings: Settings, seed: int) -> Tree:
     """Return the settings of `effective` with the seed of a run, for the server and the order of the examples."""
-    tree: dict[str, Any] = copy.deepcopy(dict(settings))
+    tree: Tree = copy.deepcopy(dict(settings))
     tree["inference"]["vllm"]["seed"] = seed
     for source in tree["orchestrator"]["train"]["source"]:
         source["env"]["taskset"]["seed"] = seed
@@ -111,17 +116,9 @@ def with_seed(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     return tree
 
 
-def most_inflight(values: Mapping[str, Any]) -> int:
-    """Return the default of max_inflight. Each batch in flight makes rollouts one version older, and prime-rl's default
-    of 1,024 rollouts made all of them 8 versions old (measured), the limit max_off_policy_steps."""
-    batch = values.get("orchestrator.batch_size")  # None: the size is in tokens
-    least = ("concurrency.min_inflight", "group_size")
-    return max(INFLIGHT_BATCHES * batch if batch else 1024, *(values[f"orchestrator.{name}"] or 1 for name in least))
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(values: Settings) -> Tree:
     """Return dotted keys as nested tables, with tuples as lists."""
-    tree: dict[str, Any] = {}
+    tree: Tree = {}
     for path, value in values.items():
         *tables, leaf = path.split(".")
         node = tree
@@ -131,7 +128,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
+def fixed(rules: Rules, prompt_tokens: int) -> Tree:
     """Return the locked keys, which train.toml cannot set."""
     tasksets = [scored.taskset for scored in rules.scored if scored.taskset and scored.taskset.max_turns > 1]
     completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
@@ -188,7 +185,7 @@ def _tools(tasksets: Sequence[TasksetRules]) -> dict[str, str]:
     return {}
 
 
-def _source(environment: EnvironmentRules) -> dict[str, Any]:
+def _source(environment: EnvironmentRules) -> Tree:
     """Return the source of one environment. A user's taskset has its agents in the generated package (install.py)."""
     # The default runtime is a paid remote sandbox (V/configs/agent.py:29).
     seat = {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}}

@@ -5,8 +5,7 @@ prime-rl has its own Python environment, so nothing here imports torch or prime_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,18 @@ from filelock import FileLock, Timeout
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.records import Weights
-from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
-from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, network_problem, scaled_rates
+from nightshift.engines.base import (
+    Check,
+    Effective,
+    Engine,
+    Note,
+    Plan,
+    PrepareFlags,
+    Settings,
+    network_problem,
+    scaled_rates,
+)
 from nightshift.engines.downloads import model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import effective
@@ -48,11 +56,16 @@ class PrimeRlEngine(Engine):
         """`arguments`, `named`: of Engine. `installation`: by default the pinned version (Installation.find)."""
         super().__init__(*arguments, **named)
         self.installation = installation or Installation.find(self.root, self._environ)
-        self._timing, self._reader = timing or Timing(self.startup_seconds), reader
-        if seconds := self.machine.limits.no_step_seconds:
-            still_seconds = max(self._timing.still_seconds, seconds)
-            self._timing = replace(self._timing, hang_seconds=seconds, still_seconds=still_seconds)
+        self._timing, self._reader = timing, reader
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
+
+    @property
+    def timing(self) -> Timing:
+        """The limits of a run, of the rules and of machine.toml."""
+        timing = self._timing or Timing(self.startup_seconds)
+        if seconds := self.machine.limits.no_step_seconds:
+            timing = timing._replace(hang_seconds=seconds, still_seconds=max(timing.still_seconds, seconds))
+        return timing
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Install prime-rl, fetch model and data, and fill the compile caches with a run that is not scored.
@@ -126,21 +139,22 @@ class PrimeRlEngine(Engine):
         settings = effective(config, self.rules, max(environment.prompt_tokens for environment in environments))
         return Effective(settings, scaled=scaled_rates(config, self.rules.learning_rate_scale))
 
-    def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
+    def plan(self, settings: Settings, seed: int, run_dir: Path) -> Plan:
         """Return the command line of each process, and the complete config."""
         launch = self.launch(settings, seed, run_dir)
         return {command.name: command.argv for command in launch.commands}, launch.tree
 
-    def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
+    def open(self, settings: Settings, seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Validate the config, start all processes, and wait until the first weights are published."""
-        deadline = self._timing.clock() + deadline_seconds
+        deadline = self.timing.clock() + deadline_seconds
         if self.rules.model_revision and (problem := model_problem(self.rules, self.root)):
             raise problem  # the cache of a node may differ from the controller's
         self.installation.copy_environments(self.root, self.rules)
         launch = self.launch(settings, seed, run_dir)
-        session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline)
+        source = run_dir / CONFIG_NAME  # an experiment's, for the line numbers in errors
+        session = PrimeRlSession(launch, self._base, self._environ, self.timing, deadline)
         try:
-            session.open(_submitted(run_dir))
+            session.open(read_file(source).decode() if source.exists() else "")
         except BaseException:
             session.close()
             raise
@@ -156,12 +170,7 @@ class PrimeRlEngine(Engine):
         """The folder of the start weights."""
         return model_folder(self.rules, self.root)
 
-    def under(self, rules: Rules) -> PrimeRlEngine:
-        return PrimeRlEngine(
-            rules, self.root, self._environ, self._gpus, installation=self.installation, reader=self._reader
-        )
-
-    def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
+    def launch(self, settings: Settings, seed: int, run_dir: Path) -> Launch:
         """Return the processes that `open` would start, with ports that are free now."""
         return Launch(
             settings={**settings, "model": {"name": str(self._base)}},  # prime-rl has no key for a revision
@@ -174,9 +183,3 @@ class PrimeRlEngine(Engine):
             variables=self.machine.environment,
             seats={e.name: (e.taskset and e.taskset.seat) or "agent" for e in self.rules.environments},
         )
-
-
-def _submitted(run_dir: Path) -> str:
-    """Return the text of the experiment's train.toml in the folder of the run or its parent; "" if there is none."""
-    paths = (run_dir / CONFIG_NAME, run_dir.parent / CONFIG_NAME)
-    return next((read_file(path).decode() for path in paths if path.is_file()), "")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,16 +17,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from filelock import FileLock
 
 from nightshift.campaign.git import Repo
 from nightshift.config.rules import RULES_NAME, TASKSET_FOLDERS, Rules
-from nightshift.engines.base import Check, Note
+from nightshift.engines.base import Check, Environ, Note
 from nightshift.engines.downloads import data_problem, model_folder, model_problem
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import ProcessGroup, tail
-from nightshift.files import cache_dir, parse_json, read_file, whole_folder
+from nightshift.files import cache_dir, parse_json, parse_toml, read_file, whole_folder
 from nightshift.waiting import waiting
 
 ENGINE = "prime-rl"
@@ -44,8 +44,7 @@ __all__ = ["ChatHarness", "TrainingEnv", "TrainingSet"]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Pins:
+class Pins(msgspec.Struct, frozen=True, rename="kebab"):
     """`[tool.nightshift.prime-rl]` of pyproject.toml."""
 
     repository: str
@@ -58,8 +57,7 @@ class Pins:
     @classmethod
     def read(cls, pyproject: Path) -> Pins:
         """Read the pins of this version of Nightshift."""
-        table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["nightshift"]["prime-rl"]
-        return cls(**{name: table[name.replace("_", "-")] for name in cls.__slots__})
+        return msgspec.convert(parse_toml(pyproject.read_bytes())["tool"]["nightshift"]["prime-rl"], cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +68,16 @@ class Installation:
     pins: Pins
 
     @classmethod
-    def find(cls, checkout: Path, environ: Mapping[str, str]) -> Installation:
+    def find(cls, checkout: Path, environ: Environ) -> Installation:
         """Return the installation for a checkout of Nightshift: in NIGHTSHIFT_PRIME_RL, or in the user's cache."""
         pins = Pins.read(checkout / "pyproject.toml")
         default = cache_dir(environ) / "prime-rl" / pins.commit
         return cls(Path(environ.get(ENV_VAR) or default).expanduser().absolute(), pins)
 
     @property
-    def venv(self) -> Path:
-        return self.root / ".venv"
-
-    @property
     def bin_dir(self) -> Path:
         """The folder of prime-rl's programs. It must be first on PATH: the programs start each other by name."""
-        return self.venv / "bin"
+        return self.root / ".venv" / "bin"
 
     @property
     def state_dir(self) -> Path:
@@ -117,7 +111,7 @@ class Installation:
         caches = self.state_dir / "caches"
         return {
             "PATH": f"{self.bin_dir}{os.pathsep}{path}",
-            "VIRTUAL_ENV": str(self.venv),
+            "VIRTUAL_ENV": str(self.bin_dir.parent),
             "PYTHONPATH": str(self.environments_dir(root, rules)),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
@@ -126,7 +120,7 @@ class Installation:
 
     def version(self, package: str) -> str | None:
         """Return the installed version of a package from its metadata; None if it is not installed."""
-        site_packages = self.venv / "lib" / f"python{self.pins.python}" / "site-packages"
+        site_packages = self.root / ".venv" / "lib" / f"python{self.pins.python}" / "site-packages"
         packages = metadata.distributions(name=package, path=[str(site_packages)])
         return next((package.version for package in packages), None)
 
@@ -165,7 +159,7 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
     return files | generated
 
 
-def install(installation: Installation, environ: Mapping[str, str], note: Note, *, has_gpus: bool) -> None:
+def install(installation: Installation, environ: Environ, note: Note, *, has_gpus: bool) -> None:
     """Clone prime-rl and sync its packages, unless that is done, and check them. A second call resumes.
 
     EngineError: a command failed, or a part differs from the pins.
@@ -203,7 +197,7 @@ def install(installation: Installation, environ: Mapping[str, str], note: Note, 
     log_path.unlink(missing_ok=True)
 
 
-def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Path) -> None:
+def _run(environ: Environ, log_path: Path, note: Note, *argv: str | Path) -> None:
     """Note a command and run it. EngineError with the last lines of its log if it fails."""
     command = shlex.join(map(str, argv))
     note(f"$ {command}")

@@ -7,12 +7,12 @@ commit), which always stops the server first, and waits half a minute before it 
 import random
 import socket
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from nightshift.engines.base import Environ, Settings
 from nightshift.engines.prime_rl.config import HOST, with_seed
 from nightshift.engines.prime_rl.remains import PRIME_DIR
 from nightshift.errors import EngineError
@@ -24,7 +24,7 @@ _PORT_RANGE = range(20_000, 32_000)
 VALIDATOR = Path(__file__).with_name("validate.py")
 
 
-def free_ports(num_environments: int = 1) -> int:
+def free_ports(num_environments: int) -> int:
     """Return the first of 4 + `num_environments` consecutive ports that are free now."""
     for _ in range(200):
         first = random.SystemRandom().choice(_PORT_RANGE)
@@ -67,28 +67,27 @@ _INFERENCE = {
 _TRAINER = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One process, whose log is NAME.log in the run's folder. `env` extends the environment of the worker."""
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str]
+    env: Environ
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """Everything that one run needs before its first process starts."""
 
-    settings: Mapping[str, Any]  # of `effective`
+    settings: Settings  # of `effective`
     seed: int
     run_dir: Path  # absolute
     port: int  # of the inference server, the first of `free_ports`
     gpu_ids: GpuIds  # of inference, then of the trainer; () hides all GPUs
     bin_dir: Path  # absolute, of prime-rl's environment
-    environment: Mapping[str, str]  # of the installation: PATH, PYTHONPATH, caches
-    variables: Mapping[str, str] = field(default_factory=dict)  # of machine.toml; they override prime-rl's
-    seats: Mapping[str, str] = field(default_factory=dict)  # by environment, the seat whose rollouts the curves show
+    environment: Environ  # of the installation: PATH, PYTHONPATH, caches
+    variables: Environ  # of machine.toml; they override prime-rl's
+    seats: dict[str, str]  # by environment, the seat whose rollouts the curves show
 
     @cached_property
     def tree(self) -> dict[str, Any]:
@@ -104,15 +103,10 @@ class Launch:
         return tree
 
     @property
-    def is_adapter(self) -> bool:
-        """Whether the policy is a LoRA adapter."""
-        return bool(self.tree["orchestrator"]["model"].get("lora"))
-
-    @property
     def served_model(self) -> str:
         """The name of the policy in requests."""
-        model = self.tree["orchestrator"]["model"]["lora"] if self.is_adapter else self.tree["model"]
-        return str(model["name"])
+        adapter = self.tree["orchestrator"]["model"].get("lora")
+        return str((adapter or self.tree["model"])["name"])
 
     @property
     def is_shared(self) -> bool:
@@ -126,22 +120,9 @@ class Launch:
         return int(self.tree["deployment"]["num_infer_gpus"]) // parallel
 
     @property
-    def environments(self) -> list[str]:
-        """The names of the environments that the policy trains on."""
-        return [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
-
-    @property
     def prime_dir(self) -> Path:
         """The folder of prime-rl's files."""
         return self.run_dir / PRIME_DIR
-
-    @property
-    def broadcasts_dir(self) -> Path:
-        return self.prime_dir / "broadcasts"
-
-    @property
-    def rollouts_dir(self) -> Path:
-        return self.prime_dir / "rollouts"
 
     @property
     def verdict(self) -> Path:
@@ -156,7 +137,7 @@ class Launch:
     @property
     def env_servers(self) -> dict[str, str]:
         """The environment of each env-server process, by the name of the process."""
-        names = self.environments
+        names = [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
         return {"env-server" if len(names) == 1 else f"env-server-{name}": name for name in names}
 
     @cached_property
@@ -179,7 +160,7 @@ class Launch:
         trainer = (
             "torchrun",
             "--role=trainer",
-            f"--rdzv-endpoint=localhost:{self.port + 3 + len(self.environments)}",
+            f"--rdzv-endpoint=localhost:{self.port + 3 + len(self.env_servers)}",
             f"--rdzv-id={run_id}",
             f"--log-dir={self.run_dir / 'torchrun'}",
             "--redirect=3",

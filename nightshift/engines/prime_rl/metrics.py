@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from nightshift.campaign.metrics import Step
 from nightshift.files import nesting_limit, open_regular, parse_json, write_atomically
 
+Row = dict[str, Any]  # values by name
 NUM_ROLLOUTS, MAX_TEXT = 12, 4000  # kept of a run, and characters kept of a problem or completion
 _MAX_READ = 64 << 20  # bytes of a file: some six hundred rollouts of 2,048 tokens
 # verifiers' stop conditions of a truncated rollout; otherwise the finish reason of the last answer decides.
@@ -26,7 +26,7 @@ _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_toke
 
 def rollout_files(rollouts_dir: Path) -> Iterator[Path]:
     """Yield the files of all steps in no order, which grow with each finished rollout."""
-    return rollouts_dir.glob("step_*/train/all/traces.jsonl")
+    return rollouts_dir.glob("step_[0-9]*/train/all/traces.jsonl")
 
 
 def num_rollouts(rollouts_dir: Path) -> int:
@@ -37,9 +37,8 @@ def num_rollouts(rollouts_dir: Path) -> int:
 def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
     """Write up to NUM_ROLLOUTS rollouts of the last steps to `path` as lines of JSON (`Sample`), if there are any.
     Rollouts are evenly spaced over a step to cover several problems."""
-    rollouts: list[dict[str, Any]] = []
-    names = ((path.parents[2].name.removeprefix("step_"), path) for path in rollout_files(rollouts_dir))
-    steps = {int(name): path for name, path in names if name.isdecimal()}
+    rollouts: list[Row] = []
+    steps = {int(file.parents[2].name.removeprefix("step_")): file for file in rollout_files(rollouts_dir)}
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()
@@ -53,12 +52,12 @@ def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
         write_atomically(path, "".join(json.dumps(rollout) + "\n" for rollout in rollouts).encode(), sync=False)
 
 
-def _rollout(line: bytes) -> dict[str, Any]:
+def _rollout(line: bytes) -> Row:
     with nesting_limit():
         trace = json.loads(line)["traces"][0]  # msgspec refuses the lone surrogates that policies write
     messages = [node["message"] for node in trace["nodes"]]
     problem = next(m for m in messages if m["role"] == "user")
-    completion: dict[str, Any] = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
+    completion: Row = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
     rewards = [float(r["score"]) * float(r["weight"]) for r in (trace.get("rewards") or {}).values() if r is not None]
     calls = trace.get("calls") or [{}]
     return {
@@ -104,42 +103,51 @@ _SERVER_ERRORS = re.compile("train/agg/all/.+/error/ProviderError")  # of a seat
 
 
 class MetricsTail:
-    """The complete steps of a run so far: the trainer has written their rows, and published the policy."""
+    """The complete steps of a run so far: the trainer has written their rows, and published the policy.
 
-    def __init__(
-        self, *paths: Path, is_group_relative: bool = False, seats: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    `last_step`: later steps are left out.
+    """
+
+    def __init__(self, *paths: Path, seats: Mapping[str, str], is_group_relative: bool = False) -> None:
         """`paths`: the files of the trainer and the orchestrator, which may not exist yet.
 
         Args:
-            is_group_relative: an advantage is the reward minus the mean of its group.
             seats: by source, the seat whose rollouts count. If they differ, a value is the mean over the sources.
+            is_group_relative: an advantage is the reward minus the mean of its group.
         """
         self._seats, self._is_group_relative = seats, is_group_relative
-        names = {*seats.values()} or {"agent"}
+        names = {*seats.values()}
         sources = {"agg": names.pop()} if len(names) == 1 else seats
         self._keys = {
             name: {key.replace("/agg/all/agent/", f"/{source}/all/{seat}/") for source, seat in sources.items()}
             for key, name in _FIELDS.items()
         }
-        self._offsets = dict.fromkeys(paths, 0)
-        self._rows: dict[int, dict[str, Any]] = {}
+        self._offsets, self.last_step = dict.fromkeys(paths, 0), math.inf
+        self._rows: dict[int, Row] = {}
 
     def poll(self) -> None:
         """Read new rows."""
-        for path in self._offsets:
-            for row in self._new_rows(path):
-                self._add(row)
+        for path, offset in self._offsets.items():
+            data = b""
+            with suppress(FileNotFoundError), open_regular(path) as file:
+                file.seek(offset)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
+            self._offsets[path] += len(whole)
+            for line in whole.splitlines():
+                with suppress(ValueError, OverflowError):
+                    row = parse_json(line, Row)
+                    self._add({key: float(value) for key, value in row.items() if type(value) in (int, float)})
 
     @property
     def num_steps(self) -> int:
         """The number of complete steps."""
         return len(self._complete())
 
-    def steps(self, began: float, last_step: int | None = None) -> list[Step]:
-        """Return the complete steps up to `last_step`. `began`: the start of the training, by time.time()."""
+    def steps(self, began: float) -> list[Step]:
+        """Return the complete steps. `began`: the start of the training, by time.time()."""
         steps, before = list[Step](), began
-        for number, row in self._complete(last_step).items():
+        for number, row in self._complete().items():
             seconds = None if row["time"] is None else row["time"] - before
             steps.append(Step(step=number, **self._values(row, began, seconds)))
             before = row["time"] or before
@@ -149,9 +157,9 @@ class MetricsTail:
         """Return whether trainer and orchestrator have written all rows of a step."""
         return self._rows.get(number, {}).keys() >= {"time", "_num_rollouts"}
 
-    def reward_mean(self, last_step: int | None = None) -> float | None:
+    def reward_mean(self) -> float | None:
         """Return the mean reward over all rollouts of the complete steps; None without one."""
-        pairs = [(row.get("reward_mean"), row.get("_num_rollouts")) for row in self._complete(last_step).values()]
+        pairs = [(row.get("reward_mean"), row.get("_num_rollouts")) for row in self._complete().values()]
         rewards = [(reward, count) for reward, count in pairs if reward is not None and count]
         total = sum(count for _, count in rewards)
         return sum(reward * count for reward, count in rewards) / total if total else None
@@ -160,30 +168,15 @@ class MetricsTail:
         """Return the first complete step without a loss, which was NaN or infinite; None if there is none."""
         return next((number for number, row in self._complete().items() if row.get("loss") is None), None)
 
-    def _complete(self, last_step: int | None = None) -> dict[int, dict[str, Any]]:
+    def _complete(self) -> dict[int, Row]:
         """Return the complete steps by number. The row with the times is the last that the trainer writes."""
-        rows = sorted((number, row) for number, row in self._rows.items() if "time" in row)
-        return {number: row for number, row in rows if last_step is None or number <= last_step}
-
-    def _new_rows(self, path: Path) -> Iterator[dict[str, float]]:
-        try:
-            with open_regular(path) as file:
-                file.seek(self._offsets[path])
-                data = file.read()
-        except FileNotFoundError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
-        self._offsets[path] += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError, OverflowError):
-                row = parse_json(line, dict[str, Any])
-                yield {key: float(value) for key, value in row.items() if type(value) in (int, float)}
+        return {number: row for number, row in sorted(self._rows.items()) if "time" in row and number <= self.last_step}
 
     def _add(self, row: dict[str, float]) -> None:
         if not (step := row.get("step", math.nan)).is_integer():
             return
         measured = {name: [row[key] for key in keys if key in row] for name, keys in self._keys.items()}
-        values: dict[str, Any] = {name: fmean(numbers) for name, numbers in measured.items() if numbers}
+        values: Row = {name: fmean(numbers) for name, numbers in measured.items() if numbers}
         if errors := [row[key] for key in row if _SERVER_ERRORS.fullmatch(key)]:
             values["_server_errors"] = sum(errors)
         if "train_seconds" in values:
@@ -194,7 +187,7 @@ class MetricsTail:
             values["rewards"] = rewards
         self._rows.setdefault(int(step), {}).update(values)
 
-    def _values(self, row: dict[str, Any], began: float, seconds: float | None) -> dict[str, Any]:
+    def _values(self, row: Row, began: float, seconds: float | None) -> Row:
         """Return the fields of a step. `seconds`: since the end of the previous step, or the start of the training."""
         values = {name: value for name, value in row.items() if name[0] != "_"}
         num_rollouts, least = row.get("_num_rollouts"), row.get("_reward_min")

@@ -12,12 +12,11 @@ from nightshift.errors import UsageError
 from nightshift.files import read_json
 
 PRIME_DIR = "prime-rl"  # prime-rl's folder in the folder of a run
-EARLIER_DIR = "earlier"  # weights of earlier steps of a self-play run
 
 
 def remove_heavy(prime_dir: Path) -> None:
     """Delete weights and rollouts in prime-rl's folder of a run."""
-    for name in ("broadcasts", EARLIER_DIR, "rollouts"):
+    for name in ("broadcasts", "rollouts"):
         shutil.rmtree(prime_dir / name, ignore_errors=True)  # does not follow a link
 
 

@@ -22,7 +22,6 @@ from subprocess import TimeoutExpired
 import msgspec
 
 from nightshift.campaign.records import WEIGHTS_NAME, Weights
-from nightshift.engines.base import Proof
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import check_weights
@@ -66,7 +65,6 @@ class Witness:
     def __init__(self, server: Server, launch: Launch) -> None:
         self._server, self._launch = server, launch
         self._final = Answers()
-        self._is_confirmed = False
 
     def at_end(self) -> str:
         """Ask about the final weights, write served.json, and return its sha256. EngineError if the data-parallel
@@ -81,10 +79,8 @@ class Witness:
         return hashlib.sha256(read_file(path)).hexdigest()
 
     def confirm(self) -> None:
-        """Ask after the scoring, because any process of the machine can load other weights. Later calls do nothing.
+        """Ask after the scoring, because any process of the machine can load other weights.
         EngineError if the answers differ from those after the final load, or if one of the two is missing."""
-        if self._is_confirmed:
-            return
         before, after = self._final, self._ask()
         why = ""
         if before.tokens != after.tokens:  # one of the two may be missing
@@ -94,7 +90,6 @@ class Witness:
         if why:
             cause = f"the server's weights after the scoring are not those after the final load: {why}"
             raise EngineError(cause, "Find out which process of this machine used the server, then run it again.")
-        self._is_confirmed = True
 
     def _ask(self) -> Answers:
         """Return the log-probabilities under the policy's weights, or the cause if the server fails."""
@@ -134,7 +129,7 @@ def compare(engines: Sequence[Sequence[float]], start: Sequence[float], file: Se
     return False, f"served = file: {distances}"
 
 
-class ServedProof(Proof):
+class ServedProof:
     """Compares the log-probabilities of a child (reader.py) with those of the server."""
 
     def __init__(
@@ -167,13 +162,22 @@ class ServedProof(Proof):
             raise
 
     def is_over(self) -> bool:
-        """Return True once the child has ended, or READ_SECONDS are over."""
+        """Return whether `result` returns at once: the child has ended, or READ_SECONDS are over."""
         return self._child is None or self._child.poll() is not None or time.monotonic() >= self._ends
 
     def result(self) -> str:
         """Wait for the child. Return the line of `compare` or why there is none. EngineError for the start weights."""
         try:
-            is_start, line = compare(self._served.engines, **self._read())
+            if self._child is None:
+                raise EngineError(self._served.problem)
+            self._child.wait(max(0.0, self._ends - time.monotonic()))
+            if self._child.returncode != 0:
+                words = ["the reader ended", self._child.exit_cause(), *tail(self._child.log_path, 1)]
+                raise EngineError(": ".join(words))
+            answer = parse_json(read_file(self._answer, MAX_BYTES), dict[str, list[float]])
+            is_start, line = compare(self._served.engines, **answer)
+        except TimeoutExpired:
+            return f"served = file: cannot tell: the reader did not end within {READ_SECONDS:g} s"
         except (EngineError, OSError, ValueError) as error:
             return f"served = file: cannot tell: {clean(str(error), 300)}"
         finally:
@@ -183,22 +187,9 @@ class ServedProof(Proof):
         return line
 
     def close(self) -> None:
-        """End the child, and delete its output."""
+        """End the child, and delete its output. You may call it twice."""
         self._group.stop()
         self._answer.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, list[float]]:
-        """Wait for the child, and return its output. EngineError if there is no output."""
-        if self._child is None:
-            raise EngineError(self._served.problem)
-        try:
-            self._child.wait(max(0.0, self._ends - time.monotonic()))
-        except TimeoutExpired:
-            raise EngineError(f"the reader did not end within {READ_SECONDS:g} s") from None
-        if self._child.returncode != 0:
-            words = ["the reader ended", self._child.exit_cause(), *tail(self._child.log_path, 1)]
-            raise EngineError(": ".join(words))
-        return parse_json(read_file(self._answer, MAX_BYTES), dict[str, list[float]])
 
 
 def _distance(first: Sequence[float], second: Sequence[float]) -> float:

@@ -86,10 +86,10 @@ class Server:
         except httpx.HTTPError:
             return False
 
-    def load_weights(self, folder: Path, model: str, *, is_adapter: bool = False) -> None:
+    def load_weights(self, folder: Path, model: str) -> None:
         """Load final weights from `folder` (absolute) and serve them as `model`. EngineError if that fails."""
         self.post("/resume")  # the orchestrator may have been killed while the server was paused
-        if is_adapter:
+        if (folder / "adapter_config.json").exists():
             self.post("/load_lora_adapter", lora_name=model, lora_path=str(folder))
         else:
             self.post("/pause")

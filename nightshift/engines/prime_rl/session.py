@@ -5,13 +5,14 @@ weights (broadcasts), then the processes that make rollouts, and after the evalu
 read for the cause of a failure, and for two start-up states that prime-rl writes nowhere else.
 """
 
+import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, write_steps
 from nightshift.campaign.records import (
@@ -25,22 +26,22 @@ from nightshift.campaign.records import (
     Weights,
 )
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient, Session, training_progress
+from nightshift.engines.base import Environ, NoGradient, Session, training_progress
 from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_rollouts, rollout_files
-from nightshift.engines.prime_rl.remains import EARLIER_DIR, remove_heavy
+from nightshift.engines.prime_rl.remains import remove_heavy
 from nightshift.engines.prime_rl.served import Witness
 from nightshift.engines.prime_rl.server import Server
-from nightshift.engines.prime_rl.validator import explain, read_refusals
-from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, latest_stable
+from nightshift.engines.prime_rl.validator import Verdict, explain
+from nightshift.engines.prime_rl.weights import build_model_folder, latest_stable
 from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Endpoint, Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment, tail
-from nightshift.files import read_file
+from nightshift.files import parse_json, read_file
 from nightshift.waiting import look
 
 SETTLE_SECONDS = 1.0  # how long to wait for other processes to die after a death, and for the last step's metrics
@@ -53,8 +54,7 @@ WORKERS_UP = (b"EnvServer up:", NUM_ENV_WORKERS)
 _FAILED_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """The limits of a run, in seconds of `clock`."""
 
     startup_seconds: float
@@ -68,36 +68,37 @@ class Timing:
 class PrimeRlSession(Session):
     """The processes of one run. Call `open` first. You may call `close` at any moment, and twice."""
 
-    def __init__(
-        self, launch: Launch, base_model: Path, environment: Mapping[str, str], timing: Timing, deadline: float
-    ) -> None:
+    def __init__(self, launch: Launch, base_model: Path, environment: Environ, timing: Timing, deadline: float) -> None:
         """`base_model`: the snapshot whose config and tokenizer are added to the final weights. `deadline`: the end of
         the run on the clock of `timing`."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
         self._environment, self._timing, self._clock = environment, timing, timing.clock
+        self._broadcasts_dir, self._rollouts_dir = launch.prime_dir / "broadcasts", launch.prime_dir / "rollouts"
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
         # In the order in which the groups are stopped.
         grace_seconds = {"trainer": 0.0, "rollouts": timing.grace_seconds, "inference": timing.grace_seconds}
         self._groups = {name: ProcessGroup(name, seconds) for name, seconds in grace_seconds.items()}
         self._children: dict[str, Child] = {}
         self._server = Server(launch.port, deadline, timing.clock)
-        self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
         algo = launch.tree["orchestrator"].get("algo", {})
         is_group_relative = algo.get("type", "grpo") in ("grpo", "max_rl") and not algo.get("length_penalty")
         files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
         self._tail = MetricsTail(*files, is_group_relative=is_group_relative, seats=launch.seats)
-        self._is_game = any("opponent" in source["env"] for source in launch.tree["orchestrator"]["train"]["source"])
         self._final_step = 0  # the step whose weights are evaluated; 0: training did not succeed
         # Processes that may end with exit code 0 before `train` stops them.
         self._may_finish = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
-        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, base_model, launch.prime_dir / EARLIER_DIR)
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
         self._memory = PeakMemory(launch.gpu_ids, nvml)
-        pids: Callable[[], list[int]] = lambda: [child.pid for child in self._children.values()]  # noqa: E731
-        self._standstill = Standstill(pids, launch.gpu_ids, nvml, timing.still_seconds, timing.clock)
+        self._standstill = Standstill(
+            lambda: [child.pid for child in self._children.values()],
+            launch.gpu_ids,
+            nvml,
+            timing.still_seconds,
+            timing.clock,
+        )
 
     def open(self, source: str) -> None:
         """Validate the config, start every process, and wait until training can begin. EngineError if this fails.
@@ -112,8 +113,11 @@ class PrimeRlSession(Session):
         if self._launch.is_shared:
             self._start("trainer")
         # The weights of any step will do, because a fast trainer may have deleted those of step 0 already.
-        has_weights = lambda: latest_stable(self._launch.broadcasts_dir) is not None  # noqa: E731
-        self._wait_for("the first broadcast of weights was not ready", "trainer", has_weights)
+        self._wait_for(
+            "the first broadcast of weights was not ready",
+            "trainer",
+            lambda: latest_stable(self._broadcasts_dir) is not None,
+        )
         self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._in_log(*LOOP_STARTED))
         # prime-rl reports an environment as ready when its workers are spawned, before they import anything.
         for name in self._launch.env_servers:
@@ -132,20 +136,18 @@ class PrimeRlSession(Session):
         self._stop("rollouts")
         self._tail.poll()
         if outcome is not Outcome.CRASHED:
-            self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
+            self._final_step = latest_stable(self._broadcasts_dir) or 0
             if self._final_step:
                 error = None
             else:
-                outcome, error = Outcome.CRASHED, error or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
-        self._earlier_weights.folders.pop(self._final_step, None)
-        self.earlier = {step: partial(self._load_earlier, step) for step in self._earlier_weights.folders}
-        last_step = self._final_step or None
-        write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_unix, last_step))
+                outcome, error = Outcome.CRASHED, error or no_step(seconds, num_rollouts(self._rollouts_dir))
+        self._tail.last_step = self._final_step or math.inf
+        write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_unix))
         return Training(
             outcome,
-            num_steps=last_step or self._tail.num_steps,
+            num_steps=self._final_step or self._tail.num_steps,
             training_seconds=seconds,
-            reward_mean=self._tail.reward_mean(last_step),
+            reward_mean=self._tail.reward_mean(),
             peak_memory_gb=self._memory.peak_gb,
             cause=str(error) if error else None,
             failure=error.failure if error else None,
@@ -155,17 +157,13 @@ class PrimeRlSession(Session):
     def load_final_weights(self) -> Weights:
         """Copy the last published weights to the run's folder, and load them from there into the server."""
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
-        sha256 = build_model_folder(self._launch.broadcasts_dir / f"step_{step}", self._base_model, folder)
-        self._load(folder)
+        sha256 = build_model_folder(self._broadcasts_dir / f"step_{step}", self._base_model, folder)
+        self._server.load_weights(folder, self._launch.served_model)
         return Weights(step, sha256, self._witness.at_end())
 
     def confirm(self) -> None:
         """Check after the scoring that the server still has the final weights. EngineError if the weights differ."""
         self._witness.confirm()
-
-    def _load_earlier(self, step: int) -> None:
-        self.confirm()  # the answers of the final weights were scored
-        self._load(self._earlier_weights.folders[step])
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
@@ -188,7 +186,7 @@ class PrimeRlSession(Session):
             self._stop(*self._groups)
         finally:
             self._resources.close()
-            keep_rollouts(self._launch.rollouts_dir, self._run_dir / SAMPLES_NAME)
+            keep_rollouts(self._rollouts_dir, self._run_dir / SAMPLES_NAME)
             remove_heavy(self._launch.prime_dir)
 
     def _start(self, name: str) -> None:
@@ -208,7 +206,7 @@ class PrimeRlSession(Session):
         child = self._children["validator"]
         self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
         try:
-            refusals = read_refusals(self._launch.verdict)
+            refusals = parse_json(read_file(self._launch.verdict), Verdict).errors
         except (OSError, ValueError):
             raise self._failure_of(child) from None
         if refusals:
@@ -235,9 +233,6 @@ class PrimeRlSession(Session):
         while True:
             now = self._clock()
             self._tail.poll()
-            if self._is_game:
-                share_of_steps = self._tail.num_steps / max_steps if max_steps else 0.0
-                self._earlier_weights.look(max((now - began) / budget_seconds, share_of_steps))
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()
@@ -249,7 +244,7 @@ class PrimeRlSession(Session):
             if left <= 0:
                 self._raise_if_dead(include_fatal=True)
                 return Outcome.BUDGET
-            counts = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))
+            counts = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._rollouts_dir))
             if counts != last_counts:
                 last_counts, active_at = counts, now
             try:

@@ -81,12 +81,17 @@ def errors_of(error: Exception) -> list[dict[str, Any]]:
     if not isinstance(error, ValidationError):
         loc = ["trainer", "loss", "type"] if isinstance(error, LossError) else []
         return [{"loc": loc, "message": str(error), "input": None, "type": type(error).__name__}]
-    errors: list[dict[str, Any]] = [dict(entry) for entry in error.errors(include_url=False, include_context=False)]
-    for entry in errors:
-        if not isinstance(entry["input"], bool | int | float | str):
-            entry["input"] = None  # no table, no list
-        entry["message"] = entry.pop("msg")
-    return errors
+    return [
+        {
+            "loc": entry["loc"],
+            "message": entry["msg"],
+            "input": entry["input"]
+            if isinstance(entry["input"], bool | int | float | str)
+            else None,  # no table or list
+            "type": entry["type"],
+        }
+        for entry in error.errors(include_url=False)
+    ]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """The errors of prime-rl's validation of a config (validate.py), as one error that names the line of train.toml."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from nightshift.config.allowlist import value_text
 from nightshift.config.train_toml import line_numbers
 from nightshift.errors import EngineError, Failure
-from nightshift.files import parse_json, read_file
 from nightshift.text import clean
 
 
@@ -20,13 +18,10 @@ class Refusal(msgspec.Struct):
     input: bool | int | float | str | None = None
 
 
-class _Verdict(msgspec.Struct):
+class Verdict(msgspec.Struct):
+    """The file that the validator writes."""
+
     errors: tuple[Refusal, ...] = ()
-
-
-def read_refusals(verdict: Path) -> tuple[Refusal, ...]:
-    """Read the errors of the validator. OSError or ValueError if it wrote no verdict."""
-    return parse_json(read_file(verdict), _Verdict).errors
 
 
 def explain(refusals: Sequence[Refusal], source: str) -> EngineError:

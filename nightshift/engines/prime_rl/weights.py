@@ -8,14 +8,12 @@ After every step, the trainer writes `broadcasts/step_N/`, creates `STABLE` in i
 import hashlib
 import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.files import apply_umask, parse_json, read_file, whole_folder
 
 _INDEX = "model.safetensors.index.json"
@@ -29,29 +27,6 @@ def latest_stable(broadcasts: Path) -> int | None:
     """
     steps = (re.fullmatch(r"step_(\d+)", marker.parent.name) for marker in broadcasts.glob("step_*/STABLE"))
     return max((int(step[1]) for step in steps if step), default=None)
-
-
-class EarlierWeights:
-    """The weights after a few earlier steps of a self-play run, which its Elo curve is measured with.
-
-    prime-rl's trainer deletes all but its last two steps. This keeps the newest step at the beginning of each fifth of
-    the training but the first.
-    """
-
-    def __init__(self, broadcasts: Path, base: Path, folder: Path) -> None:
-        """`base`: as in `build_model_folder`. `folder`: for the weights."""
-        self._broadcasts, self._base, self._folder = broadcasts, base, folder
-        self._fifth = 0
-        self.folders: dict[int, Path] = {}  # by step, in order
-
-    def look(self, share: float) -> None:
-        """Keep the newest published step if another fifth of the training has begun. `share`: the part that is over."""
-        fifth, step = int((CURVE_STEPS + 1) * share), latest_stable(self._broadcasts) or 0
-        if self._fifth < fifth <= CURVE_STEPS and step > max(self.folders, default=0):  # step 0 is the base model
-            target = self._folder / f"step_{step}"
-            with suppress(EngineError):  # the trainer was deleting this step
-                build_model_folder(self._broadcasts / target.name, self._base, target)
-                self._fifth, self.folders[step] = fifth, target
 
 
 def check_weights(folder: Path) -> str:
@@ -91,19 +66,21 @@ def build_model_folder(source: Path, base: Path, target: Path) -> str:
 def whole_files(folder: Path) -> list[str]:
     """Return the sorted file names of a set of weights. EngineError if a file is missing, incomplete or unexpected."""
     try:
-        names = sorted(path.name for path in folder.iterdir())
-        weights = [name for name in names if name.endswith(".safetensors")]
-        expected, others = ["model.safetensors"], list[str]()
-        if any(name in names for name in _ADAPTER):
-            expected, others = [_ADAPTER[1]], [_ADAPTER[0]]
+        names = {path.name for path in folder.iterdir()}
+        weights = {name for name in names if name.endswith(".safetensors")}
+        expected = {"model.safetensors"}
+        if names & {*_ADAPTER}:
+            expected = {*_ADAPTER}
         elif _INDEX in names:
-            weight_map = parse_json(read_file(folder / _INDEX), dict[str, dict[str, Any]])["weight_map"]
-            expected, others = sorted({*weight_map.values()}), [_INDEX]
-        if weights != expected or not weights:
-            raise ValueError(f"expected {', '.join(expected)}, the folder has {', '.join(names) or 'no files'}")
+            expected = {
+                _INDEX,
+                *parse_json(read_file(folder / _INDEX), dict[str, dict[str, Any]])["weight_map"].values(),
+            }
+        if not weights or not weights <= expected <= names:
+            raise ValueError(f"expected {sorted(expected)}, the folder has {sorted(names)}")
         for name in weights:
             with safe_open(folder / name, framework="numpy"):  # compares the header with the size of the file
                 pass
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise EngineError(f"the weights in {folder} are incomplete: {error}") from None
-    return sorted([*weights, *others])
+    return sorted(expected)

@@ -6,7 +6,7 @@ trainer process, trainer.py the trainer process.
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import WEIGHTS_NAME
 from nightshift.config.allowlist import KEYS, LOSS, OPPONENT, PRIME_RL_LOSSES, RATIO, find_key
-from nightshift.config.rules import NO_CARD, Rules
+from nightshift.config.rules import NO_CARD
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, scaled_rates, size_of
+from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, Settings, scaled_rates, size_of
 from nightshift.engines.downloads import data_problem, model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.mixture import opponent, ratios, where
 from nightshift.engines.rehearsal import smoke
@@ -51,7 +51,6 @@ _SETTINGS = {
     "max_steps": "max_steps",
     "seq_len": "seq_len",
 }
-_OF_EXAMPLES = {"ratio": RATIO, "opponent": OPPONENT}  # mixture.py
 # The tables with variants; their settings are the keys of the allow-list that this engine uses.
 _TABLES = {"optimizer": "trainer.optim", "scheduler": "trainer.scheduler", "algo": "orchestrator.algo"}
 
@@ -78,9 +77,6 @@ class TrlEngine(Engine):
             return
         prepare_model(self.root, self.rules, note)
         prepare_data(self.root, self.rules, flags.sources, note)
-
-    def under(self, rules: Rules) -> "TrlEngine":
-        return TrlEngine(rules, self.root, self._environ, self._gpus, trainer=self._trainer)
 
     def prepare_at_start(self, note: Note) -> None:
         """Do all of `prepare`, which takes little time."""
@@ -121,6 +117,7 @@ class TrlEngine(Engine):
         ConfigError for an optimizer, schedule, algorithm or loss that TRL does not have.
         """
         settings: dict[str, Any] = {name: config.get(path) for name, path in _SETTINGS.items()}
+        unused = {path for path in config.resolved if not ((key := find_key(path)) and self.name in key.engines)}
         for name, table in _TABLES.items():
             keys = [key for key in KEYS if key.table == table and self.name in key.engines]
             settings[name] = {key.leaf: config.get(key.path) for key in keys if key.path in config.resolved}
@@ -133,11 +130,12 @@ class TrlEngine(Engine):
             raise ConfigError(f"{where(config, LOSS)}: --engine trl always uses TRL's loss", fix)
         if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size does not exist in TRL", "Write orchestrator.batch_size.")
-        examples = {"ratio": ratios(config, self.rules), "opponent": opponent(config, self.rules)}
-        settings |= {name: value for name, value in examples.items() if value}
-        unused_tables = tuple(f"{table}." for name, table in _OF_EXAMPLES.items() if name not in settings)
-        used = {path for path in config.resolved if (key := find_key(path)) and self.name in key.engines}
-        unused = {path for path in config.resolved if path not in used or path.startswith(unused_tables)}
+        ratio, other = ratios(config, self.rules), opponent(config, self.rules)
+        for name, table, values in (("ratio", RATIO, ratio), ("opponent", OPPONENT, other)):
+            if values:
+                settings[name] = values
+            else:
+                unused |= {path for path in config.resolved if path.startswith(f"{table}.")}
         cap, length = self.rules.max_completion_tokens, settings["max_completion_tokens"]
         if length is None or length >= cap:  # equal to no value
             settings["max_completion_tokens"] = cap
@@ -149,22 +147,22 @@ class TrlEngine(Engine):
         in_file = tuple(path for path in config.values if path in unused)
         return Effective(settings, in_file, frozenset(unused), scaled_rates(config, scale))
 
-    def plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Plan:
+    def plan(self, settings: Settings, seed: int, run_dir: Path) -> Plan:
         """Return the trainer's command line and the fields of its spec.json."""
         command = python_command(*self._trainer, str(run_dir / "spec.json"))
         return {"trainer": command}, self.spec(settings, seed, run_dir)
 
-    def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
+    def open(self, settings: Settings, seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
         write_json(run_dir / "spec.json", self.spec(settings, seed, run_dir))
-        variables, ids = dict(_OFFLINE), self.gpu_ids()
+        variables, ids = dict(_OFFLINE), [gpu.index for gpu in self.gpus()]
         if ids:  # NVML's number, independent of the current CUDA_VISIBLE_DEVICES
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(ids[0])}
         environment = python_environment(self._environ, self.machine.environment | variables)
         return TrlSession(self._trainer, run_dir, environment, deadline, self.startup_seconds, ids)
 
-    def spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
+    def spec(self, settings: Settings, seed: int, run_dir: Path) -> dict[str, Any]:
         """Return the fields of spec.json, which the trainer process reads."""
         memory = self.rules.memory
         trained, sampled = _AT_ONCE_ON_CPU if memory == NO_CARD else AT_ONCE[size_of(memory)[1]]

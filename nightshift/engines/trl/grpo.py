@@ -34,6 +34,7 @@ from nightshift.evaluation.environment import Environment
 NUM_ROLLOUTS = 20  # kept of the last steps: the best and the worst of each
 MAX_TEXT = 4_000  # characters kept of a problem or completion
 NO_LIMIT_STEPS = 10**9  # for an unset max_steps
+Batch = dict[str, Any]  # tensors and other values by name
 Settings = Mapping[str, Any]
 
 
@@ -61,12 +62,14 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
     betas = (settings["betas1"], settings["betas2"])
     if settings["type"] == "adamw":
         return torch.optim.AdamW(parameters, lr, betas, weight_decay=weight_decay, fused=True)
-    is_head = {id(p) for name, p in named_parameters if "lm_head" in name or "embed_tokens" in name}
-    matrices = [p for p in parameters if p.ndim >= 2 and id(p) not in is_head]
-    rest = [p for p in parameters if p.ndim < 2 or id(p) in is_head]
+    rest, matrices = list[Any](), list[Any]()
+    for name, parameter in named_parameters:
+        is_matrix = parameter.ndim >= 2 and "lm_head" not in name and "embed_tokens" not in name
+        (matrices if is_matrix else rest).append(parameter)
     # prime-rl uses dion's Muon, which has other Newton-Schulz coefficients.
-    how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
-    muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
+    muon = torch.optim.Muon(
+        matrices, lr, weight_decay, momentum=settings["mu"], nesterov=False, adjust_lr_fn="match_rms_adamw"
+    )
     return MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
 
 
@@ -105,10 +108,11 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._settings, self._send = settings, send
         self._sampled_at_once: int = spec["sampled_at_once"]
         self._scorers = [environment.scorer for environment in environments if environment.scorer]
-        self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
+        self._clock = time.monotonic
+        if spec["budget_clock"] == "cpu":  # of this process and of the scoring processes
+            self._clock = lambda: time.process_time() + sum(scorer.cpu_seconds for scorer in self._scorers)
         self._started = self._ends = self._last_row = math.inf  # on self._clock
         self.is_stopped: Callable[[], bool] = lambda: False  # True ends the training like the end of the budget
-        self.earlier: dict[int, list[torch.Tensor]] = {}  # for a game: parameters by step, in order
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
@@ -200,7 +204,17 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         whose group mean is zero. Groups are complete and adjacent here."""
         failed = sum(scorer.num_failed for scorer in self._scorers)
         rewards = torch.tensor([self._score(text, i) for text, i in zip(completions, index, strict=True)])
-        self._keep_rollouts(completions, index, completion_ids, rewards.tolist())
+        order = rewards.argsort(stable=True).tolist()
+        for i in (order[-1], order[0]):
+            ids = completion_ids[i]
+            rollout = {
+                "step": self.state.global_step + 1,
+                "reward": rewards[i].item(),
+                "truncated": len(ids) == self.max_completion_length and ids[-1] not in self.eos_token_ids,
+                "problem": self.train_dataset[index[i]]["prompt"][:MAX_TEXT],
+                "completion": completions[i][:MAX_TEXT],
+            }
+            self._rollouts.append(rollout)
         groups = rewards.view(-1, self.num_generations)
         self._row |= {
             "reward_mean": rewards.mean().item(),
@@ -222,29 +236,13 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             rewards = torch.where(mean > 0, (groups - mean) / mean.clamp(min=1e-12), 0.0).flatten()
         return rewards.tolist()
 
-    def _keep_rollouts(
-        self, completions: list[str], index: list[int], completion_ids: list[list[int]], rewards: list[float]
-    ) -> None:
-        """Keep the best and the worst rollout of a step."""
-        order = sorted(range(len(rewards)), key=lambda i: rewards[i])
-        for i in (order[-1], order[0]):
-            texts = {"problem": self.train_dataset[index[i]]["prompt"], "completion": completions[i]}
-            ids = completion_ids[i]
-            is_cut = len(ids) == self.max_completion_length and ids[-1] not in self.eos_token_ids
-            rollout = {"step": self.state.global_step + 1, "reward": rewards[i], "truncated": is_cut}
-            self._rollouts.append(rollout | {name: text[:MAX_TEXT] for name, text in texts.items()})
-
-    def _cpu_seconds(self) -> float:
-        """Return the CPU time of this process and of the scoring processes of its environments."""
-        return time.process_time() + sum(scorer.cpu_seconds for scorer in self._scorers)
-
     def _score(self, text: str, index: int) -> float:
         environment, example = self._set[index]
         episode = environment.episode(example)
         episode.answer(text)
         return episode.score()
 
-    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, Batch]:
         return [self._prompt_ids[prompt] for prompt in prompts], None, {}
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -273,7 +271,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._end_in_time()
         return inputs
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         began, self._indices = self._clock(), [row["index"] for row in inputs]
         batch = super()._generate_and_score_completions(inputs)
         now = self._clock()
@@ -286,7 +284,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._num_tokens = _own_tokens(batch).sum().item()
         return self._without_zero_advantages(batch) if self._settings["filter_zero_advantages"] else batch
 
-    def _without_zero_advantages(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _without_zero_advantages(self, batch: Batch) -> Batch:
         """Return the rows with an advantage, and as few others as the split into equal micro-batches needs.
 
         The loss is averaged over the tokens of rows with an advantage. A batch without such a row makes an update
@@ -300,7 +298,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         rows["num_items_in_batch"] = _own_tokens(batch)[is_useful].sum()
         return rows
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+    def _compute_loss(self, model: Any, inputs: Batch) -> Any:
         self._is_trained = _own_tokens(inputs).bool()  # (rows, completion tokens)
         return super()._compute_loss(model, inputs)
 

@@ -10,12 +10,11 @@ depend on distances only, which padding does not change. `packed` tensors (token
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
 
 COMPACT_SHARE = 0.125  # when this share of a batch is finished, the other rows are moved together
 
@@ -63,18 +62,18 @@ class Qwen2:
         causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         # Padding attends to itself, because the softmax of an empty row is NaN.
         mask = causal & is_real[:, None] | torch.eye(length, dtype=torch.bool, device=ids.device)
-        return self.forward(ids, is_real, mask, 0)[0]
+        return self.forward(ids, is_real, mask)[0]
 
     def forward(
-        self, ids: Tensor, is_real: Tensor, mask: Tensor, start: int, before: Sequence[Tensor] = ()
+        self, ids: Tensor, is_real: Tensor, mask: Tensor, before: Sequence[Tensor] = ()
     ) -> tuple[list[Tensor], Tensor]:
         """Return keys and values of each layer, and packed tokens after the last layer, of ids (rows, n).
 
         Args:
             mask: as in `attend`.
-            start: the position of the first column.
             before: keys and values of each layer at earlier positions; without them the last layer is not completed.
         """
+        start = before[0].shape[1] if before else 0
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand_as(ids)[is_real]
         hidden, by_layer = self.embed(ids[is_real]), list[Tensor]()
         for index, weights in enumerate(self.layers):
@@ -146,7 +145,7 @@ def log_probs_and_entropies(
     before = [pairs[owner] for pairs in qwen2.read(prefixes, is_prefix)]
     causal = torch.ones(n, n, dtype=torch.bool).tril()
     seen = torch.cat([is_prefix[owner][:, None].expand(-1, n, -1), causal.expand(len(ids), -1, -1)], dim=2)
-    _, hidden = qwen2.forward(ids[:, num_prefix:-1], is_read, seen, num_prefix, before)
+    _, hidden = qwen2.forward(ids[:, num_prefix:-1], is_read, seen, before)
     all_log_probs = (qwen2.logits(hidden[is_trained[is_read]]) / temperature).log_softmax(-1)
     log_probs = all_log_probs.gather(1, ids[:, num_prefix + 1 :][is_trained][:, None])[:, 0]
     with torch.no_grad():
@@ -155,8 +154,7 @@ def log_probs_and_entropies(
     return empty.masked_scatter(is_trained, log_probs), empty.masked_scatter(is_trained, entropies)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Token ids of one completion, with its end token unless `truncated`."""
 
     ids: list[int]
@@ -179,7 +177,13 @@ def sample(
     alive = torch.ones_like(rows, dtype=torch.bool)
     for position in range(max_tokens):
         look()
-        chosen = _choose(decoder.step(chosen), temperature)
+        logits = decoder.step(chosen)
+        if temperature == 0:
+            chosen = logits.argmax(dim=-1)
+        else:  # inverts the distribution function with one random number per row; multinomial draws one per token
+            cumulated = torch.softmax(logits.float() / temperature, dim=-1).cumsum(dim=-1)
+            threshold = torch.rand(len(logits), 1, device=logits.device) * cumulated[:, -1:]
+            chosen = torch.searchsorted(cumulated, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
         tokens[rows, position] = chosen
         alive &= ~torch.isin(chosen, ends)
         num_alive = int(alive.sum())
@@ -212,7 +216,11 @@ class _Decoder:
         bias = torch.zeros(mask.shape, device=device).masked_fill(~mask, -torch.inf)
         self._mask = bias.repeat_interleave(group_size, 0)[:, None, None]
         self._cache = [
-            [_with_room(half, group_size, capacity) for half in pairs.transpose(1, 2).chunk(2, dim=1)]
+            # (rows, heads, positions, size), with room for the new positions
+            [
+                pad(half, (0, 0, 0, max_tokens)).repeat_interleave(group_size, 0)
+                for half in pairs.transpose(1, 2).chunk(2, dim=1)
+            ]
             for pairs in self._qwen2.read(ids[:, :-1], mask[:, : self._position])
         ]
 
@@ -237,21 +245,3 @@ class _Decoder:
             for index, tensor in enumerate(layer):
                 layer[index] = tensor[: len(rows)]  # in place: keeps the room for new positions
                 layer[index][:, :, : self._position] = tensor[rows, :, : self._position]
-
-
-def _with_room(tensor: Tensor, repeats: int, capacity: int) -> Tensor:
-    """Return (rows, heads, positions, size), each row repeated, with room for `capacity` positions."""
-    rows, heads, length, size = tensor.shape
-    buffer = tensor.new_empty(rows, repeats, heads, capacity, size)
-    buffer[:, :, :, :length] = tensor[:, None]
-    return buffer.flatten(0, 1)
-
-
-def _choose(logits: Tensor, temperature: float) -> Tensor:
-    """Return one token id per row."""
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    # Inverts the distribution function: one random number per row; multinomial draws one per token of the vocabulary.
-    cumulated = torch.softmax(logits.float() / temperature, dim=-1).cumsum(dim=-1)
-    threshold = torch.rand(len(logits), 1, device=logits.device) * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)

@@ -9,13 +9,11 @@ between them, messages that are not trained. Answers of the other seat are not i
 """
 
 import copy
-import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from nightshift.engines.trl.grpo import Trainer
@@ -26,13 +24,12 @@ _CUT = Sample([], True)
 Say = Callable[[list[list[int]]], list[Sample]]  # returns one completion per prompt, in order
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(msgspec.Struct):
     """The chat of one seat in one episode, in token ids."""
 
-    prompt: list[int] = field(default_factory=list)  # the first one
-    completion: list[int] = field(default_factory=list)  # all tokens after the prompt
-    is_own: list[int] = field(default_factory=list)  # 1 for the tokens of the completion that the seat sampled
+    prompt: list[int] = []  # the first one
+    completion: list[int] = []  # all tokens after the prompt
+    is_own: list[int] = []  # 1 for the tokens of the completion that the seat sampled
     truncated: bool = False
     _text: str = ""  # up to the last answer
 
@@ -94,8 +91,7 @@ class SelfPlay(Trainer):
         self.rollout_func = self._play
         self._opponent = self._settings["opponent"]
         self._previous: tuple[int, Any] | None = None  # a step and its policy
-        self._num_games = itertools.count()
-        self._fifth = 0  # the last fifth of the training with a kept step
+        self._num_games = 0
         self._rewards: Iterator[float] = iter(())
 
     def _play(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -109,8 +105,8 @@ class SelfPlay(Trainer):
         for index in self._indices:
             environment, example = self._set[index]
             if isinstance(environment, Game):
-                number = next(self._num_games)
-                seat, seed = number // self.num_generations, number + 1_000_003 * self.args.seed
+                seat, seed = self._num_games // self.num_generations, self._num_games + 1_000_003 * self.args.seed
+                self._num_games += 1
                 episodes.append(environment.practice(example, kind, seat, seed))
             else:
                 episodes.append(environment.episode(example))
@@ -128,15 +124,6 @@ class SelfPlay(Trainer):
             "env_mask": [trace.is_own for trace in traces],
             "logprobs": None,
         }
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Also keep the weights of the first step in each fifth of the training but the first."""
-        super().log(logs, start_time)
-        step, max_steps = self.state.global_step, self._settings["max_steps"] or math.inf
-        fifth = int(5 * max((self._clock() - self._started) / (self._ends - self._started), step / max_steps))
-        if self._fifth < fifth < 5:
-            weights = [p.detach().to("cpu", torch.float32, copy=True) for p in self.model.parameters()]
-            self._fifth, self.earlier[step] = fifth, weights
 
     def _score(self, text: str, index: int) -> float:
         """Return the score of the next episode: TRL asks for rewards in order."""

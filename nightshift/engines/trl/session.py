@@ -2,10 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 from typing import Any, Literal
@@ -15,7 +14,7 @@ import msgspec
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Completion, Outcome, Phase, Progress, ProgressCallback, Training, Weights
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient, Session, training_progress
+from nightshift.engines.base import Environ, NoGradient, Session, training_progress
 from nightshift.engines.standstill import Standstill
 from nightshift.errors import EngineError, Failure
 from nightshift.evaluation.environment import Chat
@@ -35,7 +34,6 @@ class Event(msgspec.Struct):
     event: Kind
     row: Step | None = None  # step: as in metrics.jsonl
     training: Training | None = None
-    earlier_steps: tuple[int, ...] = ()  # trained
     weights: Weights | None = None
     completions: list[Completion] = []  # the next ones, in the order of the prompts
     cause: str = ""  # error
@@ -49,7 +47,7 @@ class TrlSession(Session):
         self,
         trainer: Sequence[str],
         run_dir: Path,
-        environ: Mapping[str, str],
+        environ: Environ,
         deadline: float,
         startup_seconds: float,
         gpu_ids: Sequence[int] = (),
@@ -66,11 +64,11 @@ class TrlSession(Session):
             "trainer", command, log_path=log, env=environ, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
         self._pipes, self._resources = Pipes(self._group, self._trainer), ExitStack()
-        nvml = self._resources.enter_context(nvml_session()) if gpu_ids else None
+        nvml = self._resources.enter_context(nvml_session())
         self._standstill: Standstill | None = None  # not during the start, when a slow disk may use no CPU time
         self._progress: ProgressCallback = lambda reading: None
         try:
-            self._ask("start", "ready")
+            [*self._ask("start", "ready")]
         except BaseException:
             self.close()
             raise
@@ -80,38 +78,36 @@ class TrlSession(Session):
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, or until `progress` raises NoGradient. The trainer measures the budget, this
         process the deadline."""
-        is_ended = False  # by NoGradient
+        is_ended, training = False, None  # is_ended: by NoGradient
         self._progress, self._reading = progress, training_progress([], budget_seconds)
-
-        def see(event: Event) -> None:
-            nonlocal is_ended
-            if event.row is not None:
+        try:
+            for event in self._ask("train", "trained", budget_seconds=budget_seconds):
+                training = event.training
+                if event.row is None:
+                    continue
                 self._steps.append(event.row)
                 try:
                     self._show(training_progress(self._steps, budget_seconds - (event.row.time or 0.0)))
                 except NoGradient:
-                    self._pipes.send(b'{"command": "stop"}', self._deadline)
                     is_ended = True
-
-        try:
-            trained = self._ask("train", "trained", see, budget_seconds=budget_seconds)
+                    with suppress(OSError):  # the next event names the cause
+                        self._pipes.send(b'{"command": "stop"}', self._deadline)
         except EngineError as error:
             outcome, cause, failure = Outcome.CRASHED, str(error), error.failure
             if time.monotonic() >= self._deadline:
                 outcome, failure = Outcome.DEADLINE, Failure.CONFIG
                 cause = f"the training had not ended at the deadline of the run, after step {len(self._steps)}"
             return Training(outcome, len(self._steps), cause=cause, failure=failure, log=error.log)
-        assert trained.training is not None
-        self.earlier = {step: partial(self._load_step, step) for step in trained.earlier_steps}
-        if is_ended and trained.training.outcome is Outcome.BUDGET:
-            return replace(trained.training, outcome=Outcome.NO_GRADIENT)
-        return trained.training
+        assert training is not None
+        if is_ended and training.outcome is Outcome.BUDGET:
+            return replace(training, outcome=Outcome.NO_GRADIENT)
+        return training
 
     def load_final_weights(self) -> Weights:
         """Have the trainer save its final policy, and load the saved file for completions."""
-        weights = self._ask("load_final_weights", "weights").weights
-        assert weights is not None
-        return weights
+        (event,) = self._ask("load_final_weights", "weights")
+        assert event.weights is not None
+        return event.weights
 
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
         """Return completions in the order of the prompts. EngineError if the trainer fails or the deadline passes.
@@ -120,13 +116,10 @@ class TrlSession(Session):
         """
         completions: list[Completion] = []
         self._progress, self._reading = progress, Progress(Phase.EVALUATING, len(self._steps))
-
-        def see(event: Event) -> None:
+        for event in self._ask("complete", "completed", prompts=prompts, **msgspec.to_builtins(decoding)):
             if event.completions:
-                completions.extend(event.completions)
+                completions += event.completions
                 self._show(Progress(Phase.EVALUATING, len(self._steps), num_done=len(completions)))
-
-        self._ask("complete", "completed", see, prompts=prompts, **msgspec.to_builtins(decoding))
         return completions
 
     def close(self) -> None:
@@ -134,9 +127,6 @@ class TrlSession(Session):
         self._resources.close()
         if left := self._group.stop():
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
-
-    def _load_step(self, step: int) -> None:
-        self._ask("load_step", "completed", step=step)
 
     def _show(self, reading: Progress) -> None:
         self._reading = reading
@@ -155,29 +145,26 @@ class TrlSession(Session):
                     with suppress(NoGradient):  # raised at the step already
                         self._progress(replace(self._reading, note=note))
 
-    def _ask(self, command: str, kind: Kind, see: Callable[[Event], None] = lambda event: None, **fields: Any) -> Event:
-        """Send a command ("start" sends nothing) and return its last event, of this kind; `see` gets other events.
+    def _ask(self, command: str, kind: Kind, **fields: Any) -> Iterator[Event]:
+        """Send a command ("start" sends nothing) and yield its events, the last of which is of this kind.
 
         EngineError if the trainer fails, ends, writes an invalid line, or does not answer before the deadline.
         """
-        began = time.monotonic()
+        event, line, began = None, b"", time.monotonic()
         try:
             if command != "start":
                 self._pipes.send(msgspec.json.encode({"command": command, **fields}), self._deadline)
-            while (event := parse_json(line := self._receive(), Event)).event != kind:
+            while event is None or event.event != kind:
+                event = parse_json(line := self._receive(), Event)
                 if event.event == "error":
                     is_of_config = command == "train" and not event.is_infrastructure
                     failure = Failure.CONFIG if is_of_config else Failure.INFRASTRUCTURE
                     raise EngineError(event.cause, failure=failure, log=LOG_NAME)
-                see(event)
-            return event
+                yield event
         except TimeoutError:
-            cause = f"the trainer's answer to `{command}` was not complete at the deadline"
-            if command == "start":
-                cause = f"the trainer did not start within {time.monotonic() - began:.0f} s"
-                load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
-                cause += f"; the machine's load is {load:.0f} on {num_cores} cores" if load > 2 * num_cores else ""
-            raise EngineError(cause) from None
+            cause = f"the trainer did not finish `{command}` within {time.monotonic() - began:.0f} s"
+            load = f"the machine's load is {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+            raise EngineError(f"{cause}; {load}") from None
         except BrokenPipeError:
             with suppress(TimeoutExpired):  # the trainer may have closed the pipe without ending
                 self._trainer.wait(GRACE_SECONDS)

@@ -77,9 +77,7 @@ class Trainer:
         send({"event": "ready"})
 
     def train(self, budget_seconds: float) -> None:
-        training = self._trainer.train_for(budget_seconds)
-        earlier_steps = [step for step in self._trainer.earlier if step < training["num_steps"]]
-        self._send({"event": "trained", "training": training, "earlier_steps": earlier_steps})
+        self._send({"event": "trained", "training": self._trainer.train_for(budget_seconds)})
 
     def load_final_weights(self) -> None:
         """Save the policy as a Hugging Face folder, and load the saved weights for completions."""
@@ -98,12 +96,6 @@ class Trainer:
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._send({"event": "weights", "weights": {"step": step, "sha256": digest}})
-
-    def load_step(self, step: int) -> None:
-        for parameter, kept in zip(self._policy.parameters(), self._trainer.earlier[step], strict=True):
-            parameter.data.copy_(kept)
-        self._traces = {}
-        self._send({"event": "completed"})
 
     def complete(self, prompts: list[Any], max_completion_tokens: int, temperature: float, batch_size: int) -> None:
         """Send one completion per prompt, in order, one event per batch."""
