@@ -8,14 +8,12 @@ and brackets.
 The three splits share no problem: a hash of the target and the sorted numbers decides the split.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nightshift_gsm8k.data import Example
-from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, messages, pick
+from nightshift_gsm8k.shared import Split, check, digest, distinct, generate, messages, pick
 
 __all__ = ["messages"]
 
@@ -42,16 +40,15 @@ class Problem:
     def target(self) -> int:
         """The number to reach."""
         large, left, right = self.numbers
-        sign = {"+": 1, "-": -1}
-        if self.kind[1] == "*":
-            return large + sign[self.kind[0]] * left * right
-        return large + sign[self.kind[0]] * left + sign[self.kind[1]] * right
+        first, second = self.kind
+        change = left * right if second == "*" else left + right if first == second else left - right
+        return large + change if first == "+" else large - change
 
     @property
     def expression(self) -> str:
         """The solution, `47+8-3`."""
-        large, *small = self.numbers
-        return str(large) + "".join(f"{operator}{number}" for operator, number in zip(self.kind, small, strict=False))
+        large, left, right = self.numbers
+        return f"{large}{self.kind[0]}{left}{self.kind[1]}{right}"
 
     @property
     def question(self) -> str:
@@ -66,14 +63,13 @@ class Problem:
         return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 
 
-def load(split: Split, size: int, seed: int = 0) -> list[Example]:
-    """Return `size` different problems of one split, the same problems for the same seed on every Python.
+def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
+    """Return the first `size` different problems of one split, the same for the same seed on every Python.
 
-    A smaller size is a prefix of a larger size. ValueError: the split or the size does not exist.
+    None: MAX_SIZE. ValueError: the split or the size does not exist.
     """
-    check_split(split)
-    check_size(split, size, MAX_SIZE[split])
-    chosen = distinct(problems(split, seed), lambda problem: (problem.target, *sorted(problem.numbers)), size)
+    check(split, size, MAX_SIZE)
+    chosen = distinct(problems(split, seed), lambda p: (p.target, *sorted(p.numbers)), size or MAX_SIZE[split])
     return [Example(digest(p.question)[:16], p.question, p.expression, f"{p.expression}={p.target}") for p in chosen]
 
 

@@ -6,8 +6,6 @@ brackets, each given number at most once and no other number. The value is compu
 Scoring takes linear time and raises nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

@@ -3,8 +3,6 @@
 The stock chat harness starts a Python program for every rollout, which costs seconds of CPU time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -9,8 +9,6 @@ time; a limit of wall-clock time would depend on the machine's load. Some code o
 signal: therefore the harness scores in a separate process, which it can kill.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import signal

@@ -4,8 +4,6 @@ Requests are JSON lines on stdin, replies are JSON lines on stdout. A request to
 has `finished`. The loaded code gets /dev/null as stdin and stdout. A fork of this process exits instead of replying.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -16,6 +14,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+_HERE = Path(__file__).parent
 
 
 class Loaded:
@@ -67,18 +67,13 @@ class Scoring:
 
 
 def _place(error: BaseException) -> str:
-    """Return `(folder/file:line)` of the package's code that raised an error.
-
-    "" for code of this folder, and for a SyntaxError, whose message has the line.
-    """
-    files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    foreign = [
-        (file, line) for file, line in files if file.parent != Path(__file__).parent and "importlib" not in str(file)
-    ]
-    if not foreign or isinstance(error, SyntaxError):
+    """Return ` (folder/file:line)` of the package's code that raised an error; "" if its message has the line."""
+    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = [frame for frame in frames if frame[0].parent != _HERE and "importlib" not in str(frame[0])]
+    if not frames or isinstance(error, SyntaxError):
         return ""
-    file, line = foreign[-1]
-    return f"({file.parent.name}/{file.name}:{line})"
+    file, line = frames[-1]
+    return f" ({file.parent.name}/{file.name}:{line})"
 
 
 def main() -> None:
@@ -111,7 +106,7 @@ def main() -> None:
                 reply = loaded.answer(request, send)
         except BaseException as error:  # also SystemExit and KeyboardInterrupt: every request gets a reply
             kind, message = type(error).__name__, " ".join(str(error).split())[:400]
-            failed = " ".join(filter(None, (f"{kind}:", message, _place(error)))).removesuffix(":")
+            failed = (f"{kind}: {message}" if message else kind) + _place(error)
             reply = {"refused": message} if kind == "Refused" else {"failed": failed}
         send(reply)
 

@@ -3,8 +3,6 @@
 Validation and test tasks never leave `load`.
 """
 
-from __future__ import annotations
-
 import importlib
 import random
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 The prompts become tasks. The environment's own rollout and rubric score an answer: the answer replaces the model.
 """
 
-from __future__ import annotations
-
 import contextvars
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,9 +12,9 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import parse_message
 
-from nightshift_taskset.tasks import Refused
+from nightshift_taskset.tasks import refuse
 
-_FIX = "Choose a v0 environment of one question and one answer, or a v1 environment."
+_FIX = "Choose a v0 environment of one question and one answer, or a v1 environment"
 _answer: contextvars.ContextVar[str] = contextvars.ContextVar("answer")
 
 
@@ -26,41 +24,34 @@ def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
     For a v0 environment: a new module, whose taskset wraps `load_environment(**args)`.
     """
     module = sys.modules[name]
-    if not hasattr(module, "load_environment") or _has_taskset(module):
+    exported = [getattr(module, member, None) for member in getattr(module, "__all__", ())]
+    is_v1 = any(isinstance(member, type) and issubclass(member, vf.Taskset) for member in exported)
+    if is_v1 or not hasattr(module, "load_environment"):
         return name, spec
-    wrapper = ModuleType(f"nightshift_v0_{name.lower()}")
-    wrapper.V0Taskset = _taskset(name, module.load_environment(**spec["args"]))  # type: ignore[attr-defined]
-    wrapper.__all__ = ["V0Taskset"]  # type: ignore[attr-defined]
+    wrapper: Any = ModuleType(f"nightshift_v0_{name.lower()}")
+    wrapper.V0Taskset, wrapper.__all__ = _taskset(name, module.load_environment(**spec["args"])), ["V0Taskset"]
     sys.modules[wrapper.__name__] = wrapper
     return wrapper.__name__, {**spec, "args": {}}
 
 
-def _has_taskset(module: ModuleType) -> bool:
-    exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
-    return any(isinstance(kind, type) and issubclass(kind, vf.Taskset) for kind in exported)
-
-
 def _check(name: str, env: Any) -> None:
-    """Raise Refused for an environment that the adapter does not support."""
     import verifiers.legacy as v0
 
-    kind = type(env).__name__
-    has_tools = isinstance(env, v0.ToolEnv) or bool(getattr(env, "tool_defs", None))
-    if has_tools or not isinstance(env, v0.SingleTurnEnv):
-        others = "several environments" if isinstance(env, v0.EnvGroup) else "several turns"
-        reason = "tools" if has_tools else others
-        raise Refused(f"{name} is a v0 environment with {reason} ({kind}). {_FIX}")
     rubrics = [env.rubric]
     for rubric in rubrics:  # which grows
         rubrics += getattr(rubric, "rubrics", ())
-        if isinstance(rubric, v0.JudgeRubric):
-            raise Refused(f"{name} is a v0 environment that asks a judge: {rubric.judge_model}. {_FIX}")
-    if env.requires_group_rollouts:
-        raise Refused(f"{name} is a v0 environment whose rewards compare several answers. {_FIX}")
+    judges = [str(rubric.judge_model) for rubric in rubrics if isinstance(rubric, v0.JudgeRubric)]
+    has_tools, kind = isinstance(env, v0.ToolEnv) or bool(getattr(env, "tool_defs", None)), type(env).__name__
+    refuse(
+        f"{name} is a v0 environment",
+        (has_tools, f"with tools ({kind})", _FIX),
+        (not isinstance(env, v0.SingleTurnEnv), f"with several turns or several environments ({kind})", _FIX),
+        (judges, f"that asks a judge: {', '.join(judges)}", _FIX),
+        (env.requires_group_rollouts, "whose rewards compare several answers", _FIX),
+    )
 
 
 def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
-    """Return the taskset class of a v0 environment."""
     from verifiers.legacy.clients import resolve_client
     from verifiers.legacy.types import ClientConfig, Response, ResponseMessage
 

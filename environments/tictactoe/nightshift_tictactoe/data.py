@@ -5,13 +5,11 @@ starts are held out, not positions: games from train's openings reach 98 of the 
 these boards are a rotation or a reflection of one of train's (a test counts them).
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from functools import cache
 
-from nightshift_gsm8k.shared import Split, check_size, check_split
+from nightshift_gsm8k.shared import Split, head
 
 from nightshift_tictactoe.board import START, moves, play
 from nightshift_tictactoe.players import value
@@ -35,10 +33,7 @@ def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
 
     `seed` has no effect. ValueError: the split or the size does not exist.
     """
-    check_split(split)
-    openings = _openings()[split]
-    check_size(split, size, len(openings))
-    return openings[:size]
+    return head(_openings(), split, size)
 
 
 def slices(example: Example) -> dict[str, str]:

@@ -3,8 +3,6 @@
 Only the letter of an empty cell is a move. Any other text forfeits the game.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 
@@ -78,7 +76,7 @@ class Match:
         start = {"opponent": self.opponent_name, "seat": self.seat, "opening": self.opening}
         return {**start, "cells": " ".join(self.cells), "board": self.board, "ended": ended}
 
-    def take(self, cell: str) -> Match:
+    def take(self, cell: str) -> "Match":
         """Take an empty cell for the player whose turn it is, and return the game."""
         self.cells.append(cell)
         self.board = play(self.board, cell)

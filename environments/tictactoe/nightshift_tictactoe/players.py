@@ -3,8 +3,6 @@
 Opening, seat and opponent seed the random numbers of a game, so that two policies have the same luck.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import cache

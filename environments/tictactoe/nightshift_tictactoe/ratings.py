@@ -5,8 +5,6 @@ Bradley-Terry fit of games within the pool over all openings from both seats, wi
 player's rating with the constants.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ seat, and grpo and max_rl subtract the mean of that seat. The other seat is the 
 the pool.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
