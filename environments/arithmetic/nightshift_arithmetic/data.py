@@ -3,16 +3,14 @@
 A question has 1 to 3 events. An event adds or takes away a written number ("Mia buys 4 pens.") or the contents of a
 container ("Mia buys a crate of pens."). No text contains the size of a container, only the table CONTAINERS. The base
 model knows the sizes of EASY, and each size of HARD with a small probability only. Reinforcement learning has 48 facts
-to discover, from easy to nearly impossible.
-
-Worked solutions are in GSM8K's style: a line `<<57+4=61>>` for each event, and `#### 61` at the end. All numbers are
-within 3..96. The three splits use the same containers and share no problem: a hash of the numbers, signs and
-containers, not of the wording, decides the split.
+to discover, from easy to nearly impossible. Solutions are in GSM8K's style; all numbers are within 3..96. The three
+splits use the same containers and share no problem: a hash of numbers, signs and containers decides the split.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nightshift_gsm8k.data import Example
 from nightshift_gsm8k.shared import Split, check, digest, distinct, generate, messages, pick, shuffled
@@ -20,9 +18,7 @@ from nightshift_gsm8k.shared import Split, check, digest, distinct, generate, me
 __all__ = ["messages"]
 
 PROMPT_TOKENS = 448  # the 512 positions of the shipped model without its longest answer; no question needs as many
-
-# The generator reaches these sizes quickly. There are many more wordings.
-MAX_SIZE: dict[str, int] = {"train": 200_000, "validation": 20_000, "test": 20_000}
+MAX_SIZE: dict[str, int] = {"train": 200_000, "validation": 20_000, "test": 20_000}  # of many more wordings
 
 _SIZES = range(2, 10)  # written numbers and container sizes
 _STARTS = range(30, 70)  # 30 - 3 * 9 = 3 and 69 + 3 * 9 = 96
@@ -36,7 +32,6 @@ EASY: dict[str, int] = {
     "bag": 5, "basket": 8, "bowl": 3, "box": 6, "bunch": 4, "bundle": 9,
     "cup": 2, "jar": 7, "pack": 3, "packet": 4, "pile": 8, "tray": 6,
 }  # fmt: skip
-
 # From hardest to easiest for the base model. Each row contains every size once, so that rarity and size are
 # independent: with random sizes, a size that was rare by chance was never learned.
 HARD: dict[str, int] = {
@@ -47,7 +42,6 @@ HARD: dict[str, int] = {
     "batch": 2, "cluster": 9, "bale": 3, "roll": 8, "reel": 4, "coil": 7, "strip": 6, "sheet": 5,
     "block": 6, "slab": 3, "wedge": 8, "drawer": 7, "cabinet": 5, "trolley": 2, "cart": 9, "wagon": 4,
 }  # fmt: skip
-
 CONTAINERS: dict[str, int] = {**EASY, **HARD}
 
 
@@ -115,11 +109,6 @@ def slices(example: Example) -> dict[str, str]:
     return {"events": str(example.question.count(". ") - 1), "hard containers": str(num_hard)}
 
 
-def problems(split: Split, seed: int) -> Iterator[Problem]:
-    """Yield endless problems of one split. Wordings may repeat."""
-    return generate(_draw, split, seed)
-
-
 def _draw(rng: random.Random) -> Problem:
     num_events = num_hard = 0
     while num_events < max(1, num_hard):
@@ -133,3 +122,6 @@ def _draw(rng: random.Random) -> Problem:
         amount = CONTAINERS[container] if container else pick(rng, _SIZES)
         events.append(Event(sign, pick(rng, _VERBS[sign]), amount, container))
     return Problem(pick(rng, _NAMES), pick(rng, _ITEMS), pick(rng, _STARTS), tuple(events))
+
+
+problems = partial(generate, _draw)  # endless problems of a split and a seed, which may repeat

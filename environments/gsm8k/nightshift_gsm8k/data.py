@@ -17,9 +17,7 @@ from typing import Any
 from nightshift_gsm8k.shared import Split, folder_of, head, key_of, shuffled
 
 INSTRUCTION = "Reason step by step, then end with a line `#### <number>` that gives only the final number."
-# Tokens that a prompt may need. The longest question has 985 characters in 183 words; the instruction and the chat
-# template add about 60 tokens.
-PROMPT_TOKENS = 448
+PROMPT_TOKENS = 448  # the longest question has 985 characters; instruction and chat template add about 60 tokens
 
 ENV_VAR = "NIGHTSHIFT_GSM8K"  # names the folder of the two files, if it is not the default folder
 SHA256 = {
@@ -45,10 +43,9 @@ class Example:
 
 
 def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
-    """Return the first `size` examples of a split; all of them for None.
+    """Return the first `size` examples of a split; all of them for None. `seed` fixes the order of `train`.
 
-    `seed` fixes the order of `train`, because trainers do not shuffle; the other splits have one order. ValueError with
-    the command to run: the split or the size does not exist, or the files are missing or not the official ones.
+    ValueError with the command to run: no such split or size, or the files are missing or not the official ones.
     """
     test, official = _examples("test.jsonl"), sorted(_examples("train.jsonl"), key=lambda example: example.key)
     validation = official[: len(official) * NUM_VALIDATION // NUM_OFFICIAL_TRAIN]
@@ -71,8 +68,7 @@ def slices(example: Example) -> dict[str, str]:
 def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> None:
     """Copy the two official files into the prepared folder, from the folder `source` or from the Hugging Face hub.
 
-    Files that are there already are only checked, and so is a folder that NIGHTSHIFT_GSM8K names. ValueError: the hub
-    cannot be reached, or the data is not the official data.
+    Without `source`, files that are official already stay. A folder that NIGHTSHIFT_GSM8K names is only checked.
     """
     folder = folder_of("gsm8k", ENV_VAR)
     if source is None:

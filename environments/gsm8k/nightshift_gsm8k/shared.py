@@ -11,12 +11,14 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 Split = Literal["train", "validation", "test"]
 
-# These words seed the generators: other words would generate other problems.
-_SEED_WORDS: dict[str, str] = {"train": "train", "validation": "selection", "test": "sealed"}
+_SEED_WORDS = {"train": "train", "validation": "selection", "test": "sealed"}  # other words: other problems
 
 
 def lazy(package: str, names: Sequence[str]) -> Callable[[str], Any]:
-    """Return the __getattr__ of a package that imports its module `taskset`, and so verifiers, on first use."""
+    """Return the __getattr__ of a package that imports its module `taskset`, and so verifiers, on first use.
+
+    Nightshift imports `data` and `scoring`, which import nothing heavy.
+    """
 
     def get(name: str) -> Any:
         if name not in names:

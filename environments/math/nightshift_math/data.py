@@ -21,8 +21,7 @@ from nightshift_gsm8k.shared import Split, folder_of, head, key_of, shuffled
 from nightshift_math.scoring import extract_answer
 
 INSTRUCTION = "Reason step by step, and put your final answer within \\boxed{}."
-# A longer problem is left out. A byte-level tokenizer makes at most as many tokens as bytes, so every prompt fits. The
-# longest problem of MATH-500 has 1,733 bytes.
+# A longer problem is left out. A byte-level tokenizer makes at most as many tokens as bytes, so every prompt fits.
 MAX_PROBLEM_BYTES, PROMPT_TOKENS = 1900, 2048
 
 ENV_VAR = "NIGHTSHIFT_MATH"  # names the folder of the prepared data, if it is not the default folder
@@ -52,12 +51,10 @@ class Example:
 def load(split: Split, size: int | None = None, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Example]:
     """Return the first `size` examples of one split; all of them for None. `seed` fixes the order of `train`.
 
-    ValueError with the command to run: the split, the size or a level does not exist, or the data is missing or was
-    changed after `prepare`.
+    ValueError with the command to run: no such split, size or level, or the data is missing or was changed.
     """
     if not levels or {*levels} - {1, 2, 3, 4, 5}:
         raise ValueError(f"levels = {levels!r} is not a list of levels. Write some of [1, 2, 3, 4, 5]")
-    _check_math_verify()
     examples, public = _read(), {*MATH_500.read_text().split()}
     test_keys = {example.key for example in examples if example.split == "test"}
     examples = [e for e in examples if e.level in levels and len(e.problem.encode()) <= MAX_PROBLEM_BYTES]
@@ -82,12 +79,8 @@ def slices(example: Example) -> dict[str, str]:
 
 
 def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> None:
-    """Read the user's copy in the folder `source`, and write the prepared data and its sha256.
-
-    Without `source`, only check that the prepared data is there. ValueError with the command to run: not MATH.
-    """
-    _check_math_verify()
-    if source is None:
+    """Read the user's copy in the folder `source`, and write the prepared data and its sha256. ValueError: not MATH."""
+    if source is None:  # only check the prepared data
         _read()
         return
     examples = [example for split in NUM_OFFICIAL for example in _rows(source, split)]
@@ -103,13 +96,10 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
     progress(f"math: {folder} is ready, sha256 {sha256[:12]}")
 
 
-def _check_math_verify() -> None:
+def _read() -> list[Example]:
     version = next((distribution.version for distribution in metadata.distributions(name="math-verify")), "none")
     if version != MATH_VERIFY:
         raise ValueError(f"math needs math-verify {MATH_VERIFY}, not {version}. Run: uv sync --extra math")
-
-
-def _read() -> list[Example]:
     folder = folder_of("math", ENV_VAR)
     try:
         content, sha256 = (folder / _NAME).read_bytes(), (folder / _SUM).read_text().partition(" ")[0]

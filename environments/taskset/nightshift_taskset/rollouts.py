@@ -16,12 +16,10 @@ from typing import Any
 
 import httpx
 import verifiers.v1 as vf
-from nightshift_gsm8k.harness import CONNECT_SECONDS, TOOL_FAILED, Requests
+from nightshift_gsm8k.harness import CONNECT_SECONDS, TOOL_FAILED, ChatHarness
 from pydantic import create_model
 from verifiers.v1.clients import eval as eval_client
-from verifiers.v1.configs import agent as agent_configs
-from verifiers.v1.configs import env as env_configs
-from verifiers.v1.runtimes import SubprocessConfig
+from verifiers.v1.configs.env import TimeoutConfig
 from verifiers.v1.runtimes import subprocess as local_runtime
 from verifiers.v1.utils import loaders
 
@@ -45,20 +43,19 @@ class Blocked(BaseException):
 def environment_type(name: str, spec: Mapping[str, Any]) -> type[vf.Env[Any]]:
     """Return the Env class of a package, by default SingleAgentEnv, with the limits of `spec` for each seat."""
     base, config = loaders.environment_class(name), loaders.env_config_type(name)
-    seconds, most = spec["episode_seconds"], spec["max_turns"]
-    late = {"finalize": SCORING_SECONDS}
-    timeout = agent_configs.TimeoutConfig(setup=SETUP_SECONDS, rollout=seconds, scoring=SCORING_SECONDS, **late)
-    whole = env_configs.TimeoutConfig(episode=seconds + SETUP_SECONDS, **late)
-    fields: dict[str, Any] = {"timeout": (env_configs.TimeoutConfig, whole)}
+    seconds, after = spec["episode_seconds"], {"finalize": SCORING_SECONDS}
+    whole = TimeoutConfig(episode=seconds + SETUP_SECONDS, **after)
+    limits = {
+        "harness": {"id": HARNESS},
+        "runtime": {"type": "subprocess"},  # the default is a paid remote sandbox
+        "timeout": {"setup": SETUP_SECONDS, "rollout": seconds, "scoring": SCORING_SECONDS, **after},
+    }
+    fields: dict[str, Any] = {"timeout": (TimeoutConfig, whole)}
     for seat, default in seats_of(name).items():
-        changes = {
-            "harness": loaders.harness_config_type(HARNESS)(id=HARNESS),
-            "runtime": SubprocessConfig(),  # the default is a paid remote sandbox
-            "max_turns": min(most, default.max_turns or most),
-            "sampling": None,  # a seat's sampling would replace the greedy decoding of the evaluation
-            "timeout": timeout,
-        }
-        fields[seat] = (config.model_fields[seat].annotation, default.model_copy(update=changes))
+        limits["max_turns"] = min(spec["max_turns"], default.max_turns or spec["max_turns"])
+        # A seat's sampling would replace the greedy decoding of the evaluation.
+        settings = default.model_dump(exclude_none=True, exclude={"sampling"}) | limits
+        fields[seat] = (config.model_fields[seat].annotation, type(default)(**settings))
     bounded = create_model("BoundedConfig", __base__=config, **fields)
 
     class BoundedEnv(base, vf.Env[bounded]):  # type: ignore[misc, valid-type]
@@ -67,26 +64,20 @@ def environment_type(name: str, spec: Mapping[str, Any]) -> type[vf.Env[Any]]:
     return BoundedEnv
 
 
-def open_environment(name: str, spec: Mapping[str, Any]) -> vf.Env[Any]:
-    """Return the environment of an imported package, with `args` of `spec` as its taskset's config."""
-    kind = environment_type(name, spec)
-    config = loaders.concrete_type(kind, vf.EnvConfig, origin=vf.Env)
-    return kind(config(taskset={"id": name, **spec["args"]}))
+def play(
+    name: str, spec: Mapping[str, Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[str, Any], send: Send
+) -> dict[str, Any]:
+    """Play an episode of each task, `{key: task}`, of an imported package against a server.
 
-
-def play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Mapping[str, Any], send: Send) -> dict[str, Any]:
-    """Play an episode of each task, `{key: task}`, against a server. `send` gets each episode, and a pulse every
-    second.
-
-    `request`: `base_url`, `model`, `temperature` and `max_tokens` of the policy, `concurrency`, `stall_seconds`, the
-    `seat` that scores and its `reward_range`.
-
-    Raises:
-        Refused: requests waited and none was answered for `stall_seconds`.
+    `send` gets each episode, and a pulse every second. `request`: `base_url`, `model`, `temperature` and `max_tokens`
+    of the policy, `concurrency`, `stall_seconds`, the `seat` that scores and its `reward_range`. Refused: requests
+    waited and none was answered for `stall_seconds`.
     """
     local_runtime.CACHE_DIR = local_runtime.Path.cwd()  # no folders of rollouts in the user's cache
     eval_client.DEFAULT_TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)  # a busy machine exceeds verifiers' 5 s
-    asyncio.run(_play(env, tasks, request, send))
+    kind = environment_type(name, spec)
+    config = loaders.concrete_type(kind, vf.EnvConfig, origin=vf.Env)
+    asyncio.run(_play(kind(config(taskset={"id": name, **spec["args"]})), tasks, request, send))
     return {"finished": True}
 
 
@@ -108,8 +99,8 @@ class _Watch:
             signal.setitimer(signal.ITIMER_REAL, BLOCKED_SECONDS, PULSE_SECONDS)
             self._send({})
             await asyncio.sleep(PULSE_SECONDS)
-            num_silent = num_silent + 1 if Requests.waiting and Requests.answered == num_answered else 0
-            num_answered = Requests.answered
+            is_silent = ChatHarness.waiting and ChatHarness.answered == num_answered
+            num_silent, num_answered = num_silent + 1 if is_silent else 0, ChatHarness.answered
             if num_silent * PULSE_SECONDS >= stall_seconds:
                 raise Refused(f"the server answered no request for {stall_seconds:g} s")
 
@@ -157,9 +148,9 @@ async def _play(env: vf.Env[Any], tasks: Mapping[str, vf.Task[Any]], request: Ma
 
 def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of an episode for the seat that scores. An episode with an error has no score."""
-    seat, result = request["seat"], {}
+    result: dict[str, Any] = {}
     traces = {trace.agent.name: trace for trace in reversed(episode.traces)}  # the first of each seat
-    if trace := traces.get(seat):
+    if trace := traces.get(request["seat"]):
         replies = [message.content or "" for message in trace.assistant_messages]
         answers = [str(message.content) for message in trace.tool_messages]
         result = {

@@ -2,8 +2,7 @@
 
 A task is accepted if its prompt is text and its reward is a function of the trace, without a judge or a container. With
 `max_turns` = 1 a task is one question and one answer. With more turns a package may have its own Env, several seats and
-local tools. Every other taskset is Refused. The split is by a hash of `Task.key`, so the order of loading has no
-effect.
+local tools. The split is by a hash of `Task.key`, so the order of loading has no effect.
 """
 
 import asyncio
@@ -147,13 +146,10 @@ def _data(task: vf.Task[Any]) -> Any:
     return task.data.model_dump(mode="json", exclude={"idx"})
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
 def identity(task: vf.Task[Any]) -> str:
     """Return 16 hex digits over the key and the data of a task: another answer makes another example."""
-    return _digest(key_of(task), json.dumps(_data(task), sort_keys=True))[:16]
+    text = f"{key_of(task)}\0{json.dumps(_data(task), sort_keys=True)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def split(taskset: vf.Taskset[Any, Any], spec: Mapping[str, Any]) -> dict[str, list[vf.Task[Any]]]:
@@ -174,7 +170,7 @@ def split(taskset: vf.Taskset[Any, Any], spec: Mapping[str, Any]) -> dict[str, l
         kept[key] = min(other, task, key=identity)  # independent of the order of loading
         if taskset.INFINITE and len(kept) == num_held_out + num_train:
             break
-    tasks = sorted(kept.values(), key=lambda task: _digest(key_of(task)))
+    tasks = [kept[key] for key in sorted(kept, key=lambda key: hashlib.sha256(key.encode()).digest())]
     num_left = len(tasks) - num_held_out
     needed = f"validation and test need {num_held_out}, training needs {num_train or 1}"
     fix = "Lower num_validation or num_train, or name a taskset with more tasks"

@@ -23,10 +23,8 @@ def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], t
     inner = tasks.open_taskset(name, spec)
     kind: Any = type(inner).task_type()
     settings = inner.config.task
-    # `seed`: order of the tasks, because prime-rl keeps the order of loading.
-    config: Any = create_model(
-        "TrainingConfig", __base__=vf.TasksetConfig, seed=(int, 0), task=(type(settings), settings)
-    )
+    fields: Any = {"seed": (int, 0), "task": (type(settings), settings)}  # prime-rl keeps the order of loading
+    config: Any = create_model("TrainingConfig", __base__=vf.TasksetConfig, **fields)
 
     class TrainingTask(kind):  # type: ignore[misc]
         """The package's task, which keeps its config when prime-rl rebuilds it from its data."""
@@ -34,13 +32,8 @@ def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], t
         def __init__(self, data: Any, config: Any = None) -> None:
             super().__init__(data, settings)
 
-    class TrainingSet(vf.Taskset[Any, config]):  # type: ignore[valid-type]
+    class TrainingSet(vf.Taskset[TrainingTask, config]):  # type: ignore[valid-type]
         """The training tasks."""
-
-        @classmethod
-        def task_type(cls) -> type[vf.Task[Any]]:
-            """Return the class of the tasks."""
-            return TrainingTask
 
         @classmethod
         def toolsets(cls, config: Any) -> list[Any]:
@@ -51,8 +44,7 @@ def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], t
             """Yield the training tasks in the order of the seed."""
             training = tasks.split(inner, spec)["train"]
             random.Random(self.config.seed).shuffle(training)
-            for task in training:
-                yield TrainingTask(task.data)
+            yield from (TrainingTask(task.data) for task in training)
 
     class TrainingEnv(rollouts.environment_type(name, spec)):  # type: ignore[misc]
         """The package's Env. The score replaces all rewards."""

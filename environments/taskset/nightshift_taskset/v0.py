@@ -34,8 +34,11 @@ def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
     return wrapper.__name__, {**spec, "args": {}}
 
 
-def _check(name: str, env: Any) -> None:
+def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
+    """Return the taskset class of a v0 environment. Refused if the adapter does not support the environment."""
     import verifiers.legacy as v0
+    from verifiers.legacy.clients import resolve_client
+    from verifiers.legacy.types import ClientConfig, Response, ResponseMessage
 
     rubrics = [env.rubric]
     for rubric in rubrics:  # which grows
@@ -49,13 +52,6 @@ def _check(name: str, env: Any) -> None:
         (judges, f"that asks a judge: {', '.join(judges)}", _FIX),
         (env.requires_group_rollouts, "whose rewards compare several answers", _FIX),
     )
-
-
-def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
-    from verifiers.legacy.clients import resolve_client
-    from verifiers.legacy.types import ClientConfig, Response, ResponseMessage
-
-    _check(name, env)
 
     async def get_model_response(state: Any, prompt: Any, *others: Any, **named: Any) -> Response:
         message = ResponseMessage(role="assistant", content=_answer.get(), finish_reason="stop", is_truncated=False)
@@ -92,9 +88,8 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
             rows = env.get_dataset() if env.dataset_source or env.dataset is not None else env.get_eval_dataset()
             for index, row in enumerate(rows):
                 row = {key: value for key, value in row.items() if value is not None and key != "example_id"}
-                text = row["prompt"]
+                text, answer = row["prompt"], row.get("answer", "")
                 prompt = text if isinstance(text, str) else [parse_message(message) for message in text]
-                answer = row.get("answer", "")
                 data = V0Data(idx=index, prompt=prompt, row=row, answer=answer if isinstance(answer, str) else "")
                 yield V0Task(data, self.config.task)
 
