@@ -135,7 +135,11 @@ JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
     [
         (("", ""), "class Own(vf.SingleAgentEnv): pass\n__all__ += ['Own']", "plays its own Own: several turns or"),
         (("    @vf.reward(weight=1.0)\n", ""), "", "Task has no reward. Mark a method"),
-        (("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"), "", "Task needs a runtime, which is a container, in ratio"),
+        (
+            ("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"),
+            "",
+            "Task needs a runtime, which is a container, in ratio",
+        ),
         (("prompt=text", "prompt=None"), "", "has a task without a prompt: a scripted user asks"),
         (above("    @vf.stop", "NEEDS_CONTAINER = True"), "", "Task needs a container: NEEDS"),
         (above("    @vf.stop", TOOLS), "", "Task needs tools: "),

@@ -1,7 +1,4 @@
-"""A verifiers harness that chats inside the worker: no subprocess, and one HTTP request per turn.
-
-The stock chat harness starts a Python program for every rollout, which costs seconds of CPU time.
-"""
+"""A verifiers harness that chats inside the worker. The stock harness starts a Python program for every rollout."""
 
 import asyncio
 import json
@@ -20,10 +17,7 @@ TOOL_FAILED = "error: "  # prefix of the answer of a tool that failed
 
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):
-    """Chat through the interception server until the model calls no tool. The server adds model, sampling and trace.
-
-    The model gets the error of a tool that fails as the answer of the tool.
-    """
+    """Chat through the interception server until the model calls no tool. The server adds sampling and trace."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True

@@ -15,10 +15,7 @@ _SEED_WORDS = {"train": "train", "validation": "selection", "test": "sealed"}  #
 
 
 def lazy(package: str, names: Sequence[str]) -> Callable[[str], Any]:
-    """Return the __getattr__ of a package that imports its module `taskset`, and so verifiers, on first use.
-
-    Nightshift imports `data` and `scoring`, which import nothing heavy.
-    """
+    """Return the __getattr__ of a package that imports its module `taskset`, and so verifiers, on first use."""
 
     def get(name: str) -> Any:
         if name not in names:

@@ -1,7 +1,4 @@
-"""GSM8K as a verifiers v1 taskset, so that prime-rl can train on it, and the classes that other tasksets share.
-
-The taskset cannot load the test split, so no trainer can see that split.
-"""
+"""GSM8K and other word problems as verifiers v1 tasksets, which cannot load the test split."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,10 +31,8 @@ class WordProblemConfig(vf.TasksetConfig):
 
 
 def taskset_of(data: Any, scoring: Any, kind: type[WordProblemConfig]) -> type[vf.Taskset[Any, Any]]:
-    """Return the taskset of a package's modules `data` and `scoring`, with the prompts of the evaluation.
-
-    `kind`: of the config. Its further fields are further arguments of `data.load`.
-    """
+    """Return the taskset of a package's modules, with the prompts of the evaluation. Further fields of the config class
+    `kind` are further arguments of `data.load`."""
     more = kind.model_fields.keys() - WordProblemConfig.model_fields.keys()
 
     class WordProblemTask(vf.Task[WordProblem]):

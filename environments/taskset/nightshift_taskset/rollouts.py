@@ -82,10 +82,7 @@ def play(
 
 
 class _Watch:
-    """Raise Blocked in code that blocks the event loop. Time in which other processes ran does not count.
-
-    The handler reports at once, because other episodes may block the loop before it sends the blocked episode.
-    """
+    """Raise Blocked in code that blocks the event loop, and report it at once: other episodes may block, too."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -15,10 +15,7 @@ from nightshift_taskset import rollouts, tasks, v0
 
 
 def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], type[vf.Env[Any]]]:
-    """Return a taskset of the training tasks, and the package's Env with scores, 0..1, as rewards.
-
-    `spec`: as process.py reads it, with `module`, the name of the package.
-    """
+    """Return a taskset of the training tasks of the package `module`, and its Env with scores, 0..1, as rewards."""
     name, spec = v0.adapted(importlib.import_module(spec["module"]).__name__, spec)
     inner = tasks.open_taskset(name, spec)
     kind: Any = type(inner).task_type()

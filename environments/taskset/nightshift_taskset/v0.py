@@ -19,10 +19,7 @@ _answer: contextvars.ContextVar[str] = contextvars.ContextVar("answer")
 
 
 def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return name and spec of a v1 package for an imported package.
-
-    For a v0 environment: a new module, whose taskset wraps `load_environment(**args)`.
-    """
+    """Return name and spec of a v1 package for an imported package; for a v0 environment, of a new module."""
     module = sys.modules[name]
     exported = [getattr(module, member, None) for member in getattr(module, "__all__", ())]
     is_v1 = any(isinstance(member, type) and issubclass(member, vf.Taskset) for member in exported)

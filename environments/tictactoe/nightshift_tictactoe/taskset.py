@@ -67,8 +67,7 @@ class TicTacToeEnv(vf.Env[TicTacToeConfig]):
     async def run(self, task: OpeningTask, agents: vf.Agents) -> None:
         """Play a game, and score the trained seat.
 
-        A seat's interaction opens at the first move of the seat: for prime-rl a trace without a turn is an error
-        (EmptyTrajectory in prime_rl/orchestrator/dispatcher.py).
+        A seat's interaction opens at its first move: for prime-rl a trace without a turn is an error (EmptyTrajectory).
         """
         opening, played_by = task.data, self.config.played_by
         while True:
