@@ -351,7 +351,7 @@ def test_a_v0_environment_scores_as_its_own_rollout_does(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (V0_TURNS, "their_env is a v0 environment with several turns (Several). Choose a v0 environment of one"),
+        (V0_TURNS, "their_env is a v0 environment with several turns or several environments (Several). Choose"),
         (V0_TOOLS, "their_env is a v0 environment with tools (ToolEnv). "),
         (V0_JUDGE, "their_env is a v0 environment that asks a judge: gpt. "),
     ],

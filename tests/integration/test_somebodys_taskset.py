@@ -88,7 +88,7 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
         open_(difficulty="easy")
     endless = keys(open_(above("    def load(self)", "INFINITE = True"), rows=10**12), num_train=7)
     assert {name: len(each) for name, each in endless.items()} == {"validation": 5, "test": 5, "train": 7}
-    with pytest.raises(tasks.Refused, match="num_train = 11, and 10 tasks are left"):
+    with pytest.raises(tasks.Refused, match="too few tasks: 20; validation and test need 10, training needs 11"):
         tasks.split(open_(), SPEC | {"num_train": 11})
 
 
@@ -118,7 +118,7 @@ def test_an_example_is_all_that_its_task_holds(open_: Open) -> None:
 )
 def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, float], score: float) -> None:
     assert tasks.as_score(reward, reward_range) == score
-    with pytest.raises(tasks.Refused, match=r"a reward is nan\. Return a finite number"):
+    with pytest.raises(tasks.Refused, match=r"a reward of nan is not a finite number"):
         tasks.as_score(float("nan"), reward_range)
 
 
@@ -135,21 +135,16 @@ JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
     [
         (("", ""), "class Own(vf.SingleAgentEnv): pass\n__all__ += ['Own']", "plays its own Own: several turns or"),
         (("    @vf.reward(weight=1.0)\n", ""), "", "Task has no reward. Mark a method"),
-        (("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"), "", "Task.ratio needs a runtime"),
+        (
+            ("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"),
+            "",
+            "Task needs a runtime, which is a container, in ratio",
+        ),
         (("prompt=text", "prompt=None"), "", "has a task without a prompt: a scripted user asks"),
         (above("    @vf.stop", "NEEDS_CONTAINER = True"), "", "Task needs a container: NEEDS"),
         (above("    @vf.stop", TOOLS), "", "Task needs tools: "),
         (("self.config.task)", JUDGE), "", "Task asks a judge: gpt"),
-        (
-            ("rows: int = 20", "rows: int = 10"),
-            "",
-            "10 tasks are too few: validation and test need 10, training needs one. Lower",
-        ),
-        (
-            above("    @vf.stop", "key = 'one for all'"),
-            "",
-            "the key 'one for all' occurs more than once. Give each task",
-        ),
+        (above("    @vf.stop", "key = 'one for all'"), "", "has the key 'one for all' more than once. Give each task"),
         (above("    def load(self)", "INFINITE = True"), "", "has no end of tasks. Write num_train"),
     ],
 )

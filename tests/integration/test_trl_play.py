@@ -54,7 +54,7 @@ def test_a_trace_is_what_the_seat_saw_and_said(module: ModuleType, tokenizer: An
     other = Mock(side_effect=say)
     traces = module.play(episodes, tokenizer, say, other, 512)
     assert sum(len(call.args[0]) for call in other.call_args_list) > 40
-    assert all(episode.is_over for episode in episodes)
+    assert all(episode.ask() is None for episode in episodes)
     for trace, episode in zip(traces, episodes, strict=True):
         chat = episode._chats[episode.seat]
         answers = [message["content"] for message in chat if message["role"] == "assistant"]

@@ -47,8 +47,7 @@ OPEN = {"place": "/their_env", "reward_range": [0, 1], "num_validation": 1, "num
 # What the true module of this name does with a server: the first `faults` episodes meet one that fails.
 ROLLOUTS = """
 from pathlib import Path
-def open_environment(name, spec): return None
-def play(env, tasks, policy, send):
+def play(name, spec, tasks, policy, send):
     if policy["model"] == "dies": raise ValueError("the answer is 42")
     if policy["model"] == "blocks":
         send({"blocked": "blocked the event loop for 10 s"})

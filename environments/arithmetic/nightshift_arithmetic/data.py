@@ -3,42 +3,35 @@
 A question has 1 to 3 events. An event adds or takes away a written number ("Mia buys 4 pens.") or the contents of a
 container ("Mia buys a crate of pens."). No text contains the size of a container, only the table CONTAINERS. The base
 model knows the sizes of EASY, and each size of HARD with a small probability only. Reinforcement learning has 48 facts
-to discover, from easy to nearly impossible.
-
-Worked solutions are in GSM8K's style: a line `<<57+4=61>>` for each event, and `#### 61` at the end. All numbers are
-within 3..96. The three splits use the same containers and share no problem: a hash of the numbers, signs and
-containers, not of the wording, decides the split.
+to discover, from easy to nearly impossible. Solutions are in GSM8K's style; all numbers are within 3..96. The three
+splits use the same containers and share no problem: a hash of numbers, signs and containers decides the split.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nightshift_gsm8k.data import Example
-from nightshift_gsm8k.shared import Split, check_size, check_split, digest, distinct, generate, messages, pick, shuffled
+from nightshift_gsm8k.shared import Split, check, digest, distinct, generate, messages, pick, shuffled
 
 __all__ = ["messages"]
 
 PROMPT_TOKENS = 448  # the 512 positions of the shipped model without its longest answer; no question needs as many
-
-# The generator reaches these sizes quickly. There are many more wordings.
-MAX_SIZE: dict[str, int] = {"train": 200_000, "validation": 20_000, "test": 20_000}
+MAX_SIZE: dict[str, int] = {"train": 200_000, "validation": 20_000, "test": 20_000}  # of many more wordings
 
 _SIZES = range(2, 10)  # written numbers and container sizes
 _STARTS = range(30, 70)  # 30 - 3 * 9 = 3 and 69 + 3 * 9 = 96
 _NAMES = ("Ada", "Ben", "Eva", "Finn", "Lea", "Max", "Mia", "Noah", "Tom", "Zoe")
 _ITEMS = ("books", "cards", "coins", "nuts", "pens", "shells", "stamps", "toys")
 _VERBS = {+1: ("buys", "finds", "wins", "gets"), -1: ("sells", "loses", "drops", "uses")}
-_NUM_EVENTS = ((1, 0.40), (2, 0.45), (3, 0.15))
-_NUM_HARD = ((0, 0.40), (1, 0.40), (2, 0.20))
+_NUM_EVENTS = [1] * 8 + [2] * 9 + [3] * 3  # 40, 45 and 15 %
+_NUM_HARD = [0] * 2 + [1] * 2 + [2]
 
 EASY: dict[str, int] = {
     "bag": 5, "basket": 8, "bowl": 3, "box": 6, "bunch": 4, "bundle": 9,
     "cup": 2, "jar": 7, "pack": 3, "packet": 4, "pile": 8, "tray": 6,
 }  # fmt: skip
-
 # From hardest to easiest for the base model. Each row contains every size once, so that rarity and size are
 # independent: with random sizes, a size that was rare by chance was never learned.
 HARD: dict[str, int] = {
@@ -49,7 +42,6 @@ HARD: dict[str, int] = {
     "batch": 2, "cluster": 9, "bale": 3, "roll": 8, "reel": 4, "coil": 7, "strip": 6, "sheet": 5,
     "block": 6, "slab": 3, "wedge": 8, "drawer": 7, "cabinet": 5, "trolley": 2, "cart": 9, "wagon": 4,
 }  # fmt: skip
-
 CONTAINERS: dict[str, int] = {**EASY, **HARD}
 
 
@@ -75,12 +67,11 @@ class Problem:
     @property
     def question(self) -> str:
         """The text of the prompt."""
-        quantities = [f"a {event.container} of" if event.container else str(event.amount) for event in self.events]
-        sentences = [
-            f"{self.name} {event.verb} {quantity} {self.item}."
-            for event, quantity in zip(self.events, quantities, strict=True)
-        ]
-        return " ".join([f"{self.name} has {self.start} {self.item}.", *sentences, f"How many {self.item} now?"])
+        text = f"{self.name} has {self.start} {self.item}."
+        for event in self.events:
+            quantity = f"a {event.container} of" if event.container else event.amount
+            text += f" {self.name} {event.verb} {quantity} {self.item}."
+        return f"{text} How many {self.item} now?"
 
     @property
     def split(self) -> Split:
@@ -99,14 +90,17 @@ class Problem:
         return "\n".join([*lines, f"#### {total}"])
 
 
-def load(split: Split, size: int, seed: int = 0) -> list[Example]:
-    """Return `size` different problems of one split, the same problems for the same seed on every Python.
+def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
+    """Return the first `size` different problems of one split, the same for the same seed on every Python.
 
-    A smaller size is a prefix of a larger size. ValueError: the split or the size does not exist.
+    None: MAX_SIZE. ValueError: the split or the size does not exist.
     """
-    check_split(split)
-    check_size(split, size, MAX_SIZE[split])
-    return [_example(problem) for problem in distinct(problems(split, seed), lambda problem: problem.question, size)]
+    check(split, size, MAX_SIZE)
+    examples = []
+    for problem in distinct(problems(split, seed), lambda problem: problem.question, size or MAX_SIZE[split]):
+        text, solution = problem.question, problem.solution()
+        examples.append(Example(digest(text)[:16], text, solution, solution.rpartition("#### ")[2]))
+    return examples
 
 
 def slices(example: Example) -> dict[str, str]:
@@ -115,20 +109,10 @@ def slices(example: Example) -> dict[str, str]:
     return {"events": str(example.question.count(". ") - 1), "hard containers": str(num_hard)}
 
 
-def problems(split: Split, seed: int) -> Iterator[Problem]:
-    """Yield endless problems of one split. Wordings may repeat."""
-    return generate(_draw, split, seed)
-
-
-def _example(problem: Problem) -> Example:
-    text, solution = problem.question, problem.solution()
-    return Example(digest(text)[:16], text, solution, solution.rpartition("#### ")[2])
-
-
 def _draw(rng: random.Random) -> Problem:
     num_events = num_hard = 0
     while num_events < max(1, num_hard):
-        num_events, num_hard = _weighted(rng, _NUM_EVENTS), _weighted(rng, _NUM_HARD)
+        num_events, num_hard = pick(rng, _NUM_EVENTS), pick(rng, _NUM_HARD)
     pools = [HARD] * num_hard + [EASY if rng.random() < 0.5 else None for _ in range(num_events - num_hard)]
     events: list[Event] = []
     for pool in shuffled(rng, pools):
@@ -140,10 +124,4 @@ def _draw(rng: random.Random) -> Problem:
     return Problem(pick(rng, _NAMES), pick(rng, _ITEMS), pick(rng, _STARTS), tuple(events))
 
 
-def _weighted(rng: random.Random, choices: Sequence[tuple[int, float]]) -> int:
-    threshold = rng.random()
-    for value, weight in choices:
-        threshold -= weight
-        if threshold < 0:
-            return value
-    return choices[-1][0]  # rounding: the sum of the weights is slightly below 1
+problems = partial(generate, _draw)  # endless problems of a split and a seed, which may repeat

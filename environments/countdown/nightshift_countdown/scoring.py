@@ -2,11 +2,8 @@
 
 The answer is the rest of the line after the last `####`, the content of a later `\\boxed{}`, or else the last line. The
 answer may end with `= 54` if 54 is the target, and may use typographic operators. Allowed are numbers, + - * / and
-brackets, each given number at most once and no other number. The value is computed exactly, and no text is executed.
-Scoring takes linear time and raises nothing.
+brackets, each given number at most once and no other number. No text is executed.
 """
-
-from __future__ import annotations
 
 import ast
 import operator
@@ -39,29 +36,21 @@ def score(completion: str, answer: str) -> float:
     """Return 1.0 if `completion` reaches the target of `answer` with its numbers, else 0.0. `answer`: `(13-4)*6=54`."""
     given, _, result = (extract_answer(completion) or "").partition("=")
     gold, _, target = answer.partition("=")
-    if Counter(_numbers(given)) - Counter(_numbers(gold)) or result.strip() not in ("", target):
+    used, allowed = (Counter(re.findall("[0-9]+", text)) for text in (given, gold))
+    if used - allowed or result.strip() not in ("", target):
         return 0.0
-    return 1.0 if _value(given) == int(target) else 0.0
-
-
-def _numbers(expression: str) -> list[str]:
-    return re.findall("[0-9]+", expression)
-
-
-def _value(expression: str) -> Fraction | None:
-    """Return the exact value of an expression; None for any other text: `2**3`, `-2`, `1/0`, `3 4`."""
     try:
-        return _computed(ast.parse(expression, mode="eval").body)
+        return float(_value(ast.parse(given, mode="eval").body) == int(target))
     except (SyntaxError, ZeroDivisionError):
-        return None
+        return 0.0
 
 
-def _computed(node: ast.expr) -> Fraction | None:
-    """Return the value of a syntax tree; None if a node is neither a number nor one of the four operations."""
+def _value(node: ast.expr) -> Fraction | None:
+    """Return the exact value of a syntax tree; None for other nodes than numbers and + - * /, as in `2**3` or `-2`."""
     match node:
         case ast.Constant(value=int(number)):
             return Fraction(number)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            a, b = _computed(left), _computed(right)
+            a, b = _value(left), _value(right)
             return None if a is None or b is None else _OPERATORS[type(op)](a, b)
     return None

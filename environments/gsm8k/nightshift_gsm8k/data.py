@@ -5,8 +5,6 @@ question; `train` is the rest of that file (6,154); `test` is the official test 
 in one prepared folder. Every load checks their sha256.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -16,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift_gsm8k.shared import Split, check_size, check_split, folder_of, key_of, shuffled, write_data
+from nightshift_gsm8k.shared import Split, folder_of, head, key_of, shuffled
 
 INSTRUCTION = "Reason step by step, then end with a line `#### <number>` that gives only the final number."
-# Tokens that a prompt may need. The longest question has 985 characters in 183 words; the instruction and the chat
-# template add about 60 tokens.
-PROMPT_TOKENS = 448
+PROMPT_TOKENS = 448  # the longest question has 985 characters; instruction and chat template add about 60 tokens
 
 ENV_VAR = "NIGHTSHIFT_GSM8K"  # names the folder of the two files, if it is not the default folder
 SHA256 = {
@@ -47,23 +43,15 @@ class Example:
 
 
 def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
-    """Return the first `size` examples of a split; all of them for None.
+    """Return the first `size` examples of a split; all of them for None. `seed` fixes the order of `train`.
 
-    `seed` fixes the order of `train`, because trainers do not shuffle; the other splits have one order. ValueError with
-    the command to run: the split or the size does not exist, or the files are missing or not the official ones.
+    ValueError with the command to run: no such split or size, or the files are missing or not the official ones.
     """
-    check_split(split)
-    examples = test = _examples("test.jsonl")
-    if split != "test":
-        official = sorted(_examples("train.jsonl"), key=lambda example: example.key)
-        num_validation = len(official) * NUM_VALIDATION // NUM_OFFICIAL_TRAIN
-        examples = official[:num_validation]
-        if split == "train":
-            held_out = {example.key for example in [*examples, *test]}
-            examples = [example for example in official if example.key not in held_out]
-            examples = shuffled(random.Random(seed), examples)
-    check_size(split, size, len(examples))
-    return examples[:size]
+    test, official = _examples("test.jsonl"), sorted(_examples("train.jsonl"), key=lambda example: example.key)
+    validation = official[: len(official) * NUM_VALIDATION // NUM_OFFICIAL_TRAIN]
+    held_out = {example.key for example in [*validation, *test]}
+    train = shuffled(random.Random(seed), (example for example in official if example.key not in held_out))
+    return head({"train": train, "validation": validation, "test": test}, split, size)
 
 
 def messages(example: Example) -> list[dict[str, str]]:
@@ -80,8 +68,7 @@ def slices(example: Example) -> dict[str, str]:
 def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> None:
     """Copy the two official files into the prepared folder, from the folder `source` or from the Hugging Face hub.
 
-    Files that are there already are only checked, and so is a folder that NIGHTSHIFT_GSM8K names. ValueError: the hub
-    cannot be reached, or the data is not the official data.
+    Without `source`, files that are official already stay. A folder that NIGHTSHIFT_GSM8K names is only checked.
     """
     folder = folder_of("gsm8k", ENV_VAR)
     if source is None:
@@ -93,30 +80,28 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
             if os.environ.get(ENV_VAR):
                 raise
     contents = {name: _read(source, name) for name in SHA256} if source else _download(progress)
-    write_data(folder, contents)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
     progress(f"gsm8k: {folder} is ready")
 
 
 def _read(folder: Path, name: str) -> bytes:
-    path = folder / name
     try:
-        content = path.read_bytes()
+        return _verified((folder / name).read_bytes(), name, str(folder / name))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}. {_FIX}") from None
-    return _verified(content, name, str(path))
+        raise ValueError(f"{folder / name} cannot be read: {error.strerror}. {_FIX}") from None
 
 
 def _verified(content: bytes, name: str, origin: str) -> bytes:
-    sha256 = hashlib.sha256(content).hexdigest()
-    if sha256 != SHA256[name]:
+    if (sha256 := hashlib.sha256(content).hexdigest()) != SHA256[name]:
         raise ValueError(f"{origin} is not the official {name}: sha256 {sha256[:12]}, not {SHA256[name][:12]}. {_FIX}")
     return content
 
 
 def _examples(name: str) -> list[Example]:
-    # Not splitlines(), which also splits at characters that may be part of a JSON string.
-    lines = _read(folder_of("gsm8k", ENV_VAR), name).decode().split("\n")
-    rows = [(row["question"], row["answer"]) for row in map(json.loads, filter(None, lines))]
+    lines = _read(folder_of("gsm8k", ENV_VAR), name).splitlines()
+    rows = [(row["question"], row["answer"]) for row in map(json.loads, lines)]
     return [Example(key_of(text), text, solution, solution.rpartition("#### ")[2].strip()) for text, solution in rows]
 
 
@@ -131,8 +116,7 @@ def _download(progress: Callable[[str], None]) -> dict[str, bytes]:
         raise ValueError(f"cannot load {HUB_ID} from the hub: {reason}. {_FIX}") from None
     contents = {}
     for name in SHA256:
-        rows = sets[name.removesuffix(".jsonl")]
-        # The exact bytes of the official files: one sha256 checks a download and a folder.
-        lines = [json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n" for row in rows]
-        contents[name] = _verified("".join(lines).encode(), name, f"{HUB_ID} {name} from the hub")
+        rows = [{"question": row["question"], "answer": row["answer"]} for row in sets[name.removesuffix(".jsonl")]]
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()  # the exact bytes of the official files
+        contents[name] = _verified(content, name, f"{HUB_ID} {name} from the hub")
     return contents

@@ -1,9 +1,4 @@
-"""A verifiers harness that chats inside the worker: no subprocess, and one HTTP request per turn.
-
-The stock chat harness starts a Python program for every rollout, which costs seconds of CPU time.
-"""
-
-from __future__ import annotations
+"""A verifiers harness that chats inside the worker. The stock harness starts a Python program for every rollout."""
 
 import asyncio
 import json
@@ -21,24 +16,15 @@ TOOL_SECONDS = 30.0  # limit of one call of a tool
 TOOL_FAILED = "error: "  # prefix of the answer of a tool that failed
 
 
-class Requests:
-    """Counts the requests of all rollouts of this process to the policy."""
-
-    waiting = 0
-    answered = 0
-
-
 class ChatHarness(vf.Harness[vf.HarnessConfig]):
-    """Chat through the interception server until the model calls no tool. The server adds model, sampling and trace.
-
-    The model gets the error of a tool that fails as the answer of the tool.
-    """
+    """Chat through the interception server until the model calls no tool. The server adds sampling and trace."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
     SUPPORTS_MCP = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
+    waiting = answered = 0  # requests of all rollouts of this process to the policy
 
     def __init__(self, config: vf.HarnessConfig) -> None:
         super().__init__(config)
@@ -62,13 +48,12 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
     ) -> ProgramResult:
         """Chat to the end of the model's turn. An HTTP error is reported as a failed program."""
         system, prompt = self.resolve_prompt(data)
-        messages = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or [])
-        if system is not None:
-            messages.insert(0, vf.SystemMessage(content=system))
-        wire = [message_to_wire(message) for message in messages]
+        wire = [] if system is None else [{"role": "system", "content": system}]
+        messages = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt or ()
+        wire += map(message_to_wire, messages)
         tools, places = await _list_tools(mcp_urls)
         while True:
-            Requests.waiting += 1
+            ChatHarness.waiting += 1
             try:
                 response = await self._client.post(
                     f"{endpoint}/chat/completions",
@@ -76,8 +61,8 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
                     json={"model": ctx.model, "messages": wire, **({"tools": tools} if tools else {})},
                 )
             finally:
-                Requests.waiting -= 1
-            Requests.answered += 1
+                ChatHarness.waiting -= 1
+            ChatHarness.answered += 1
             if response.is_error:
                 return ProgramResult(1, "", f"HTTP {response.status_code}: {response.text}")
             message = response.json()["choices"][0]["message"] if tools else {}

@@ -57,10 +57,8 @@ _JOINED = re.compile("[cju]*(?:[^cju][cju]*[cj])?")  # `17, 18`, `17 or 18`, `3 
 
 
 def read(statement: str, is_prose: bool = False) -> tuple[Fraction, str] | None:
-    """Return the number that `statement` names, with its text; None if there is no such number, or more than one.
-
-    `is_prose`: numbers may explain the answer, so the last number counts.
-    """
+    """Return the number that `statement` names, with its text; None if there is no such number, or more than one. In
+    prose, numbers may explain the answer, so the last number counts."""
     statement = _OPENED.sub(", ", statement)
     statement = outside = _CHANGING.sub("\xb1", statement if len(statement) <= MAX_CHARS else "")
     for _ in range(5):  # levels of brackets

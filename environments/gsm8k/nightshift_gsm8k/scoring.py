@@ -3,7 +3,7 @@
 The answer follows the last `####`, `\\boxed{` or `<answer>`, or the last `answer is` if there is no `####`. Without a
 marker the answer is the last number of the last sentence that has a number. Headings (`#### 1. Add`), labels (`step 3`)
 and text that imitates the next turn (`Question:`, `User:`, `<|im_end|>`) are not read. An answer does not count if the
-text after it names another number (`No, 19`) or retracts it. Scoring takes linear time and raises nothing.
+text after it names another number (`No, 19`) or retracts it.
 """
 
 import re

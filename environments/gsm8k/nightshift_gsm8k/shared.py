@@ -1,20 +1,17 @@
 """What the packages of several environments share: lazy imports, splits, random numbers, folders of data."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 Split = Literal["train", "validation", "test"]
 
-# These words seed the generators: other words would generate other problems.
-_SEED_WORDS: dict[str, str] = {"train": "train", "validation": "selection", "test": "sealed"}
+_SEED_WORDS = {"train": "train", "validation": "selection", "test": "sealed"}  # other words: other problems
 
 
 def lazy(package: str, names: Sequence[str]) -> Callable[[str], Any]:
@@ -38,16 +35,18 @@ def key_of(text: str) -> str:
     return digest(" ".join(text.lower().split()))[:16]
 
 
-def check_split(split: str) -> None:
-    """Raise ValueError for a split that does not exist."""
-    if split not in get_args(Split):
-        raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(get_args(Split))}")
+def check(split: str, size: int | None, sizes: Mapping[str, int]) -> None:
+    """Raise ValueError for a split that is not in `sizes`, or for a size that it does not have. None: the whole."""
+    if split not in sizes:
+        raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(sizes)}")
+    if size is not None and not 0 < size <= sizes[split]:
+        raise ValueError(f"size = {size} is not available in {split}. Use 1 to {sizes[split]}")
 
 
-def check_size(split: str, size: int | None, largest: int) -> None:
-    """Raise ValueError for a size that a split does not have. None is the whole split."""
-    if size is not None and not 0 < size <= largest:
-        raise ValueError(f"size = {size} is not available in {split}. Use 1 to {largest}")
+def head(sets: Mapping[str, list[T]], split: str, size: int | None) -> list[T]:
+    """Return the first `size` examples of one of the sets; all of them for None. ValueError as in `check`."""
+    check(split, size, {name: len(examples) for name, examples in sets.items()})
+    return sets[split][:size]
 
 
 def pick(rng: random.Random, values: Sequence[T]) -> T:
@@ -80,15 +79,8 @@ def distinct(problems: Iterator[T], identity: Callable[[T], Hashable], size: int
 
 def folder_of(name: str, variable: str) -> Path:
     """Return the folder of a data set: the one that an environment variable names, else one in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(os.environ.get(variable) or cache / "nightshift" / name).expanduser()
-
-
-def write_data(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write the files of a data set."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
 
 
 def messages(example: Any) -> list[dict[str, str]]:

@@ -1,11 +1,7 @@
-"""GSM8K as a verifiers v1 taskset, so that prime-rl can train on it, and the classes that other tasksets share.
-
-The taskset cannot load the test split, so no trainer can see that split.
-"""
-
-from __future__ import annotations
+"""GSM8K and other word problems as verifiers v1 tasksets, which cannot load the test split."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import verifiers.v1 as vf
@@ -24,20 +20,6 @@ class WordProblem(vf.TaskData):
     answer: str
 
 
-class WordProblemTask(vf.Task[WordProblem]):
-    """A task whose reward is the score of gsm8k's scoring."""
-
-    @property
-    def key(self) -> str:
-        """The example's key: the same in every split, order and size."""
-        return self.data.key
-
-    @vf.reward
-    async def correct(self, trace: vf.Trace) -> float:
-        """Return 1.0 if the model's last reply ends in the right number, else 0.0."""
-        return scoring.score(trace.last_reply, self.data.answer)
-
-
 class WordProblemConfig(vf.TasksetConfig):
     """Which examples. `split` has no default: every user of the taskset has to choose."""
 
@@ -45,31 +27,41 @@ class WordProblemConfig(vf.TasksetConfig):
     size: int | None = Field(None, ge=1)
     """Number of examples; None = all."""
     seed: int = 0
-    """Order of the train split: prime-rl keeps the order in which tasks are loaded."""
+    """Order of the train split, because prime-rl keeps the order of loading; for generated problems: which problems."""
 
 
-class GeneratedConfig(WordProblemConfig):
-    """Which generated problems. `size` has no default: a generator has no end."""
+def taskset_of(data: Any, scoring: Any, kind: type[WordProblemConfig]) -> type[vf.Taskset[Any, Any]]:
+    """Return the taskset of a package's modules, with the prompts of the evaluation. Further fields of the config class
+    `kind` are further arguments of `data.load`."""
+    more = kind.model_fields.keys() - WordProblemConfig.model_fields.keys()
 
-    size: int = Field(ge=1)
-    """Number of examples."""
-    seed: int = 0
-    """Which examples: another seed generates other problems."""
+    class WordProblemTask(vf.Task[WordProblem]):
+        """A task whose reward is the score of `scoring`."""
+
+        @property
+        def key(self) -> str:
+            """The example's key: the same in every split, order and size."""
+            return self.data.key
+
+        @vf.reward
+        async def correct(self, trace: vf.Trace) -> float:
+            """Return the score of the model's last reply; 0.0 also if scoring it takes too long."""
+            with suppress(TimeoutError):
+                return scoring.score(trace.last_reply, self.data.answer)
+            return 0.0
+
+    class WordProblems(vf.Taskset[WordProblemTask, kind]):
+        """The examples of `data` without the test split."""
+
+        def load(self) -> Iterator[WordProblemTask]:
+            """Yield the configured examples. ValueError: the data is not prepared, or the split has no such size."""
+            config = self.config
+            named = {name: getattr(config, name) for name in more}
+            for index, example in enumerate(data.load(config.split, config.size, config.seed, **named)):
+                problem = WordProblem(idx=index, prompt=data.messages(example), key=example.key, answer=example.answer)
+                yield WordProblemTask(problem, config.task)
+
+    return WordProblems
 
 
-def word_problems(data: Any, config: WordProblemConfig, **named: Any) -> Iterator[WordProblemTask]:
-    """Yield the configured examples of a package's `data`, with the prompts of the evaluation.
-
-    `named`: further arguments of `data.load`. ValueError: the data is not prepared, or the split has no such size.
-    """
-    for index, example in enumerate(data.load(config.split, config.size, config.seed, **named)):
-        problem = WordProblem(idx=index, prompt=data.messages(example), key=example.key, answer=example.answer)
-        yield WordProblemTask(problem, config.task)
-
-
-class Gsm8kTaskset(vf.Taskset[WordProblemTask, WordProblemConfig]):
-    """GSM8K without its official test set."""
-
-    def load(self) -> Iterator[WordProblemTask]:
-        """Yield the configured examples."""
-        return word_problems(data, self.config)
+Gsm8kTaskset = taskset_of(data, scoring, WordProblemConfig)

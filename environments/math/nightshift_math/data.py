@@ -6,8 +6,6 @@ proportion; `train` is the rest of that split; `test` is 1,000 problems of the o
 way, without MATH-500, because models have seen those problems.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -18,13 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nightshift_gsm8k.shared import Split, check_size, check_split, folder_of, key_of, shuffled, write_data
+from nightshift_gsm8k.shared import Split, folder_of, head, key_of, shuffled
 
 from nightshift_math.scoring import extract_answer
 
 INSTRUCTION = "Reason step by step, and put your final answer within \\boxed{}."
-# A longer problem is left out. A byte-level tokenizer makes at most as many tokens as bytes, so every prompt fits. The
-# longest problem of MATH-500 has 1,733 bytes.
+# A longer problem is left out. A byte-level tokenizer makes at most as many tokens as bytes, so every prompt fits.
 MAX_PROBLEM_BYTES, PROMPT_TOKENS = 1900, 2048
 
 ENV_VAR = "NIGHTSHIFT_MATH"  # names the folder of the prepared data, if it is not the default folder
@@ -54,29 +51,21 @@ class Example:
 def load(split: Split, size: int | None = None, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Example]:
     """Return the first `size` examples of one split; all of them for None. `seed` fixes the order of `train`.
 
-    ValueError with the command to run: the split, the size or a level does not exist, or the data is missing or was
-    changed after `prepare`.
+    ValueError with the command to run: no such split, size or level, or the data is missing or was changed.
     """
-    check_split(split)
-    if not levels or not all(isinstance(level, int) and 1 <= level <= 5 for level in levels):
+    if not levels or {*levels} - {1, 2, 3, 4, 5}:
         raise ValueError(f"levels = {levels!r} is not a list of levels. Write some of [1, 2, 3, 4, 5]")
-    _check_math_verify()
     examples, public = _read(), {*MATH_500.read_text().split()}
     test_keys = {example.key for example in examples if example.split == "test"}
     examples = [e for e in examples if e.level in levels and len(e.problem.encode()) <= MAX_PROBLEM_BYTES]
     test = _in_shares([e for e in examples if e.split == "test" and e.key not in public])
     official = _in_shares([e for e in examples if e.split == "train" and e.key not in test_keys])
-    for name, problems, least in (("test", test, NUM_VALIDATION), ("train", official, 2 * NUM_VALIDATION)):
-        if len(problems) < least:
-            cause = f"levels = {list(levels)} have {len(problems)} problems of {name} that can be used"
-            raise ValueError(f"{cause}, and {least} are needed. Add levels")
-    sets: dict[Split, list[Example]] = {
-        "train": shuffled(random.Random(seed), official[NUM_VALIDATION:]),
-        "validation": official[:NUM_VALIDATION],
-        "test": test[:NUM_VALIDATION],
-    }
-    check_size(f"{split} of levels {list(levels)}", size, len(sets[split]))
-    return sets[split][:size]
+    if min(len(test), len(official) // 2) < NUM_VALIDATION:
+        cause = f"levels = {list(levels)} have {len(official)} usable problems of train and {len(test)} of test"
+        raise ValueError(f"{cause}, not {2 * NUM_VALIDATION} and {NUM_VALIDATION}. Add levels")
+    train = shuffled(random.Random(seed), official[NUM_VALIDATION:])
+    sets = {"train": train, "validation": official[:NUM_VALIDATION], "test": test[:NUM_VALIDATION]}
+    return head(sets, split, size)
 
 
 def messages(example: Example) -> list[dict[str, str]]:
@@ -90,32 +79,27 @@ def slices(example: Example) -> dict[str, str]:
 
 
 def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> None:
-    """Read the user's copy in the folder `source`, and write the prepared data and its sha256.
-
-    Without `source`, only check that the prepared data is there. ValueError with the command to run: not MATH.
-    """
-    _check_math_verify()
-    if source is None:
+    """Read the user's copy in the folder `source`, and write the prepared data and its sha256. ValueError: not MATH."""
+    if source is None:  # only check the prepared data
         _read()
         return
-    examples = [_example(split, *row) for split in NUM_OFFICIAL for row in _rows(source, split)]
+    examples = [example for split in NUM_OFFICIAL for example in _rows(source, split)]
     for split, size in NUM_OFFICIAL.items():
         if (number := sum(example.split == split for example in examples)) != size:
             raise ValueError(f"{source}: {split} has {number} problems, MATH has {size}. {_FIX}")
     examples.sort(key=lambda example: (example.split, example.key, example.answer))
     content = "".join(json.dumps(asdict(example)) + "\n" for example in examples).encode()
     folder, sha256 = folder_of("math", ENV_VAR), hashlib.sha256(content).hexdigest()
-    write_data(folder, {_NAME: content, _SUM: f"{sha256}  {_NAME}\n".encode()})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _NAME).write_bytes(content)
+    (folder / _SUM).write_text(f"{sha256}  {_NAME}\n")
     progress(f"math: {folder} is ready, sha256 {sha256[:12]}")
 
 
-def _check_math_verify() -> None:
+def _read() -> list[Example]:
     version = next((distribution.version for distribution in metadata.distributions(name="math-verify")), "none")
     if version != MATH_VERIFY:
         raise ValueError(f"math needs math-verify {MATH_VERIFY}, not {version}. Run: uv sync --extra math")
-
-
-def _read() -> list[Example]:
     folder = folder_of("math", ENV_VAR)
     try:
         content, sha256 = (folder / _NAME).read_bytes(), (folder / _SUM).read_text().partition(" ")[0]
@@ -137,28 +121,25 @@ def _in_shares(examples: Sequence[Example]) -> list[Example]:
     return [example for _, example in sorted(places.items())]
 
 
-def _rows(source: Path, split: str) -> Iterator[tuple[str, Any]]:
-    """Yield the problems of a split in the user's copy, each with its file and line."""
+def _rows(source: Path, split: str) -> Iterator[Example]:
+    """Yield the problems of a split in the user's copy."""
     lines = source / f"{split}.jsonl"
     for path in [lines] if lines.is_file() else sorted((source / split).glob("*/*.json")):
-        try:
-            text = path.read_text("utf-8")
-            for number, row in enumerate(text.split("\n") if path == lines else [text], 1):
-                if row.strip():
-                    yield f"{path}:{number}", json.loads(row)
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read: {error}. {_FIX}") from None
+        text = path.read_text("utf-8")
+        for number, line in enumerate(text.split("\n") if path == lines else [text], 1):
+            try:
+                if line.strip():
+                    yield _example(split, json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                cause = f"{path}:{number} is not a problem of MATH: {type(error).__name__} {error}"
+                raise ValueError(f"{cause}. {_FIX}") from None
 
 
-def _example(split: str, where: str, row: Any) -> Example:
+def _example(split: str, row: Any) -> Example:
     """Return the example of a row. Copies on the hub have `subject` for `type`, and some have `2` for `Level 2`."""
-    try:
-        problem, level = row["problem"], str(row["level"]).removeprefix("Level ")
-        answer = extract_answer(row["solution"].replace("\\fbox", "\\boxed")) if "box" in row["solution"] else None
-        subject = row["type"] if "type" in row else row["subject"]
-        key = key_of(problem)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where} is not a problem of MATH: {type(error).__name__} {error}. {_FIX}") from None
+    problem, level = row["problem"], str(row["level"]).removeprefix("Level ")
+    answer = extract_answer(row["solution"].replace("\\fbox", "\\boxed")) if "box" in row["solution"] else None
     if answer is None:
-        raise ValueError(f"{where}: the solution has no answer in \\boxed{{}}. {_FIX}")
-    return Example(key, split, int(level) if level in {*"12345"} else 0, str(subject), problem, answer)
+        raise ValueError("the solution has no answer in \\boxed{}")
+    subject = row["type"] if "type" in row else row["subject"]
+    return Example(key_of(problem), split, int(level) if level in {*"12345"} else 0, str(subject), problem, answer)

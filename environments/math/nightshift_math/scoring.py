@@ -3,13 +3,9 @@
 The answer is the content of the last `\\boxed{}`, else the last line. If the right answer is a plain number, the given
 answer must be that number, exact and fully computed: 0.333 is not 1/3, and 2+3 or 4/8 would reward copying the
 question. A unit may be left out, but not replaced. A pair or an interval needs its brackets, as in MATH's own grader.
-
-Sympy decides every other case. Hostile LaTeX (`9^{9^{9}}`) would keep sympy busy forever, so there is a limit of CPU
-time; a limit of wall-clock time would depend on the machine's load. Some code of sympy cannot be interrupted by a
-signal: therefore the harness scores in a separate process, which it can kill.
+Sympy decides every other case. Hostile LaTeX (`9^{9^{9}}`) would keep sympy busy forever: there is a limit of CPU time,
+and because a signal cannot interrupt all code of sympy, the harness scores in a separate process.
 """
-
-from __future__ import annotations
 
 import functools
 import re
@@ -23,6 +19,7 @@ CPU_SECONDS = 1.0  # for one answer; the answers of MATH-500, each compared with
 _SPACE = re.compile(
     r"\\(?:left|right)(?![a-zA-Z])|\\[!,; ]|~|(?<=\\frac)\s+|(?<![0-9a-zA-Z])\s+|\s+(?![0-9a-zA-Z])|^[$+]|[.$]+$"
 )
+_FRAC = re.compile(r"(?<=\\)[dt](?=frac)")
 # Text before a number, such as `so x =`, and a unit after the number. A unit contains no words for other numbers.
 _WORDS = r"(?![^{}]*\b(?:or|and|not|dozen|hundred|thousand|million|billion|trillion)\b)[a-zA-Z. ]*"
 _UNIT = re.compile(
@@ -44,10 +41,8 @@ _NUMBER = re.compile(
 
 
 def extract_answer(text: str) -> str | None:
-    """Return the content of the last `\\boxed{}`, or the last line of a text without a box.
-
-    None if the box is not closed, or if the answer is empty or has more than MAX_CHARS characters.
-    """
+    """Return the content of the last `\\boxed{}`, or the last line of a text without a box; None for an open box, an
+    empty answer, or more than MAX_CHARS characters."""
     _, box, rest = text.rpartition("\\boxed")
     last = text.rstrip(" \t\r\n.*$").rpartition("\n")[2]
     answer = _braced(rest[: MAX_CHARS + 9]) if box else _BEFORE.split(last)[-1].strip()
@@ -60,16 +55,12 @@ def is_formatted(completion: str) -> bool:
 
 
 def score(completion: str, answer: str) -> float:
-    """Return 1.0 if the final answer of `completion` equals `answer`, else 0.0.
-
-    Raises:
-        TimeoutError: the comparison takes more than CPU_SECONDS.
-        ValueError: outside the main thread, which is the only thread that a signal interrupts.
-    """
+    """Return 1.0 if the final answer of `completion` equals `answer`, else 0.0. TimeoutError after CPU_SECONDS; only in
+    the main thread, which is the only thread that a signal interrupts."""
     given = extract_answer(completion)
     if given is None:
         return 0.0
-    plain, right = _printed(given), _printed(answer)
+    plain, right = (_SPACE.sub("", _FRAC.sub("", text.replace("{,}", ","))) for text in (given, answer))
     if plain == right:
         return 1.0
     units, brackets = [_units(text) for text in (plain, right)], _BRACKETS.fullmatch(right)
@@ -125,8 +116,7 @@ def _same(given: str, answer: str) -> float:
 
 
 def _braced(text: str) -> str | None:
-    """Return the content of the braces at the start of `text`; without braces, as in `\\boxed 2`, the text up to a
-    `$`."""
+    """Return the content of the braces at the start of `text`; without braces, as in `\\boxed 2`, up to a `$`."""
     if not text.lstrip().startswith("{"):
         return text.partition("$")[0].strip()
     depth = 0
@@ -135,10 +125,6 @@ def _braced(text: str) -> str | None:
         if depth == 0 and match[0] == "}":
             return text[text.index("{") + 1 : match.start()].strip()
     return None
-
-
-def _printed(answer: str) -> str:
-    return _SPACE.sub("", answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("{,}", ","))
 
 
 def _units(answer: str) -> set[str]:

@@ -2,18 +2,14 @@
 
 A task is accepted if its prompt is text and its reward is a function of the trace, without a judge or a container. With
 `max_turns` = 1 a task is one question and one answer. With more turns a package may have its own Env, several seats and
-local tools. Every other taskset is Refused. The split is by a hash of `Task.key`, so the order of loading has no
-effect.
+local tools. The split is by a hash of `Task.key`, so the order of loading has no effect.
 """
-
-from __future__ import annotations
 
 import asyncio
 import functools
 import hashlib
 import importlib.util
 import inspect
-import itertools
 import json
 import math
 import sys
@@ -22,51 +18,61 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
+from verifiers.v1.dialects.chat import parse_message
 from verifiers.v1.trace import AgentInfo, VersionInfo
 from verifiers.v1.types import content_text
 from verifiers.v1.utils import loaders
 
-MOST_TASKS = 5_000_000
 ROUNDING = 1e-6  # error of a sum of weighted rewards
-Message = dict[str, str]
+_BUILT_IN = ("verifiers.v1.envs.", "verifiers.v1.tasksets.")
+_SEVERAL = "Write max_turns = 8 (the most answers in an episode) in its table of rules.toml; the engine is prime-rl"
+_PARSER = 'Write vLLM\'s tool parser for the model: tool_parser = "hermes"'
+_ENV = "Choose an environment in which the trained policy has every seat, without another engine"
+_TRACE = "Choose a taskset whose reward is a function of the trace"
+_LOCAL = "Choose a taskset whose tools run on this machine"
 
 
 class Refused(ValueError):
     """The taskset, or a reward, cannot be used. The message is one line with the cause and the fix."""
 
 
+def refuse(name: str, *reasons: tuple[Any, str, str]) -> None:
+    """Raise Refused for the first of the reasons (condition, cause, fix) whose condition is true."""
+    for condition, cause, fix in reasons:
+        if condition:
+            raise Refused(f"{name} {cause}. {fix}.")
+
+
 def import_package(place: Path) -> str:
     """Import a package, a folder or one file, from exactly this path. Return its name."""
-    name, folder = place.stem, place if place.is_dir() else None
-    source = place / "__init__.py" if folder else place
-    inside = [str(folder)] if folder else None
-    spec = importlib.util.spec_from_file_location(name, source, submodule_search_locations=inside)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    source, inside = (place / "__init__.py", [str(place)]) if place.is_dir() else (place, None)
+    spec: Any = importlib.util.spec_from_file_location(place.stem, source, submodule_search_locations=inside)
+    sys.modules[place.stem] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return name
+    return place.stem
 
 
 def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     """Return the taskset of an imported package, with `args` of `spec` as its config."""
     environment, seats = loaders.environment_class(name), seats_of(name)
-    for kind in (environment, loaders.taskset_class(name)):
-        built_in = next((base for base in kind.__mro__ if base.__module__.startswith(_BUILT_IN)), vf.SingleAgentEnv)
-        if built_in is not vf.SingleAgentEnv:
-            raise Refused(_BUILT_ON.format(kind.__name__, built_in.__name__))
-    for seat, agent in seats.items():
-        if agent.model or agent.client:
-            raise Refused(f"the seat {seat} of {name} is another model: {agent.model or agent.client}. {_NO_MODEL}")
+    bases = [base for kind in (environment, loaders.taskset_class(name)) for base in kind.__mro__]
+    bases = [base for base in bases if base.__module__.startswith(_BUILT_IN) and base is not vf.SingleAgentEnv]
+    models = [str(agent.model or agent.client) for agent in seats.values() if agent.model or agent.client]
+    refuse(
+        name,
+        (bases, f"is built on verifiers' {bases and bases[0].__name__}, which is not accepted", _ENV),
+        (models, f"has a seat with another model: {', '.join(models)}", _ENV),
+    )
     config = loaders.taskset_config_type(name)(id=name, **spec["args"])
     taskset = loaders.load_taskset(config)
-    _check_kind(taskset.task_type(), config.task, spec)
-    _check_tools(taskset, taskset.toolsets(config), spec)
-    if environment is not vf.SingleAgentEnv and spec["max_turns"] == 1:
-        raise Refused(f"{name} plays its own {environment.__name__}: several turns or several agents. {_SEVERAL}")
-    if spec["seat"] not in (seats if [*seats] != ["agent"] else ("", "agent")):
-        raise Refused(f'{name} has the seats {", ".join(seats)}. Write which one scores: seat = "{next(iter(seats))}".')
+    _check_class(taskset.task_type(), config.task, spec, taskset.toolsets(config))
+    is_own = environment is not vf.SingleAgentEnv and spec["max_turns"] == 1
+    is_unknown = spec["seat"] not in (seats if [*seats] != ["agent"] else ("", "agent"))
+    refuse(
+        name,
+        (is_own, f"plays its own {environment.__name__}: several turns or several agents", _SEVERAL),
+        (is_unknown, f"has the seats {', '.join(seats)}", f'Write which one scores: seat = "{next(iter(seats))}"'),
+    )
     return taskset
 
 
@@ -76,99 +82,74 @@ def seats_of(name: str) -> dict[str, vf.AgentConfig]:
     return {seat: field.default for seat, field in fields.items() if isinstance(field.default, vf.AgentConfig)}
 
 
-_BUILT_IN = ("verifiers.v1.envs.", "verifiers.v1.tasksets.")
-_BUILT_ON = (
-    "{} is built on verifiers' {}, which is not accepted. Choose an environment that scores one policy and needs no"
-    " other engine."
-)
-_SEVERAL = "Write max_turns = 8 (the most answers in an episode) in its table of rules.toml; the engine is prime-rl."
-_NO_MODEL = "Choose an environment in which the trained policy has every seat."
-_NO_BOX = "Choose a taskset whose reward is a function of the trace."
-
-
-def _check_tools(owner: Any, servers: Sequence[Any], spec: Mapping[str, Any]) -> None:
-    """Raise Refused for tools that run elsewhere, and for all tools if one answer is scored."""
-    kind = (owner if isinstance(owner, type) else type(owner)).__name__
-    for server in servers:
-        name = type(server).__name__
-        if server.config.url or server.config.runtime.type != "subprocess":
-            place = server.config.url or f"in a {server.config.runtime.type} container"
-            raise Refused(f"{kind} needs the tools {name} {place}. Choose a taskset whose tools run on this machine.")
-        if spec["max_turns"] == 1:
-            raise Refused(f"{kind} needs tools: {name}. {_SEVERAL}")
-        if not spec["tool_parser"]:
-            fix = 'Write vLLM\'s tool parser for the model: tool_parser = "hermes".'
-            raise Refused(f"{kind} needs tools: {name}. {fix}")
-
-
-def _check_kind(kind: type[vf.Task[Any]], config: vf.TaskConfig, spec: Mapping[str, Any]) -> None:
-    """Raise Refused for a class of tasks that cannot be used. This check needs no data."""
-    judges = [value for _, value in config if isinstance(value, vf.JudgeConfig)]
-    for judge in (*config.judges, *judges):
-        raise Refused(f"{kind.__name__} asks a judge: {judge.id or judge.model}. Choose a taskset without one.")
-    if kind.NEEDS_CONTAINER:
-        raise Refused(f"{kind.__name__} needs a container: NEEDS_CONTAINER. {_NO_BOX}")
-    for hook in ("setup", "finalize"):
-        if getattr(kind, hook) is not getattr(vf.Task, hook):
-            raise Refused(f"{kind.__name__} prepares or reads a container in {hook}(). {_NO_BOX}")
-    _check_tools(kind, kind.toolsets(config), spec)
+def _check_class(kind: type[vf.Task[Any]], config: Any, spec: Mapping[str, Any], shared: Sequence[Any] = ()) -> None:
+    """Raise Refused for a class of tasks, or for `shared` tools, that cannot be used. This check needs no data."""
+    judges = [*config.judges, *(value for _, value in config if isinstance(value, vf.JudgeConfig))]
+    models = ", ".join(str(judge.id or judge.model) for judge in judges)
+    hooks = [hook for hook in ("setup", "finalize") if getattr(kind, hook) is not getattr(vf.Task, hook)]
+    tools = {type(server).__name__: server.config for server in (*shared, *kind.toolsets(config))}
+    places = {tool: config.url or config.runtime.type for tool, config in tools.items()}
+    remote = [f"{tool} ({place})" for tool, place in places.items() if place != "subprocess"]
+    refuse(
+        kind.__name__,
+        (judges, f"asks a judge: {models}", _TRACE),
+        (kind.NEEDS_CONTAINER, "needs a container: NEEDS_CONTAINER", _TRACE),
+        (hooks, f"prepares or reads a container in {', '.join(hooks)}", _TRACE),
+        (remote, f"needs the tools {', '.join(remote)}", _LOCAL),
+        (tools and spec["max_turns"] == 1, f"needs tools: {', '.join(tools)}", _SEVERAL),
+        (tools and not spec["tool_parser"], f"needs tools: {', '.join(tools)}", _PARSER),
+    )
 
 
 def check(task: vf.Task[Any], spec: Mapping[str, Any]) -> None:
     """Raise Refused for a task that needs more than `spec` allows."""
-    kind = type(task)
-    _check_kind(kind, task.config, spec)
-    if task.data.image:
-        raise Refused(f"{kind.__name__} needs a container: {task.data.image}. {_NO_BOX}")
-    rewards, several = task.hooks("reward"), spec["max_turns"] > 1
-    for function in (*rewards, *task.hooks("metric")):
-        parameter = inspect.signature(function).parameters.get("runtime")
-        if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise Refused(f"{kind.__name__}.{function.__name__} needs a runtime, which is a container. {_NO_BOX}")
-    if not (rewards or several):  # an Env of its own may record them
-        raise Refused(f"{kind.__name__} has no reward. Mark a method of it with @vf.reward.")
-    if not chat(task) and not several:
-        raise Refused(f"{kind.__name__} has a task without a prompt: a scripted user asks. {_SEVERAL}")
+    _check_class(type(task), task.config, spec)
+    rewards, is_single = task.hooks("reward"), spec["max_turns"] == 1
+    hooks = {
+        hook.__name__: inspect.signature(hook).parameters.get("runtime") for hook in rewards + task.hooks("metric")
+    }
+    boxed = [name for name, runtime in hooks.items() if runtime and runtime.default is runtime.empty]
+    refuse(
+        type(task).__name__,
+        (task.data.image, f"needs a container: {task.data.image}", _TRACE),
+        (boxed, f"needs a runtime, which is a container, in {', '.join(boxed)}", _TRACE),
+        (is_single and not rewards, "has no reward", "Mark a method of it with @vf.reward"),  # an Env may record one
+        (not chat(task) and is_single, "has a task without a prompt: a scripted user asks", _SEVERAL),
+    )
 
 
-def chat(task: vf.Task[Any]) -> list[Message]:
-    """Return the messages of the prompt, the system prompt first; [] without a prompt. Refused if a message is not
-    text."""
-    data, kind = task.data, type(task).__name__
-    prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or ())
-    if not prompt:
-        return []
-    messages = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+def chat(task: vf.Task[Any]) -> list[dict[str, str]]:
+    """Return the messages of the prompt, the system prompt first; [] without a prompt. Refused if one is not text."""
+    data = task.data
+    prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else [*(data.prompt or ())]
+    if prompt and data.system_prompt is not None:
+        prompt.insert(0, vf.SystemMessage(content=data.system_prompt))
     for message in prompt:
-        content = message.content
-        is_text = isinstance(content, str) or all(part.type == "text" for part in content or ())
-        if message.role not in ("system", "user", "assistant") or not is_text:
-            cause = f"{kind} has a prompt with {message.role} content that is not text"
-            raise Refused(f"{cause}. Choose a taskset whose prompts are text.")
-        messages.append({"role": message.role, "content": content_text(content)})
-    return messages
+        parts = message.content if isinstance(message.content, list) else ()
+        is_other = message.role == "tool" or any(part.type != "text" for part in parts)
+        cause = f"has a prompt with {message.role} content that is not text"
+        refuse(type(task).__name__, (is_other, cause, "Choose a taskset whose prompts are text"))
+    return [{"role": message.role, "content": content_text(message.content)} for message in prompt]
+
+
+def _has_key(task: vf.Task[Any]) -> bool:
+    """The default of verifiers, a hash of all data, includes the position of the task."""
+    return type(task).key is not vf.Task.key  # type: ignore[comparison-overlap]
 
 
 def key_of(task: vf.Task[Any]) -> str:
-    """Return a task's own `key`, else its prompt, else its data. The default of verifiers, a hash of all data, includes
-    the position of the task."""
-    is_own = type(task).key is not vf.Task.key  # type: ignore[comparison-overlap]
-    return task.key if is_own else json.dumps(chat(task) or _data(task), sort_keys=True)
+    """Return a task's own `key`, else its prompt, else its data."""
+    return task.key if _has_key(task) else json.dumps(chat(task) or _data(task), sort_keys=True)
 
 
-def _data(task: vf.Task[Any]) -> dict[str, Any]:
-    data: dict[str, Any] = task.data.model_dump(mode="json", exclude={"idx"})
-    return data
-
-
-def digest(*parts: str) -> str:
-    """Return 64 hex digits over texts."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def _data(task: vf.Task[Any]) -> Any:
+    return task.data.model_dump(mode="json", exclude={"idx"})
 
 
 def identity(task: vf.Task[Any]) -> str:
     """Return 16 hex digits over the key and the data of a task: another answer makes another example."""
-    return digest(key_of(task), json.dumps(_data(task), sort_keys=True))[:16]
+    text = f"{key_of(task)}\0{json.dumps(_data(task), sort_keys=True)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def split(taskset: vf.Taskset[Any, Any], spec: Mapping[str, Any]) -> dict[str, list[vf.Task[Any]]]:
@@ -177,69 +158,55 @@ def split(taskset: vf.Taskset[Any, Any], spec: Mapping[str, Any]) -> dict[str, l
     Among tasks without a key of their own and with the same prompt, one is used. Refused for too few tasks, for a key
     that occurs twice, and for an infinite taskset without num_train.
     """
-    num_validation, num_train = spec["num_validation"], spec["num_train"]
-    if taskset.INFINITE and num_train is None:
-        raise Refused(f"{type(taskset).__name__} has no end of tasks. Write num_train = 1000 below num_validation.")
-    most = 2 * num_validation + (num_train or 0) if taskset.INFINITE else MOST_TASKS
+    num_held_out, num_train, name = 2 * spec["num_validation"], spec["num_train"], type(taskset).__name__
+    is_endless = taskset.INFINITE and num_train is None
+    refuse(name, (is_endless, "has no end of tasks", "Write num_train = 1000 below num_validation"))
     kept: dict[str, vf.Task[Any]] = {}
-    for task in itertools.islice(taskset, MOST_TASKS):
+    for task in taskset:
         check(task, spec)
         other = kept.setdefault(key := key_of(task), task)
-        if other is not task and type(task).key is not vf.Task.key:  # type: ignore[comparison-overlap]
-            raise Refused(f"the key {key[:80]!r} occurs more than once. Give each task a `key` of its own.")
+        is_twice = other is not task and _has_key(task)
+        refuse(name, (is_twice, f"has the key {key[:80]!r} more than once", "Give each task a `key` of its own"))
         kept[key] = min(other, task, key=identity)  # independent of the order of loading
-        if len(kept) == most:
+        if taskset.INFINITE and len(kept) == num_held_out + num_train:
             break
-    tasks = list(kept.values())
-    if len(tasks) < 2 * num_validation + 1:
-        cause = f"{len(tasks)} tasks are too few: validation and test need {2 * num_validation}, training needs one"
-        raise Refused(f"{cause}. Lower num_validation, or name a taskset with more tasks.")
-    tasks.sort(key=lambda task: digest(key_of(task)))
-    train = tasks[2 * num_validation :]
-    if num_train is not None and len(train) < num_train:
-        raise Refused(f"num_train = {num_train}, and {len(train)} tasks are left to train on. Lower num_train.")
+    tasks = [kept[key] for key in sorted(kept, key=lambda key: hashlib.sha256(key.encode()).digest())]
+    num_left = len(tasks) - num_held_out
+    needed = f"validation and test need {num_held_out}, training needs {num_train or 1}"
+    fix = "Lower num_validation or num_train, or name a taskset with more tasks"
+    refuse(name, (num_left < (num_train or 1), f"has too few tasks: {len(tasks)}; {needed}", fix))
     return {
-        "validation": tasks[:num_validation],
-        "test": tasks[num_validation : 2 * num_validation],
-        "train": train[:num_train],
+        "validation": tasks[: num_held_out // 2],
+        "test": tasks[num_held_out // 2 : num_held_out],
+        "train": tasks[num_held_out:][:num_train],
     }
 
 
 def reward_of(task: vf.Task[Any], text: str) -> float:
     """Return the task's own reward for a trace of its prompt and one answer. Errors of the reward are passed on."""
-    prompt = [_MESSAGES[message["role"]](content=message["content"]) for message in chat(task)]
-    messages = [*prompt, vf.AssistantMessage(content=text)]
+    messages = [*map(parse_message, chat(task)), vf.AssistantMessage(content=text)]
+    nodes = [
+        vf.MessageNode(parent=index - 1 if index else None, message=message, sampled=message is messages[-1])
+        for index, message in enumerate(messages)
+    ]
     origin = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-    trace: Any = vf.Trace(
-        task=origin,
-        agent=AgentInfo(config=vf.AgentConfig()),
-        verifiers=VersionInfo(version=""),  # by default each trace starts a git process to find the commit
-        nodes=[
-            vf.MessageNode(parent=index - 1 if index else None, message=message, sampled=index == len(prompt))
-            for index, message in enumerate(messages)
-        ],
-        is_completed=True,
-        ok=True,
-    )
+    agent, version = AgentInfo(config=vf.AgentConfig()), VersionInfo(version="")  # by default git reports the version
+    trace: Any = vf.Trace(task=origin, agent=agent, verifiers=version, nodes=nodes, is_completed=True, ok=True)
     _loop().run_until_complete(task.score(trace))
     return float(trace.reward)
 
 
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()  # for all answers: making a loop takes half the time of scoring
-
-
-_MESSAGES = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
+_loop = functools.cache(asyncio.new_event_loop)  # for all answers: making a loop takes half the time of scoring
 
 
 def as_score(reward: float, reward_range: Sequence[float]) -> float:
     """Return the reward as a score, 0..1. Refused for a reward that is not finite or outside its range."""
-    if not math.isfinite(reward):
-        raise Refused(f"a reward is {reward}. Return a finite number from each reward.")
     low, high = reward_range
     score = (reward - low) / (high - low)
-    if not -ROUNDING <= score <= 1 + ROUNDING:
-        fix = "Write reward_range = [lowest, highest] for this environment."
-        raise Refused(f"a reward of {reward:g} lies outside {low:g}..{high:g}. {fix}")
+    is_outside = not -ROUNDING <= score <= 1 + ROUNDING
+    refuse(
+        f"a reward of {reward:g}",
+        (not math.isfinite(reward), "is not a finite number", "Return a finite number from each reward"),
+        (is_outside, f"lies outside {low:g}..{high:g}", "Write reward_range = [lowest, highest] for this environment"),
+    )
     return min(max(score, 0.0), 1.0)

@@ -3,8 +3,6 @@
 Validation and test tasks never leave `load`.
 """
 
-from __future__ import annotations
-
 import importlib
 import random
 from collections.abc import Iterator, Mapping
@@ -17,18 +15,13 @@ from nightshift_taskset import rollouts, tasks, v0
 
 
 def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], type[vf.Env[Any]]]:
-    """Return a taskset of the training tasks, and the package's Env with scores, 0..1, as rewards.
-
-    `spec`: as process.py reads it, with `module`, the name of the package.
-    """
+    """Return a taskset of the training tasks of the package `module`, and its Env with scores, 0..1, as rewards."""
     name, spec = v0.adapted(importlib.import_module(spec["module"]).__name__, spec)
     inner = tasks.open_taskset(name, spec)
     kind: Any = type(inner).task_type()
     settings = inner.config.task
-    # `seed`: order of the tasks, because prime-rl keeps the order of loading.
-    config: Any = create_model(
-        "TrainingConfig", __base__=vf.TasksetConfig, seed=(int, 0), task=(type(settings), settings)
-    )
+    fields: Any = {"seed": (int, 0), "task": (type(settings), settings)}  # prime-rl keeps the order of loading
+    config: Any = create_model("TrainingConfig", __base__=vf.TasksetConfig, **fields)
 
     class TrainingTask(kind):  # type: ignore[misc]
         """The package's task, which keeps its config when prime-rl rebuilds it from its data."""
@@ -36,13 +29,8 @@ def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], t
         def __init__(self, data: Any, config: Any = None) -> None:
             super().__init__(data, settings)
 
-    class TrainingSet(vf.Taskset[Any, config]):  # type: ignore[valid-type]
+    class TrainingSet(vf.Taskset[TrainingTask, config]):  # type: ignore[valid-type]
         """The training tasks."""
-
-        @classmethod
-        def task_type(cls) -> type[vf.Task[Any]]:
-            """Return the class of the tasks."""
-            return TrainingTask
 
         @classmethod
         def toolsets(cls, config: Any) -> list[Any]:
@@ -53,8 +41,7 @@ def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], t
             """Yield the training tasks in the order of the seed."""
             training = tasks.split(inner, spec)["train"]
             random.Random(self.config.seed).shuffle(training)
-            for task in training:
-                yield TrainingTask(task.data)
+            yield from (TrainingTask(task.data) for task in training)
 
     class TrainingEnv(rollouts.environment_type(name, spec)):  # type: ignore[misc]
         """The package's Env. The score replaces all rewards."""

@@ -3,8 +3,6 @@
 The prompts become tasks. The environment's own rollout and rubric score an answer: the answer replaces the model.
 """
 
-from __future__ import annotations
-
 import contextvars
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,57 +12,43 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import parse_message
 
-from nightshift_taskset.tasks import Refused
+from nightshift_taskset.tasks import refuse
 
-_FIX = "Choose a v0 environment of one question and one answer, or a v1 environment."
+_FIX = "Choose a v0 environment of one question and one answer, or a v1 environment"
 _answer: contextvars.ContextVar[str] = contextvars.ContextVar("answer")
 
 
 def adapted(name: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return name and spec of a v1 package for an imported package.
-
-    For a v0 environment: a new module, whose taskset wraps `load_environment(**args)`.
-    """
+    """Return name and spec of a v1 package for an imported package; for a v0 environment, of a new module."""
     module = sys.modules[name]
-    if not hasattr(module, "load_environment") or _has_taskset(module):
+    exported = [getattr(module, member, None) for member in getattr(module, "__all__", ())]
+    is_v1 = any(isinstance(member, type) and issubclass(member, vf.Taskset) for member in exported)
+    if is_v1 or not hasattr(module, "load_environment"):
         return name, spec
-    wrapper = ModuleType(f"nightshift_v0_{name.lower()}")
-    wrapper.V0Taskset = _taskset(name, module.load_environment(**spec["args"]))  # type: ignore[attr-defined]
-    wrapper.__all__ = ["V0Taskset"]  # type: ignore[attr-defined]
+    wrapper: Any = ModuleType(f"nightshift_v0_{name.lower()}")
+    wrapper.V0Taskset, wrapper.__all__ = _taskset(name, module.load_environment(**spec["args"])), ["V0Taskset"]
     sys.modules[wrapper.__name__] = wrapper
     return wrapper.__name__, {**spec, "args": {}}
 
 
-def _has_taskset(module: ModuleType) -> bool:
-    exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
-    return any(isinstance(kind, type) and issubclass(kind, vf.Taskset) for kind in exported)
-
-
-def _check(name: str, env: Any) -> None:
-    """Raise Refused for an environment that the adapter does not support."""
-    import verifiers.legacy as v0
-
-    kind = type(env).__name__
-    has_tools = isinstance(env, v0.ToolEnv) or bool(getattr(env, "tool_defs", None))
-    if has_tools or not isinstance(env, v0.SingleTurnEnv):
-        others = "several environments" if isinstance(env, v0.EnvGroup) else "several turns"
-        reason = "tools" if has_tools else others
-        raise Refused(f"{name} is a v0 environment with {reason} ({kind}). {_FIX}")
-    rubrics = [env.rubric]
-    for rubric in rubrics:  # which grows
-        rubrics += getattr(rubric, "rubrics", ())
-        if isinstance(rubric, v0.JudgeRubric):
-            raise Refused(f"{name} is a v0 environment that asks a judge: {rubric.judge_model}. {_FIX}")
-    if env.requires_group_rollouts:
-        raise Refused(f"{name} is a v0 environment whose rewards compare several answers. {_FIX}")
-
-
 def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
-    """Return the taskset class of a v0 environment."""
+    """Return the taskset class of a v0 environment. Refused if the adapter does not support the environment."""
+    import verifiers.legacy as v0
     from verifiers.legacy.clients import resolve_client
     from verifiers.legacy.types import ClientConfig, Response, ResponseMessage
 
-    _check(name, env)
+    rubrics = [env.rubric]
+    for rubric in rubrics:  # which grows
+        rubrics += getattr(rubric, "rubrics", ())
+    judges = [str(rubric.judge_model) for rubric in rubrics if isinstance(rubric, v0.JudgeRubric)]
+    has_tools, kind = isinstance(env, v0.ToolEnv) or bool(getattr(env, "tool_defs", None)), type(env).__name__
+    refuse(
+        f"{name} is a v0 environment",
+        (has_tools, f"with tools ({kind})", _FIX),
+        (not isinstance(env, v0.SingleTurnEnv), f"with several turns or several environments ({kind})", _FIX),
+        (judges, f"that asks a judge: {', '.join(judges)}", _FIX),
+        (env.requires_group_rollouts, "whose rewards compare several answers", _FIX),
+    )
 
     async def get_model_response(state: Any, prompt: Any, *others: Any, **named: Any) -> Response:
         message = ResponseMessage(role="assistant", content=_answer.get(), finish_reason="stop", is_truncated=False)
@@ -101,9 +85,8 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
             rows = env.get_dataset() if env.dataset_source or env.dataset is not None else env.get_eval_dataset()
             for index, row in enumerate(rows):
                 row = {key: value for key, value in row.items() if value is not None and key != "example_id"}
-                text = row["prompt"]
+                text, answer = row["prompt"], row.get("answer", "")
                 prompt = text if isinstance(text, str) else [parse_message(message) for message in text]
-                answer = row.get("answer", "")
                 data = V0Data(idx=index, prompt=prompt, row=row, answer=answer if isinstance(answer, str) else "")
                 yield V0Task(data, self.config.task)
 

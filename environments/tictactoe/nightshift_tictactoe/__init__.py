@@ -1,7 +1,4 @@
-"""Tic-tac-toe for Nightshift. The game imports nothing heavy; the taskset is imported on first use."""
-
 from nightshift_gsm8k.shared import lazy
 
 __all__ = ["ChatHarness", "TicTacToeEnv", "TicTacToeTaskset"]
-
 __getattr__ = lazy(__name__, __all__)

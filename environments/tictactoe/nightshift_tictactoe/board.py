@@ -1,7 +1,5 @@
 """Tic-tac-toe. A board is a string of nine cells, row by row: `X`, `O`, or the letter `a` to `i` of an empty cell."""
 
-from __future__ import annotations
-
 START = "abcdefghi"
 LINES = ("abc", "def", "ghi", "adg", "beh", "cfi", "aei", "ceg")
 

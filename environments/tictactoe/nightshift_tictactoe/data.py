@@ -5,13 +5,10 @@ starts are held out, not positions: games from train's openings reach 98 of the 
 these boards are a rotation or a reflection of one of train's (a test counts them).
 """
 
-from __future__ import annotations
-
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 
-from nightshift_gsm8k.shared import Split, check_size, check_split
+from nightshift_gsm8k.shared import Split, digest, head
 
 from nightshift_tictactoe.board import START, moves, play
 from nightshift_tictactoe.players import value
@@ -31,14 +28,8 @@ class Example:
 
 
 def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
-    """Return the first `size` openings of one split in the order of their hash; all of them for None.
-
-    `seed` has no effect. ValueError: the split or the size does not exist.
-    """
-    check_split(split)
-    openings = _openings()[split]
-    check_size(split, size, len(openings))
-    return openings[:size]
+    """Return the first `size` openings of one split; all of them for None. `seed` has no effect."""
+    return head(_openings(), split, size)
 
 
 def slices(example: Example) -> dict[str, str]:
@@ -52,10 +43,8 @@ def _openings() -> dict[str, list[Example]]:
     for _ in range(MAX_PLIES):
         level = {after for board in level for cell in moves(board) if moves(after := play(board, cell))}
         boards += sorted(level)
-    splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
-    digests = sorted((hashlib.sha256(board.encode()).hexdigest(), board) for board in boards)
-    for place, (digest, board) in enumerate(digests):
-        words = {1: "X wins", 0: "draw", -1: "O wins"}[value(board, "X")]
-        split = "test" if place < NUM_HELD_OUT else "validation" if place < 2 * NUM_HELD_OUT else "train"
-        splits[split].append(Example(digest[:16], board, words))
-    return splits
+    results = {1: "X wins", 0: "draw", -1: "O wins"}
+    openings = [Example(digest(board)[:16], board, results[value(board, "X")]) for board in boards]
+    openings.sort(key=lambda opening: opening.key)
+    first, second = NUM_HELD_OUT, 2 * NUM_HELD_OUT
+    return {"train": openings[second:], "validation": openings[first:second], "test": openings[:first]}

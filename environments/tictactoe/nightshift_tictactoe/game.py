@@ -3,8 +3,6 @@
 Only the letter of an empty cell is a move. Any other text forfeits the game.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 
@@ -19,30 +17,22 @@ Chat = list[dict[str, str]]
 
 
 class Match:
-    """One game from an opening. The policy has `seat`. The other seat has an `opponent`, or None: `ask` asks it, too.
-
-    `is_other_asked`: the last chat of `ask` is for the other seat, whose answers are not trained.
-    """
+    """One game from an opening. The policy has `seat`. The other seat has an `opponent`, or None: `ask` asks it too."""
 
     def __init__(self, board: str, seat: str, opponent: Player | None, name: str, rng: random.Random) -> None:
         self.opening = self.board = board
         self.seat, self.opponent_name = seat, name
-        self.is_other_asked = False
+        self.is_other_asked = False  # whether the last chat of `ask` is for the other seat, which is not trained
+        self.cells: list[str] = []  # taken since the opening
         self._opponent, self._rng = opponent, rng
         self._chats: dict[str, Chat] = {"X": [], "O": []}
         self._forfeit: str | None = None
-        self.cells: list[str] = []
-
-    @property
-    def is_over(self) -> bool:
-        """True if a player has won or forfeited, or the board is full."""
-        return self._forfeit is not None or not moves(self.board)
 
     def ask(self) -> Sequence[dict[str, str]] | None:
         """Return the chat of the seat whose turn it is, after the opponent's move; None if the game is over."""
-        while not self.is_over and mover(self.board) != self.seat and self._opponent is not None:
+        if self._forfeit is None and moves(self.board) and mover(self.board) != self.seat and self._opponent:
             self.take(self._opponent(self.board, self._rng))
-        if self.is_over:
+        if self._forfeit is not None or not moves(self.board):
             return None
         player = mover(self.board)
         self.is_other_asked = player != self.seat
@@ -76,13 +66,12 @@ class Match:
         """Return opponent, seat, opening, the cells taken since, the final board and the result."""
         ended = "forfeit" if self._forfeit == self.seat else {1.0: "won", 0.5: "drawn", 0.0: "lost"}[self.score()]
         start = {"opponent": self.opponent_name, "seat": self.seat, "opening": self.opening}
-        return {**start, "cells": " ".join(self.cells), "board": self.board, "ended": ended}
+        return start | {"cells": " ".join(self.cells), "board": self.board, "ended": ended}
 
-    def take(self, cell: str) -> Match:
-        """Take an empty cell for the player whose turn it is, and return the game."""
+    def take(self, cell: str) -> None:
+        """Take an empty cell for the player whose turn it is."""
         self.cells.append(cell)
         self.board = play(self.board, cell)
-        return self
 
 
 def episodes(example: Example) -> list[Match]:

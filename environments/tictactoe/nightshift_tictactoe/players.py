@@ -1,9 +1,4 @@
-"""The fixed pool of opponents that score a policy, from careless to perfect, and the value of a position.
-
-Opening, seat and opponent seed the random numbers of a game, so that two policies have the same luck.
-"""
-
-from __future__ import annotations
+"""The fixed pool of opponents that score a policy, from careless to perfect, and the value of a position."""
 
 import random
 from collections.abc import Callable
@@ -21,9 +16,7 @@ def value(board: str, player: str) -> int:
     """Return the result of perfect play for `player`: 1 for a win, 0 for a draw, -1 for a loss."""
     if (won := winner(board)) is not None:
         return 1 if won == player else -1
-    after = [value(play(board, cell), player) for cell in moves(board)]
-    if not after:
-        return 0
+    after = [value(play(board, cell), player) for cell in moves(board)] or [0]
     return max(after) if mover(board) == player else min(after)
 
 

@@ -1,16 +1,13 @@
 """Figures of a policy against the pool, for display only: no decision uses them.
 
 Elo: the rating at which the expected score against the pool equals the measured score. The pool's ratings are a
-Bradley-Terry fit of games within the pool over all openings from both seats, with random at 1,000. A test compares each
-player's rating with the constants.
+Bradley-Terry fit of games within the pool over all openings from both seats, with random at 1,000.
 """
-
-from __future__ import annotations
 
 import math
 import random
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 
 from nightshift_tictactoe.game import Match
 
@@ -19,24 +16,16 @@ SCALE = 400 / math.log(10)
 _NUM_RESAMPLES = 200
 
 
-def expected(rating: float, other: float) -> float:
-    """Return the expected score of a game, by Elo's formula."""
-    return 1 / (1 + math.exp((other - rating) / SCALE))
-
-
 def elo(scores: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the rating of a policy from its mean scores by opponent, a mapping for each opening.
-
-    None if the policy won or lost every game.
-    """
-    names = list(ELO)
-    total = sum(sum(by_opponent[name] for name in names) for by_opponent in scores) / len(scores)
-    if not 0.001 < total / len(names) < 0.999:
+    """Return the rating for a policy's mean scores by opponent, per opening; None if it won or lost every game."""
+    total = sum(sum(by_opponent[name] for name in ELO) for by_opponent in scores) / len(scores)
+    if not 0.001 < total / len(ELO) < 0.999:
         return None
     low, high = -3000.0, 5000.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if sum(expected(middle, ELO[name]) for name in names) < total else (low, middle)
+        expected = sum(1 / (1 + math.exp((other - middle) / SCALE)) for other in ELO.values())  # Elo's formula
+        low, high = (middle, high) if expected < total else (low, middle)
     return low
 
 
@@ -45,10 +34,7 @@ def elo_stderr(scores: Sequence[Mapping[str, float]]) -> float | None:
     rng = random.Random(0)
     samples = [elo([scores[int(rng.random() * len(scores))] for _ in scores]) for _ in range(_NUM_RESAMPLES)]
     ratings = [value for value in samples if value is not None]
-    if len(ratings) < _NUM_RESAMPLES // 2:
-        return None
-    mean = sum(ratings) / len(ratings)
-    return math.sqrt(sum((value - mean) ** 2 for value in ratings) / (len(ratings) - 1))
+    return stdev(ratings) if len(ratings) >= _NUM_RESAMPLES // 2 else None
 
 
 def figures(games: Sequence[Sequence[Match]]) -> dict[str, float]:

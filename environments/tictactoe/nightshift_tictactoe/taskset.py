@@ -1,15 +1,13 @@
-"""Tic-tac-toe as a verifiers v1 environment of two seats, so that prime-rl can train on it.
+"""Tic-tac-toe as a verifiers v1 environment of two seats.
 
 Each opening has two tasks, one for each seat. The task's seat is trained, so that all rollouts of a group have the same
-seat, and grpo and max_rl subtract the mean of that seat. The other seat is the served model, untrained, or a player of
-the pool.
+seat. The other seat is the served model, untrained, or a player of the pool.
 """
-
-from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from typing import Literal
 
 import verifiers.v1 as vf
@@ -48,8 +46,7 @@ class TicTacToeTaskset(vf.Taskset[OpeningTask, WordProblemConfig]):
         seats = [(example, seat) for example in examples for seat in SEATS]
         random.Random(self.config.seed).shuffle(seats)
         for index, (example, seat) in enumerate(seats):
-            fields = {"key": example.key, "board": example.board, "answer": example.answer, "seat": seat}
-            yield OpeningTask(Opening(idx=index, prompt=None, **fields), self.config.task)
+            yield OpeningTask(Opening(idx=index, prompt=None, seat=seat, **asdict(example)), self.config.task)
 
 
 class TicTacToeConfig(vf.EnvConfig):
@@ -70,15 +67,12 @@ class TicTacToeEnv(vf.Env[TicTacToeConfig]):
     async def run(self, task: OpeningTask, agents: vf.Agents) -> None:
         """Play a game, and score the trained seat.
 
-        A seat's interaction opens at the first move of the seat: for prime-rl a trace without a turn is an error
-        (EmptyTrajectory in prime_rl/orchestrator/dispatcher.py).
+        A seat's interaction opens at its first move: for prime-rl a trace without a turn is an error (EmptyTrajectory).
         """
-        opening = task.data
-        example = data.Example(opening.key, opening.board, opening.answer)
-        is_self = self.config.played_by == "self"
+        opening, played_by = task.data, self.config.played_by
         while True:
-            match = practice(example, self.config.played_by, SEATS.index(opening.seat), random.getrandbits(64))
-            if is_self or match.ask() is not None:
+            match = practice(opening, played_by, SEATS.index(opening.seat), random.getrandbits(64))
+            if played_by == "self" or match.ask() is not None:
                 break  # otherwise the player of the pool won before the trained seat moved: draw another game
         turn_task = vf.Task(vf.TaskData(idx=opening.idx, prompt=None))
         seats: dict[bool, vf.Interaction] = {}
