@@ -167,7 +167,7 @@ class Agent:
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{context.number:04d}-{len(context.refusals) + 1}{role and f'-{role}'}"
-        seconds = min(self.timeout_seconds, context.seconds_left or self.timeout_seconds)
+        seconds = min(self.timeout_seconds, context.seconds_left)
         agent = replace(self, timeout_seconds=seconds)
         try:
             with waiting(f"{self.name} is working on experiment {context.number:04d}", seconds):

@@ -188,8 +188,8 @@ def _night(context: Context) -> list[str]:
     standing = context.campaign.standing
     assert standing is not None
     sd = 100 * 2**0.5 * standing.run_sd
-    hours = "no limit of hours" if context.seconds_left is None else f"{context.seconds_left / 3600:.1f} h left"
-    runs = "" if context.runs_left is None else f", enough for {context.runs_left} more runs, this one included"
+    hours = "no limit of hours" if math.isinf(context.seconds_left) else f"{context.seconds_left / 3600:.1f} h left"
+    runs = "" if math.isinf(context.runs_left) else f", enough for {context.runs_left:.0f} more runs, this one included"
     return [
         f"The scores of two runs of one config differ: the standard deviation of the difference is {sd:.1f} pp.",
         f"The night has {hours}{runs}.",

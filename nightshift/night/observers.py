@@ -3,12 +3,14 @@
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-import psutil
 from msgspec.structs import asdict
 
 from nightshift.agents.availability import AWAY
@@ -31,8 +33,8 @@ from nightshift.campaign.records import (
 from nightshift.campaign.results import Counts, last_scores, results_tsv, standing_text, verdict_of
 from nightshift.campaign.results import row as row_of
 from nightshift.campaign.waits import CHECK_SECONDS, LONG_SECONDS
-from nightshift.errors import Failure, Interrupted, NightshiftError
-from nightshift.executors.process import MARKER_NAME, ProcessTree, new_marker
+from nightshift.errors import EngineError, Failure, Interrupted, NightshiftError
+from nightshift.executors.process import ProcessGroup
 from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
@@ -45,6 +47,7 @@ KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unav
 MESSAGE_VERSION = 2
 END_SECONDS = 30.0  # for the commands of --notify after the night
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+_POLL_SECONDS = 0.1
 
 
 def write_summary(state: NightState, controller: Controller) -> str:
@@ -70,16 +73,17 @@ class Page:
     """An observer that prints a line per experiment, writes summary and page, and prints the final summary."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._is_old = tell, False
+        self._tell = tell
+        self._waits: object = ()  # of the last page; None: the page is old
 
-    def __call__(self, desk: Desk, kind: Kind, record: Record | None, why: str) -> None:
-        """Write the page, which needs a second, only if there is nothing else to do."""
-        if record is not None:
-            self._tell(experiment_line(record))
-        self._is_old |= kind in (Kind.CLOSED, Kind.WAITING)
-        if kind is Kind.STOPPED or (kind is Kind.IDLE and self._is_old):
-            text, self._is_old = write_summary(desk.state, desk.controller), False
-            if kind is Kind.STOPPED:
+    def __call__(self, desk: Desk, event: Kind | Record) -> None:
+        """Write the page, which needs a second, only if there is nothing else to do and a record or wait is new."""
+        if isinstance(event, Record):
+            self._tell(experiment_line(event))
+            self._waits = None
+        elif event is Kind.STOPPED or (event is Kind.IDLE and self._waits != desk.state.waits):
+            self._waits, text = desk.state.waits, write_summary(desk.state, desk.controller)
+            if event is Kind.STOPPED:
                 self._tell(text)
 
 
@@ -134,8 +138,7 @@ def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str
         parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
     if request.experiments is not None:
         num_left = max(request.experiments - len(decided(closed)), 0)
-        note = " (lost and interrupted runs do not count)" if len(closed) > len(decided(closed)) else ""
-        parts.append(f"after {counted(num_left, 'more experiment')}{note}")
+        parts.append(f"after {counted(num_left, 'more experiment')}")
     flags = (("--plateau", request.plateau), ("--until", request.until), ("--max-cost", request.max_cost))
     parts += [f"by {flag} {value:g}" for flag, value in flags if value is not None]
     return ", or ".join([*parts, f"when you create the file {STOP_NAME} or press Ctrl-C"])
@@ -154,29 +157,31 @@ def certified_line(comparison: Comparison) -> str:
 class Notifier:
     """Runs the --notify command for each notification, within `running`. It can neither stop nor delay the night."""
 
-    def __init__(self, command: str | None, note: Callable[[str], None]) -> None:
-        """`command` None: no notifications. Raises UsageError if the program does not exist."""
+    def __init__(self, command: str | None, note: Callable[[str], None], log_path: Path) -> None:
+        """`command` None: no notifications. `log_path`: the output of the commands. Raises UsageError if the program
+        does not exist."""
         fix = "Install the program, give its path, or omit --notify."
         self._words = program_words("--notify", command, fix) if command is not None else ()
-        self._note, self._tree = note, ProcessTree()
-        self._events = dict[psutil.Popen, str]()  # of the commands that run
+        self._note, self._log_path = note, log_path
+
+    @cached_property
+    def _group(self) -> ProcessGroup:  # not made before the first notification, when this process is the controller
+        return ProcessGroup("notify", _GRACE_SECONDS)
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
         """Start the command, without waiting for it, with one JSON object on stdin."""
-        self._report()
         if not self._words:
             return
-        marker = new_marker("notify")
-        self._tree.markers.add(marker)
-        env, pipe, null = {**os.environ, MARKER_NAME: marker}, subprocess.PIPE, subprocess.DEVNULL
-        try:  # another process group, so that Ctrl-C in the terminal does not reach the command
-            process = psutil.Popen(self._words, stdin=pipe, stdout=null, stderr=null, env=env, process_group=0)
-        except OSError as error:
-            self._note(f"--notify: the notification of {event} failed: {error}")
+        self._report()
+        log, pipe = self._log_path, subprocess.PIPE
+        try:
+            child = self._group.start(event, self._words, log_path=log, env=os.environ, cwd=Path.cwd(), stdin=pipe)
+        except EngineError as error:
+            self._note(f"--notify: {error.cause}")
             return
-        self._events[process] = event
-        with suppress(BrokenPipeError), process.stdin:  # a command need not read its stdin
-            process.stdin.write(as_json(message))  # never blocks: a message is smaller than the pipe's buffer
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin:  # a command need not read its stdin
+            child.stdin.write(as_json(message))  # never blocks: a message is smaller than the pipe's buffer
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -188,28 +193,22 @@ class Notifier:
             seconds = 3.0
             raise
         finally:
-            try:
-                if self._events:
+            if self._words:
+                ends_at = time.monotonic() + seconds
+                try:
                     with waiting("waiting for the --notify command", seconds):
-                        psutil.wait_procs([*self._events], seconds)
-            finally:
-                for process in self._events:  # the tree would reap it, and its exit code would be lost
-                    with suppress(psutil.NoSuchProcess):
-                        process.terminate()
-                for left in psutil.wait_procs([*self._events], _GRACE_SECONDS)[1]:
-                    left.kill()
-                    left.wait()
-                self._report()
-                if self._words:
-                    self._tree.end(_GRACE_SECONDS)
+                        while len(self._group.check()) < len(self._group.children) and time.monotonic() < ends_at:
+                            time.sleep(_POLL_SECONDS)
+                finally:
+                    self._group.stop()
+                    self._report()
 
     def _report(self) -> None:
         """Report the commands that failed since the last call."""
-        ended = {process: code for process in self._events if (code := process.poll()) is not None}
-        for process, code in ended.items():
-            event = self._events.pop(process)
-            if code:
-                self._note(f"--notify: the notification of {event} failed: exit code {code}")
+        for child in self._group.check():
+            self._group.children.remove(child)
+            if child.returncode:
+                self._note(f"--notify: the notification of {child.name} failed: {child.exit_cause()}")
 
 
 class Notifications:
@@ -219,12 +218,13 @@ class Notifications:
         self._notifier = notifier
         self._waits = set[str]()  # already notified, by kind and time
 
-    def __call__(self, desk: Desk, kind: Kind, record: Record | None, why: str) -> None:
+    def __call__(self, desk: Desk, event: Kind | Record) -> None:
         now = desk.controller.now()
-        if kind is Kind.OVER:
-            self._notifier.send(END, message(END, desk, why))
-        if record is not None and (name := event_of(record, desk.closed())) is not None:
-            self._notifier.send(name, message(name, desk, record.why, record))
+        if isinstance(event, Record):
+            if name := event_of(event, desk.closed()):
+                self._notifier.send(name, message(name, desk, event.why, event))
+        elif event is Kind.OVER and desk.over:
+            self._notifier.send(END, message(END, desk, desk.over.cause))
         for wait in desk.state.waits:
             limit = 0.0 if wait.meaning in AWAY else CHECK_SECONDS if wait.kind == "machine" else LONG_SECONDS
             key = f"{wait.kind} {wait.since}"
@@ -267,11 +267,11 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
     }
 
 
-def tag_night(desk: Desk, kind: Kind, record: Record | None, why: str) -> None:
+def tag_night(desk: Desk, event: Kind | Record) -> None:
     """An observer that tags the branch at the end of a night that had experiments. The tag contains results.tsv and the
     certificate; `git push --tags` sends it."""
     state, now = desk.state, desk.controller.now().astimezone(UTC)
-    if kind is not Kind.OVER:
+    if event is not Kind.OVER:
         return
     try:
         records = desk.ledger.records()

@@ -48,8 +48,8 @@ def night(
     Returns the exit code. 0: a stop rule or the user ended the night; 1: the night could not continue, or a kept change
     could not be committed. NightshiftError: the night could not start.
     """
-    ledger, note = Ledger(root), reporter.note
-    notifier, project = Notifier(notify, note), wandb or read_machine(root).wandb.project
+    ledger, note, project = Ledger(root), reporter.note, wandb or read_machine(root).wandb.project
+    notifier = Notifier(notify, note, ledger.runs_dir / "notify.log")
     logging = live_runs(root, project, note) if project else nullcontext(lambda: None)
     with notifier.running(), ledger.lock(), logging as look:
         old = load(ledger)
@@ -71,7 +71,7 @@ def night(
         note("per experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
         filler = None if request.fill is False or request.agent in SEARCHES else search_of("tpe", request)
         night = Night(state, controller, proposer, tell, notifier, filler)
-        night.desk.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
+        night.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
         stop = night.run()
         missing = uncommitted(ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
@@ -112,17 +112,17 @@ def stop_night(root: Path) -> str:
 def open_night(
     root: Path, request: NightRequest, reporter: Reporter, branch: str | None
 ) -> tuple[Controller, Proposer]:
-    """Return a controller whose engine is ready, and the proposer. Call with the ledger's lock. UsageError if the
-    direction cannot be read, or if the interrupted night is on another branch."""
+    """Return a controller whose engine is ready, and the proposer. Call with the ledger's lock. UsageError for flags
+    that cannot be used together, a direction that cannot be read, or an interrupted night on another branch."""
     if (root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
-    if request.agent in SEARCHES and request.direction is not None:
-        raise UsageError(f"--direction: {request.agent} cannot read a text", "Use --only KEYS, or name an agent.")
+    if request.agent in SEARCHES and (request.direction or request.agent_model or request.agent_effort):
+        cause = f"--agent {request.agent} cannot have --direction, --agent-model or --agent-effort"
+        raise UsageError(cause, "Use --only KEYS, or name a coding agent.")
     read_direction(root, request.direction, request.only)
-    repo, ledger, now = Repo(root), Ledger(root), datetime.now(UTC)
-    old, start = load(ledger), plan(repo, ledger.records(), now, name=branch)
-    is_other = old is not None and old.branch != start.head.branch and old.branch in repo.branches()
-    if old is not None and is_other and branch is None and _is_same(old, request, now):
+    ledger, now = Ledger(root), datetime.now(UTC)
+    old, start = load(ledger), plan(Repo(root), ledger.records(), now, name=branch)
+    if branch is None and old and old.branch != start.head.branch and _is_same(old, request, now):
         fix = f"To resume, git switch {shlex.quote(old.branch)} and run the command again; or --branch NEW."
         raise UsageError(f"the interrupted night is on {old.branch}, and {start.before} is checked out", fix)
     controller = open_controller(root, request.request, reporter, branch)
@@ -171,8 +171,6 @@ def search_of(name: str, request: NightRequest) -> Proposer:
 def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
     """Return the proposer of --agent. Raises UsageError for a missing program."""
     if request.agent in SEARCHES:
-        if request.agent_model or request.agent_effort:
-            raise UsageError(f"--agent {request.agent} has no model and no effort", "Omit both options.")
         return search_of(request.agent, request)
     clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
     more = (request.agent_env, request.agent_sees, request.agent_model, request.agent_effort)

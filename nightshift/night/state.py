@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
+from enum import Enum, auto
 from itertools import takewhile
 from pathlib import Path
 from statistics import median_low
@@ -66,13 +66,13 @@ class NightRequest:
         for flag in fields(self):
             value, name = (
                 getattr(self, flag.name),
-                f"--{flag.name.replace('_', '-')}".replace("timeout-seconds", "timeout"),
+                f"--{flag.name}".replace("_", "-").replace("-timeout-seconds", "-timeout"),
             )
             if isinstance(value, bool):
                 words.append(name if value else "--no-fill")
             elif value != flag.default:
-                values = value if isinstance(value, tuple) else ["auto"] if (name, value) == ("--pairs", 0) else [value]
-                words += [word for each in values for word in (name, str(each).removesuffix(".0"))]
+                for item in value if isinstance(value, tuple) else [value]:
+                    words += name, "auto" if (name, item) == ("--pairs", 0) else str(item).removesuffix(".0")
         return shlex.join(words)
 
     @property
@@ -151,18 +151,16 @@ def num_since_keep(records: Sequence[Record]) -> int:
     return num
 
 
-class Kind(StrEnum):
-    """The kinds of events for the observers of a night."""
+class Kind(Enum):
+    """The events for the observers of a night. A record is an event, too: its experiment was closed."""
 
-    CLOSED = "closed"  # the experiment `record` has a verdict
-    WAITING = "waiting"  # a wait began, failed again, or ended
-    IDLE = "idle"  # nothing to do at this moment
-    STOPPED = "stopped"  # no run is in flight, and the state is on disk
-    OVER = "over"  # the night is over, for the reason `why`: the same command starts another night
+    IDLE = auto()  # nothing to do at this moment
+    STOPPED = auto()  # no run is in flight, and the state is on disk
+    OVER = auto()  # the night is over, for the reason `Desk.over`: the same command starts another night
 
 
 class Desk:
-    """State, controller, waits and observers, which the parts of a night share."""
+    """State, controller, waits, stop rules and observers of a night."""
 
     def __init__(self, state: NightState, controller: Controller) -> None:
         self.state, self.controller = state, controller
@@ -175,9 +173,9 @@ class Desk:
         self.state = replace(self.state, **changes)
         save(self.ledger, self.state)
 
-    def emit(self, kind: Kind, record: Record | None = None, why: str = "") -> None:
+    def emit(self, event: Kind | Record) -> None:
         for observer in self.observers:
-            observer(self, kind, record, why)
+            observer(self, event)
 
     def open_waits(self, kind: str) -> list[Wait]:
         """Return the open waits of this kind. The kind run has one wait per place."""
@@ -213,15 +211,14 @@ class Desk:
     def _set_waits(self, *waits: Wait) -> None:
         with suppress(EngineError):  # if the disk is full, the next update writes the waits
             self.update(waits=waits)
-        self.emit(Kind.WAITING)
 
     def seconds_until(self, kind: str) -> float:
         """Return the seconds until the next try of this kind; 0 if no pause is open."""
         return min(filter(None, map(self._seconds_left, self.open_waits(kind))), default=0.0)
 
     def _seconds_left(self, wait: Wait) -> float:
-        checks_at = self.controller.now() if wait.checks_at is None else datetime.fromisoformat(wait.checks_at)
-        return max((checks_at - self.controller.now()).total_seconds(), 0.0)
+        now = self.controller.now()
+        return max((datetime.fromisoformat(wait.checks_at) - now).total_seconds(), 0.0) if wait.checks_at else 0.0
 
     def require_disk(self) -> None:
         """Raise EngineError if runs/ is not writable."""
@@ -250,13 +247,15 @@ class Desk:
         in_time = seconds if math.isinf(seconds) else seconds // self.run_seconds() * self.executor.num_slots
         return max(in_time if most is None else min(most - len(self.runs()), in_time), 0.0)
 
+    def seconds_left(self) -> float:
+        """Return the seconds until the deadline; infinite without --hours."""
+        deadline = self.state.deadline
+        return math.inf if deadline is None else (deadline - self.controller.now()).total_seconds()
+
     def usable_seconds(self) -> float:
         """Return the seconds until the deadline, minus the time of --certify; infinite without --hours."""
-        deadline, num_runs = self.state.deadline, 2 * (self.state.request.certify or 0)
-        if deadline is None:
-            return math.inf
-        certificate_seconds = math.ceil(num_runs / self.executor.num_slots) * self.run_seconds()
-        return (deadline - self.controller.now()).total_seconds() - certificate_seconds
+        num_waves = math.ceil(2 * (self.state.request.certify or 0) / self.executor.num_slots)
+        return self.seconds_left() - num_waves * self.run_seconds()
 
     def run_seconds(self) -> float:
         """Return the expected seconds of the next run: the low median of the last three, or else the budget."""
@@ -294,8 +293,7 @@ class Desk:
         if request.until is not None and standing is not None:
             bound = standing.incumbent - Z95 * standing.incumbent_sd
             if bound >= request.until:
-                cause = f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)"
-                return Stop(cause)
+                return Stop(f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)")
         # Proposals that were paid for run first, except those of an earlier direction, which never run.
         if self.is_spent() and all(answer.direction != self.state.direction for answer in self.state.pending):
             return Stop(f"--max-cost {request.max_cost:g} is reached")
@@ -307,4 +305,4 @@ class Desk:
         return None
 
 
-Observer = Callable[[Desk, Kind, Record | None, str], None]
+Observer = Callable[[Desk, Kind | Record], None]

@@ -236,5 +236,8 @@ def test_a_certificate_is_made_in_all_slots_resumed_by_its_night_and_told(root: 
 
 def test_a_search_refuses_a_direction_which_it_cannot_read(root: Path) -> None:
     code, _, stderr = whole_night(root, agent="tpe", direction="only the rate, please", experiments=2)
-    assert (code, "--direction: tpe cannot read a text. Use --only KEYS, or name an agent." in stderr) == (2, True)
+    assert (code, "--agent tpe cannot have --direction, --agent-model or --agent-effort. Use --only" in stderr) == (
+        2,
+        True,
+    )
     assert not (root / "runs" / "night.json").exists()

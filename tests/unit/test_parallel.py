@@ -139,7 +139,7 @@ def night(
     return controller.ledger.records(), proposer
 
 
-def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(controller):
+def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change(controller):
     decay = "trainer.optim.weight_decay"
 
     class Slow(Rates):
@@ -154,10 +154,6 @@ def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_an
     assert [list(record.run.new.keys) for record in ours[1:]] == [[LR]] * 4
     assert [change.keys for change in ours[2].run.kept if change.commit] == [{decay: "0.5"}]
     assert parse(controller.repo.config_at("HEAD")).get(decay) == 0.5
-    executor = AnyOrder(num_slots=1, seed=0)
-    answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
-    night_of(controller, executor).start(answer, controller.campaign())
-    assert controller.ledger.records()[-1].run.rider is None
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
@@ -206,7 +202,7 @@ def after_a_kill(made: Night) -> None:
     """Step until the head is killed, then let the next one of the same command go on to the end."""
     with pytest.raises(Killed):
         any(made._step() for _ in itertools.count())  # `run` would end what is in flight
-    stop = Night(made.desk.state, made._controller, Rates(1), lambda text: None).run()
+    stop = Night(made.state, made.controller, Rates(1), lambda text: None).run()
     assert stop.is_planned, stop
 
 
