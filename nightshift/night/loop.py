@@ -21,7 +21,7 @@ from nightshift.campaign.ledger import STARTED, baseline_of
 from nightshift.campaign.posterior import measuring_run
 from nightshift.campaign.records import LOG_NAME, Record, Request, Run, Stage
 from nightshift.campaign.waits import CHECK_SECONDS, WaitKind
-from nightshift.config.train_toml import Config, load, read_source
+from nightshift.config.train_toml import load, read_source
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Failure, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
@@ -29,7 +29,7 @@ from nightshift.experiment import certify
 from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
-from nightshift.night.observers import Notifications, Notifier, Page, certified_line
+from nightshift.night.observers import Notifier, Page, certified_line
 from nightshift.night.proposals import Proposals, attempts, undecided
 from nightshift.night.state import STOP_NAME, Kind, NightState, Stop
 from nightshift.waiting import waiting
@@ -54,7 +54,7 @@ class Night(Proposals):
         """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` is unavailable."""
         controller = replace(controller, is_stopping=lambda: self._asked_to_stop is not None)
         super().__init__(state, controller, proposer, filler)
-        self.observers = [Page(tell), *([Notifications(notifier)] if notifier else [])]
+        self.observers = [Page(tell), *filter(None, [notifier])]
         self._doubt = ""  # a difference of the measuring files or the branch, found by the last check
         self._is_interrupted = False  # by the first Ctrl-C, after which nothing new is started
 
@@ -229,7 +229,14 @@ class Night(Proposals):
         if not self.num_free() or self.runs_left() < 1:
             return False
         if campaign.baseline is None:
-            return self._begin_baseline(campaign)
+            if self.bench.in_flight:
+                return False
+            failed = [record for record in self.closed() if record.failure is not Failure.INTERRUPTED]
+            if len(failed) >= MAX_TRIES or (failed and failed[-1].failure is not Failure.INFRASTRUCTURE):
+                self.over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
+            else:
+                self._launch(Request(), campaign)
+            return True
         stage, last = self.stage(), campaign.last_baseline()
         # Once a night, if the last run of the baseline is old: the machine may drift.
         is_old = last is not None and datetime.fromisoformat(self.state.started) - last > _BASELINE_HOLDS
@@ -242,16 +249,6 @@ class Night(Proposals):
         elif queue[0].direction == self.direction():  # else the queue is another one now
             self.start(queue[0], campaign)
         return True
-
-    def _begin_baseline(self, campaign: Campaign) -> bool:
-        """Start the campaign's first run; again, up to MAX_TRIES times, if it was lost to infrastructure."""
-        failed = [record for record in self.closed() if record.failure is not Failure.INTERRUPTED]
-        if len(failed) >= MAX_TRIES or (failed and failed[-1].failure is not Failure.INFRASTRUCTURE):
-            self.over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
-        elif not self.bench.in_flight:
-            self._launch(Request(), campaign, load(self.bench.root / CONFIG_NAME))
-            return True
-        return False
 
     def start(self, answer: Answer, campaign: Campaign) -> None:
         """Start a proposal's run: the current incumbent with its change and, if the config is valid with it, a re-test.
@@ -267,9 +264,10 @@ class Night(Proposals):
                 cause = str(error)
         self.refuse(answer, cause)
 
-    def _launch(self, request: Request, campaign: Campaign, config: Config | None = None) -> None:
-        """Start an experiment, with the config of its run unless `config` is given. Conclude it if it ended at once."""
-        config = config or campaign.compose(request.run.changes if request.run else ())
+    def _launch(self, request: Request, campaign: Campaign) -> None:
+        """Start an experiment: the run of `request`, or else train.toml. Conclude it if it ended at once."""
+        run = request.run
+        config = campaign.compose(run.changes) if run else load(self.bench.root / CONFIG_NAME)
         record = self.controller.start(request, config, campaign)
         if record.status != STARTED:
             self._conclude(record)

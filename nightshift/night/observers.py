@@ -28,10 +28,8 @@ from nightshift.campaign.records import (
     Comparison,
     Record,
     Verdict,
-    percent,
 )
 from nightshift.campaign.results import Counts, last_scores, results_tsv, standing_text, verdict_of
-from nightshift.campaign.results import row as row_of
 from nightshift.campaign.waits import CHECK_SECONDS, LONG_SECONDS
 from nightshift.errors import EngineError, Failure, Interrupted, NightshiftError
 from nightshift.executors.process import ProcessGroup
@@ -113,21 +111,14 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
 
 
 def experiment_line(record: Record) -> str:
-    """Return a line with number, change, measured score, effect at the decision, verdict and reason, and a line for
-    each other change that the decision kept or reverted."""
-    row = row_of(record, {})
-    change = clean(", ".join(row.changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", 160)
-    figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]
-    figures += [f"effect {row.effect}"] if row.effect else []
-    figures.append(f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status)
-    why, keep_at = clean(row.why, 400), record.decision_rules.keep_at
-    if row.p_helps is not None and (row.p_helps >= keep_at) == (row.verdict == "keep"):
-        why = f"P(it helps) {percent(row.p_helps)}"
-    lines = [f"{row.number:04d} {change}{record.run.with_rider}: {', '.join(figures)}: {why}"]
-    for decision in record.moved:
-        name, effect = decision.change.name, decision.estimate
-        lines.append(f"{name} {decision.action.past} by the decision of {row.number:04d}: {effect and effect.with_p}")
-    return "\n".join(lines)
+    """Return a line with number, change and verdict, and the reason with measured score, effect, and the other changes
+    that the decision kept or reverted."""
+    verdict, judgement = verdict_of(record), record.judgement
+    text = f"crash ({record.failure})" if verdict == "crash" else verdict
+    if record.score is not None and (judgement is None or judgement.expected_score is None):
+        text = f"{text}, measured {100 * record.score:.1f} %"  # the reason of another judgement contains the score
+    change = ", ".join(record.diff) or " + ".join(("the baseline", *(change.name for change in record.run.kept)))
+    return f"{record.number:04d} {clean(change, 160)}: {text}: {clean(record.why, 400)}"
 
 
 def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str:
@@ -155,7 +146,8 @@ def certified_line(comparison: Comparison) -> str:
 
 
 class Notifier:
-    """Runs the --notify command for each notification, within `running`. It can neither stop nor delay the night."""
+    """An observer that notifies the user of keeps, repeated crashes, waits and the end of a night: it runs the --notify
+    command, within `running`, which can neither stop nor delay the night."""
 
     def __init__(self, command: str | None, note: Callable[[str], None], log_path: Path) -> None:
         """`command` None: no notifications. `log_path`: the output of the commands. Raises UsageError if the program
@@ -163,6 +155,22 @@ class Notifier:
         fix = "Install the program, give its path, or omit --notify."
         self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._log_path = note, log_path
+        self._waits = set[str]()  # already notified, by kind and time
+
+    def __call__(self, desk: Desk, event: Kind | Record) -> None:
+        now = desk.controller.now()
+        if isinstance(event, Record):
+            if name := event_of(event, desk.closed()):
+                self.send(name, message(name, desk, event.why, event))
+        elif event is Kind.OVER and desk.over:
+            self.send(END, message(END, desk, desk.over.cause))
+        for wait in desk.state.waits:
+            limit = 0.0 if wait.meaning in AWAY else CHECK_SECONDS if wait.kind == "machine" else LONG_SECONDS
+            key = f"{wait.kind} {wait.since}"
+            if wait.ended is None and wait.seconds(now) >= limit and key not in self._waits:
+                self._waits.add(key)
+                name = AGENT if wait.kind == "agent" else PAUSED
+                self.send(name, message(name, desk, wait.describe()))
 
     @cached_property
     def _group(self) -> ProcessGroup:  # not made before the first notification, when this process is the controller
@@ -209,29 +217,6 @@ class Notifier:
             self._group.children.remove(child)
             if child.returncode:
                 self._note(f"--notify: the notification of {child.name} failed: {child.exit_cause()}")
-
-
-class Notifications:
-    """An observer that notifies the user of keeps, repeated crashes, waits and the end of a night."""
-
-    def __init__(self, notifier: Notifier) -> None:
-        self._notifier = notifier
-        self._waits = set[str]()  # already notified, by kind and time
-
-    def __call__(self, desk: Desk, event: Kind | Record) -> None:
-        now = desk.controller.now()
-        if isinstance(event, Record):
-            if name := event_of(event, desk.closed()):
-                self._notifier.send(name, message(name, desk, event.why, event))
-        elif event is Kind.OVER and desk.over:
-            self._notifier.send(END, message(END, desk, desk.over.cause))
-        for wait in desk.state.waits:
-            limit = 0.0 if wait.meaning in AWAY else CHECK_SECONDS if wait.kind == "machine" else LONG_SECONDS
-            key = f"{wait.kind} {wait.since}"
-            if wait.ended is None and wait.seconds(now) >= limit and key not in self._waits:
-                self._waits.add(key)
-                name = AGENT if wait.kind == "agent" else PAUSED
-                self._notifier.send(name, message(name, desk, wait.describe()))
 
 
 def event_of(record: Record, closed: Sequence[Record]) -> str | None:

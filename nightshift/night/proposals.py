@@ -146,10 +146,8 @@ class Proposals(Desk):
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Start a request for `num` changes of the current incumbent."""
-        incumbent, committed = campaign.compose(campaign.kept), self.controller.repo.config_at("HEAD")
-        if committed is not None and parse(committed).hash == incumbent.hash:
-            incumbent = parse(committed)  # with the user's comments
-        run, queue = campaign.incumbent_run or campaign.parent, self.queue()
+        incumbent, queue = campaign.compose(campaign.kept), self.queue()
+        run = campaign.incumbent_run or campaign.parent
         # Nobody answers the questions of an agent.
         questions = tuple(wait.cause for wait in self.open_waits("agent") if wait.meaning not in AWAY)
         context = Context(

@@ -187,15 +187,14 @@ class Desk:
         Before the next try of an agent or a run, the pause doubles with each failure.
         """
         before = next((w for w in self.open_waits(kind) if w.place == more.get("place", "")), None)
-        since, num_tries, checks_at = self._time(), 1, None
-        if before is not None:  # runs that are lost together count as one try
-            since, num_tries = before.since, before.num_checks + (not self._seconds_left(before))
+        # Runs that are lost together count as one try.
+        num = before.num_checks + (not self._seconds_left(before)) if before else 1 - at_once
+        since, checks_at = before.since if before else self._time(), None
         if kind in ("agent", "run"):
-            num = num_tries - at_once
             checks_at = self._time(min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0)
-        elif before is not None and before.cause == cause:
+        elif before and before.cause == cause:
             return
-        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, **more)
+        wait = Wait(kind, cause, ends_when, since, checks_at, num, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
 
