@@ -22,7 +22,7 @@ from msgspec import structs
 
 from nightshift.agents.availability import Availability, Meaning, read_ending
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import MAX_GRID, compose, logs, save_notes
+from nightshift.agents.brief import compose, logs, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
@@ -68,6 +68,7 @@ def open_agent(
     clone: Clone,
     agent_env: Sequence[str] = (),
     agent_sees: Sequence[str] = (),
+    *,
     model: str | None = None,
     effort: str | None = None,
 ) -> Agent:
@@ -195,11 +196,10 @@ class Agent:
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
         """Return the agent's proposals (without `edits`: its text), or one answer with the cause. `unavailable` is set
         if the program failed or made no edit, so that the night asks again."""
-        path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
-        text, texts = "", dict[bytes | None, str]()
+        path, text, texts = self.clone.path, "", dict[bytes | None, str]()
         try:
             text = _read_answer(path / ANSWER_NAME)
-            for config, answer in proposal_files(num_files) if edits else ():
+            for config, answer in proposal_files(context.num_proposals) if edits else ():
                 if config == CONFIG_NAME or os.path.lexists(path / config):
                     texts[read_source(path / config)] = _read_answer(path / answer)
         except ConfigError as error:
@@ -255,20 +255,14 @@ def _read_answer(path: Path) -> str:
         raise ConfigError(cause, "Leave a regular file.") from None
 
 
-def check_agent(
-    name: str,
-    sandbox: str,
-    root: Path,
-    environ: Mapping[str, str],
-    agent_env: Sequence[str] = (),
-    agent_sees: Sequence[str] = (),
-) -> Check:
-    """Ask an agent one question, for `nightshift doctor --agent`. Returns its answer with its sandbox."""
+def check_agent(name: str, sandbox: str, root: Path, environ: Mapping[str, str], *seen: Sequence[str]) -> Check:
+    """Ask an agent one question, for `nightshift doctor --agent`. Returns its answer with its sandbox. `seen`: the
+    arguments of --agent-env and --agent-sees."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder).chmod(0o711)  # the uid of --sandbox user must reach the clone
             clone = Clone(Repo(root), Path(folder))
-            agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, clone, agent_env, agent_sees)
+            agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, clone, *seen)
             answer = agent.question(read_source(root / CONFIG_NAME), Path(folder))
         setting = f"({agent.sandbox.warning or f'sandbox: {agent.sandbox.name}'})"
         problem = None if answer.meaning is Meaning.OK else f"{agent.name}: {answer.meaning}: {answer.text} {setting}"

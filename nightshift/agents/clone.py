@@ -21,8 +21,9 @@ LOGS_NAME = "logs"  # read-only in bubblewrap
 
 
 def proposal_files(num_proposals: int) -> list[tuple[str, str]]:
-    """Return the names of the files of proposals: of each, the train.toml and the text with the hypothesis."""
-    numbers = range(1, num_proposals + 1) if num_proposals > 1 else ()
+    """Return the names of the files of proposals: of each, the train.toml and the text with the hypothesis. If several
+    are wanted, an agent may also write the four of a 2 x 2 grid."""
+    numbers = range(1, max(num_proposals, 4) + 1) if num_proposals > 1 else ()
     return [(CONFIG_NAME, ANSWER_NAME), *((f"proposal-{number}.toml", f"proposal-{number}.txt") for number in numbers)]
 
 

@@ -114,7 +114,7 @@ def system_places() -> Places:
             expose(path, places, ())
     for path in (Path("/etc", name) for name in _ETC_FILES.split()):
         if path.exists():  # /etc/resolv.conf is often a link into /run, which stays hidden
-            places[path] = ("--ro-bind", os.fspath(path.resolve()))
+            places[path] = ("--ro-bind", str(path.resolve()))
     return places
 
 
@@ -140,9 +140,9 @@ def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
     visible = [place for place, option in places.items() if option[0] == "--ro-bind"]
     for link in links:
         if not _is_within(link, visible):
-            places[link] = ("--symlink", os.fspath(link.readlink()))
+            places[link] = ("--symlink", str(link.readlink()))
     if not _is_within(real, visible):
-        places[real] = ("--ro-bind", os.fspath(real))
+        places[real] = ("--ro-bind", str(real))
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -179,7 +179,7 @@ def _resolve_steps(path: Path) -> list[Path]:
 def _package_folders(path: Path) -> list[Path]:
     """Return the node_modules, virtual environment or else Python library that a program belongs to."""
     top = path.parent.parent
-    if modules := _NODE_MODULES.match(os.fspath(path)):
+    if modules := _NODE_MODULES.match(str(path)):
         return [Path(modules[0])]
     if (top / "pyvenv.cfg").is_file():
         return [top]
@@ -206,7 +206,7 @@ _CACHE_VARIABLES = """
     HF_HOME HF_HUB_CACHE XDG_CACHE_HOME UV_CACHE_DIR TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT
     NIGHTSHIFT_PRIME_RL
 """
-_ENTRY = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("enter.py")))
+_ENTRY = (sys.executable, "-I", "-S", str(Path(__file__).with_name("enter.py")))
 _TRIAL_SECONDS = 60.0  # limit for the test of a sandbox, which usually needs 0.3 s
 _FIX = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none, nothing is isolated."
 
@@ -253,7 +253,7 @@ class Sandbox:
 
     def summary(self, agent: str) -> str:
         """Return a line that names the user's variables and files that the agent gets; "" without a sandbox."""
-        files = (os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file())
+        files = (str(path) for path in self.login.files(self.environ).values() if path.is_file())
         names = ", ".join((*sorted(self.login.chosen(self.environ)), *files, *self.login.sees))
         return f"your variables and files that {agent} gets: {names}" if self.name != NO_SANDBOX else ""
 
@@ -325,14 +325,14 @@ class Bubblewrap(Sandbox):
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         places, argv = self._places(words, clone), [*_ENTRY, self.bwrap, *_ALWAYS.split(), *self.options]
         for place in sorted(places, key=lambda place: place.parts):  # parents first
-            argv += [*places[place], os.fspath(place)]
+            argv += [*places[place], str(place)]
         # /proc too: if root starts the night, the agent could otherwise write to most of /proc/sys.
         read_only = [place for place, option in places.items() if option in (("--tmpfs",), ("--proc",))]
         for place in (*read_only, Path("/")):
-            argv += ["--remount-ro", os.fspath(place)]
+            argv += ["--remount-ro", str(place)]
         path = f"{self._search}:/usr/local/bin:/usr/bin:/bin"
-        variables = self._variables(HOME=os.fspath(HOME), TMPDIR="/tmp", PATH=path)
-        return [*argv, "--chdir", os.fspath(clone.path), "--", *words], variables
+        variables = self._variables(HOME=str(HOME), TMPDIR="/tmp", PATH=path)
+        return [*argv, "--chdir", str(clone.path), "--", *words], variables
 
     def _places(self, words: Sequence[str], clone: Clone) -> Places:
         places = program_places(words, self._search, system_places(), self.hidden)
@@ -342,7 +342,7 @@ class Bubblewrap(Sandbox):
         writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
-            clone.prompt: ("--ro-bind", os.fspath(clone.prompt)),
+            clone.prompt: ("--ro-bind", str(clone.prompt)),
             clone.path / LOGS_NAME: ("--ro-bind-try", f"{clone.path}/{LOGS_NAME}"),
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             Path("/dev"): ("--dev",),
@@ -394,7 +394,7 @@ class OtherUser(Sandbox):
     def engine_variables(self) -> dict[str, str]:
         folder = Path(tempfile.gettempdir(), f"runs-of-nightshift-{os.getuid()}")
         make_private(folder)
-        return {"TMPDIR": os.fspath(folder), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        return {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
 
     def end(self) -> list[str]:
         return end_user(self.uid)
@@ -474,7 +474,7 @@ def _check_sees(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
             if name.is_relative_to(place) or place.is_relative_to(name):
                 cause = f"--agent-sees {path} would show {place}, which no agent may see"
                 raise UsageError(cause, "Name a copy in another folder.")
-    return tuple(map(os.fspath, paths))
+    return tuple(map(str, paths))
 
 
 def choose(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import get_args
 
 from msgspec import structs
 
@@ -20,7 +19,7 @@ from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED, baseline_of
 from nightshift.campaign.posterior import measuring_run
 from nightshift.campaign.records import LOG_NAME, Record, Request, Run, Stage
-from nightshift.campaign.waits import CHECK_SECONDS, WaitKind
+from nightshift.campaign.waits import CHECK_SECONDS
 from nightshift.config.train_toml import load, read_source
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Failure, Interrupted, NightshiftError, UsageError
@@ -42,6 +41,9 @@ _BASELINE_HOLDS = timedelta(hours=1)  # a night starts with a run of the baselin
 class Night(Proposals):
     """A running night. Use it as the controller (Ledger.lock)."""
 
+    _doubt = ""  # a difference of the measuring files or the branch, found by the last check
+    _is_interrupted = False  # by the first Ctrl-C, after which nothing new is started
+
     def __init__(
         self,
         state: NightState,
@@ -52,11 +54,9 @@ class Night(Proposals):
         filler: Proposer | None = None,
     ) -> None:
         """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` is unavailable."""
-        controller = replace(controller, is_stopping=lambda: self._asked_to_stop is not None)
-        super().__init__(state, controller, proposer, filler)
+        super().__init__(state, replace(controller, is_stopping=lambda: self._asked_to_stop is not None))
+        self.proposer, self.filler = proposer, filler
         self.observers = [Page(tell), *filter(None, [notifier])]
-        self._doubt = ""  # a difference of the measuring files or the branch, found by the last check
-        self._is_interrupted = False  # by the first Ctrl-C, after which nothing new is started
 
     def run(self) -> Stop:
         """Run until a stop rule applies or a measuring file changed. Returns the reason."""
@@ -116,7 +116,6 @@ class Night(Proposals):
     def _step(self) -> Stop | None:
         """Do one thing, or wait. Returns why the night is over, None to continue."""
         asked, stop = self._asked_to_stop, None
-        is_paused = True  # a wait that stops the whole night
         if self._is_interrupted and self.over is None:
             self.over = asked
             self.note("Ctrl-C: finishing the runs in flight, then stopping; press Ctrl-C again to stop now")
@@ -128,7 +127,6 @@ class Night(Proposals):
                 self._doubt = ""
                 if has_acted:
                     return None
-                is_paused, stop = False, stop or self.over
         except IntegrityError as error:
             if str(error) != self._doubt:
                 self._doubt = str(error)
@@ -142,7 +140,7 @@ class Night(Proposals):
             return stop
         sentence = " And ".join(self.state.waiting)
         with waiting(sentence) if sentence and not self.bench.in_flight else nullcontext():
-            self._wait(asked, is_paused)
+            self._wait(asked)
         return None
 
     def _is_away(self) -> bool:
@@ -176,11 +174,11 @@ class Night(Proposals):
         executor.cancel([folder for folder in executor.in_flight() if not executor.has_begun(folder)])
         return False
 
-    def _wait(self, asked: Stop | None, is_paused: bool) -> None:
+    def _wait(self, asked: Stop | None) -> None:
         """Wait at most CHECK_SECONDS, or until the user's request to stop is not `asked`. If the night is not paused, a
         run that ended, an answer, or the time of a try ends the wait, too."""
-        clock = self.controller.clock
-        tries = [] if is_paused else filter(None, map(self.seconds_until, ("agent", "run")))
+        clock, is_paused = self.controller.clock, self.open_waits("branch") or self.open_waits("machine")
+        tries = () if is_paused else (*self.pauses("agent").values(), *self.pauses("run").values())
         ends_at = clock() + min([CHECK_SECONDS, *tries])
         self.emit(Kind.IDLE)
         due = [self.ledger.run_dir(number) for number in self.bench.in_flight]
@@ -215,8 +213,9 @@ class Night(Proposals):
         self.over = stop
         try:
             self.controller.interrupt(cut_off)
-            self.end_wait(*get_args(WaitKind))
-            self.update(cause=stop and stop.cause, pid=0, is_planned=stop is None or stop.is_planned)
+            waits = tuple(replace(wait, ended=wait.ended or self.time()) for wait in self.state.waits)
+            is_planned = stop is None or stop.is_planned
+            self.update(waits=waits, cause=stop and stop.cause, is_planned=is_planned, pid=0)
             self._tidy()
         except (NightshiftError, OSError) as error:
             self.note(f"the files of the night are incomplete: {error}")

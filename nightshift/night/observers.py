@@ -24,7 +24,6 @@ from nightshift.campaign.records import (
     NOT_ISOLATED,
     NOTEBOOK_NAME,
     PAGE_NAME,
-    SIDES,
     Comparison,
     Record,
     Verdict,
@@ -33,11 +32,11 @@ from nightshift.campaign.results import Counts, last_scores, results_tsv, standi
 from nightshift.campaign.waits import CHECK_SECONDS, LONG_SECONDS
 from nightshift.errors import EngineError, Failure, Interrupted, NightshiftError
 from nightshift.executors.process import ProcessGroup
-from nightshift.experiment.certify import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
 from nightshift.night.state import STOP_NAME, Desk, Kind, NightState, decided, night_cost
 from nightshift.report.sections import next_steps
+from nightshift.report.text import measured
 from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
@@ -130,19 +129,15 @@ def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str
     if request.experiments is not None:
         num_left = max(request.experiments - len(decided(closed)), 0)
         parts.append(f"after {counted(num_left, 'more experiment')}")
-    flags = (("--plateau", request.plateau), ("--until", request.until), ("--max-cost", request.max_cost))
-    parts += [f"by {flag} {value:g}" for flag, value in flags if value is not None]
+    flags = {name: getattr(request, name.replace("-", "_")) for name in ("plateau", "until", "max-cost")}
+    parts += [f"by --{name} {value:g}" for name, value in flags.items() if value]
     return ", or ".join([*parts, f"when you create the file {STOP_NAME} or press Ctrl-C"])
 
 
-def certified_line(comparison: Comparison) -> str:
-    """Return the result of --certify in one line: incumbent minus baseline from fresh runs on the test split."""
-    result, num_runs = comparison.estimate, min(len(comparison.scores(side)) for side in SIDES)
-    low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
-    gain = f"{comparison.verdict}, {100 * result.difference:+.1f} pp incumbent minus baseline"
-    interval = f"95 % interval {low} to {high} pp, p = {p_value(result):.2g}"
-    line = f"certified: {gain} ({comparison.plan.split} split, {num_runs} fresh runs each, {interval})"
-    return "; ".join(filter(None, (line, comparison.crashes)))
+def certified_line(c: Comparison) -> str:
+    """Return the result of --certify in one line."""
+    text = f"certified: {c.verdict}, {measured(c)} ({c.plan.num_seeds} fresh runs each, {c.plan.split} split)"
+    return "; ".join(filter(None, (text, c.crashes)))
 
 
 class Notifier:

@@ -20,7 +20,6 @@ from nightshift.config.scope import is_within, scope_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, UsageError
-from nightshift.experiment.experiment import Controller
 from nightshift.night.state import Desk, NightState, Stop, decided
 from nightshift.report.slices import weakest
 
@@ -49,16 +48,13 @@ class _Work:
 
 
 class Proposals(Desk):
-    """Asks the proposer, and TPE while the proposer is unavailable."""
+    """Asks the proposer, and TPE while the proposer is unavailable. Night is the only subclass, and sets both."""
 
-    def __init__(
-        self, state: NightState, controller: Controller, proposer: Proposer, filler: Proposer | None = None
-    ) -> None:
-        super().__init__(state, controller)
-        self.proposer, self.filler = proposer, filler
-        self._work: _Work | None = None
-        # Of the agent since its last accepted proposal, and of TPE (True), whose next draw has another seed each time.
-        self._refusals: dict[bool, tuple[str, ...]] = {False: (), True: ()}
+    proposer: Proposer
+    filler: Proposer | None  # TPE
+    _work: _Work | None = None
+    _refusals: tuple[str, ...] = ()  # of the agent since its last accepted proposal
+    _fill_refusals: tuple[str, ...] = ()  # of TPE, whose next draw has another seed each time
 
     def queue(self) -> list[Answer]:
         """Return the accepted proposals whose runs have not started, without those under another direction."""
@@ -71,7 +67,7 @@ class Proposals(Desk):
             return False
         # An agent prepares proposals for slots that are not free yet.
         num_ahead = 0 if self.proposer.is_instant else max(self.executor.num_slots // 2, 1)
-        if self._work is None and not self.seconds_until("agent") and (num := self._num_wanted(num_ahead)):
+        if self._work is None and not self.pauses("agent") and (num := self._num_wanted(num_ahead)):
             self._work = self._open(self.proposer, campaign, num)
             self.note(f"{self.proposer.name} proposes experiment {self._work.context.number:04d}")
             self.advance()
@@ -157,7 +153,7 @@ class Proposals(Desk):
             rules=self.bench.rules,
             ledger=self.ledger,
             used_keys=used_keys(self.bench.engine, incumbent),
-            refusals=self._refusals[True] if proposer is self.filler else self._refusals[False] + questions,
+            refusals=self._fill_refusals if proposer is self.filler else self._refusals + questions,
             in_flight=self.controller.in_flight,
             waiting=tuple(queue),
             weakest=weakest(run, self.bench.root) if run else "",
@@ -204,7 +200,7 @@ class Proposals(Desk):
         if len(causes) == len(answers):
             self._count_refusal("; ".join(causes), is_fill)
         elif not is_fill:
-            self._refusals[False] = ()
+            self._refusals = ()
 
     def _log_cost(self, answer: Answer) -> None:
         """Log the cost, which the first answer has. Warn if --max-cost cannot be enforced."""
@@ -226,7 +222,7 @@ class Proposals(Desk):
         change, direction = campaign.known(keys), context.direction
         run = Run(kept=campaign.kept, new=change)
         self.controller.admit(campaign.compose(run.changes), Request(run=run, only=scope_of(direction)), campaign)
-        refusals = () if answer.proposal.proposer == FILL else self._refusals[False]
+        refusals = () if answer.proposal.proposer == FILL else self._refusals
         notes = (f"proposal {number} refused: {cause}" for number, cause in enumerate(refusals, 1))
         answer = answer.with_proposal(notes=(*answer.proposal.notes, *notes))
         answer = replace(answer, number=self.ledger.next_number(), change=change, direction=direction)
@@ -234,8 +230,10 @@ class Proposals(Desk):
 
     def _count_refusal(self, cause: str, is_fill: bool) -> None:
         """Remember a refusal for the next request. MAX_REFUSALS of the agent in a row end the night."""
-        self._refusals[is_fill] += (cause,)
-        num_refusals = len(self._refusals[False])
-        if num_refusals >= MAX_REFUSALS:
-            cause = f"{num_refusals} proposals in a row were refused, the last one: {cause}"
+        if is_fill:
+            self._fill_refusals += (cause,)
+            return
+        self._refusals += (cause,)
+        if len(self._refusals) >= MAX_REFUSALS:
+            cause = f"{MAX_REFUSALS} proposals in a row were refused, the last one: {cause}"
             self.over = Stop(cause, is_planned=self.proposer.is_instant)  # a search has tried everything

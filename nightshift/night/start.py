@@ -68,9 +68,8 @@ def night(
         rules = controller.bench.rules
         note(f"task {'+'.join(rules.environment_names)}, model {rules.model}, {rules.budget_text} per run")
         note(f"the night stops {next_stop(state, state.closed(ledger.records()), controller.now())}")
-        note("per experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
-        filler = None if request.fill is False or request.agent in SEARCHES else search_of("tpe", request)
-        night = Night(state, controller, proposer, tell, notifier, filler)
+        note("per experiment: change, verdict, measured score, effect ± half of its 95 % interval")
+        night = Night(state, controller, proposer, tell, notifier, filler=search_of("tpe", request))
         night.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
         stop = night.run()
         missing = uncommitted(ledger.records(), state.branch)
@@ -146,10 +145,10 @@ def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
 def begin(request: NightRequest, controller: Controller) -> NightState:
     """Return the state of the interrupted night, or of a new night on the current branch."""
     ledger, now, note = controller.ledger, controller.now(), controller.reporter.note
-    old, number, rules_hash = load(ledger), ledger.next_number(), controller.bench.rules_hash
-    branch, started = controller.repo.head().branch, now.isoformat(timespec="seconds")
-    state = NightState(request, rules_hash, branch=branch, started=started, first=number, command=request.command)
-    if old is None or (old.branch, old.rules_hash) != (branch, rules_hash):
+    old, number, started = load(ledger), ledger.next_number(), now.isoformat(timespec="seconds")
+    campaign = controller.repo.head().branch, controller.bench.rules_hash
+    state = NightState(request, campaign[1], branch=campaign[0], started=started, first=number, command=request.command)
+    if old is None or (old.branch, old.rules_hash) != campaign:
         return state
     if _is_same(old, request, now):
         note(f"resuming the night of {old.started}")
@@ -157,8 +156,7 @@ def begin(request: NightRequest, controller: Controller) -> NightState:
         return replace(old, request=request, command=request.command, pid=os.getpid(), waits=waits)
     cause = old.cause or "its flags differ, or its hours have passed"
     note(f"starting a new night; the night of {old.started} is over: {cause}")
-    answers = undecided(old, old.closed(ledger.records()))  # proposals that were paid for and never ran
-    return replace(state, pending=tuple(replace(answer, number=number) for answer in answers))
+    return replace(state, pending=undecided(old, old.closed(ledger.records())))  # paid for, and never run
 
 
 def search_of(name: str, request: NightRequest) -> Proposer:
@@ -172,11 +170,21 @@ def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
     """Return the proposer of --agent. Raises UsageError for a missing program."""
     if request.agent in SEARCHES:
         return search_of(request.agent, request)
-    clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
-    more = (request.agent_env, request.agent_sees, request.agent_model, request.agent_effort)
+    clone, seconds = Clone(controller.repo), request.agent_timeout_seconds
     agents, executor, is_team = list[Agent](), controller.bench.executor, request.agent.startswith(PREFIX)
     for name in members(request.agent) if is_team else [request.agent]:
-        agent = open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *more)
+        agent = open_agent(
+            name,
+            request.sandbox,
+            controller.bench.root,
+            dict(os.environ),
+            seconds,
+            clone,
+            request.agent_env,
+            request.agent_sees,
+            model=request.agent_model,
+            effort=request.agent_effort,
+        )
         agents.append(replace(agent, clock=controller.clock))
         executor.environ = {**executor.environ, **agent.sandbox.engine_variables()}
         for line in filter(None, (agent.sandbox.warning, agent.sandbox.summary(agent.name))):

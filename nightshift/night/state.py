@@ -78,8 +78,8 @@ class NightRequest:
     @property
     def request(self) -> Request:
         """The flags that apply to each experiment."""
-        fields = {name: getattr(self, name) for name in ("budget_seconds", "engine", "gpus", "pairs")}
-        return Request(**fields, slurm=Path(self.slurm) if self.slurm else None)
+        flags = {name: getattr(self, name) for name in ("budget_seconds", "engine", "gpus", "pairs")}
+        return Request(**flags, slurm=Path(self.slurm) if self.slurm else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,10 @@ class NightState(NightStatus):
 
     def closed(self, records: Sequence[Record]) -> list[Record]:
         """Return the night's closed experiments."""
-        closed = [record for record in records if record.number >= self.first and record.status != STARTED]
-        return [r for r in closed if (r.branch, r.rules_hash) == (self.branch, self.rules_hash)]
+        mine = self.branch, self.rules_hash
+        return [
+            r for r in records if r.number >= self.first and r.status != STARTED and (r.branch, r.rules_hash) == mine
+        ]
 
 
 class Stop(NamedTuple):
@@ -143,12 +145,8 @@ def decided(records: Sequence[Record]) -> list[Record]:
 
 def num_since_keep(records: Sequence[Record]) -> int:
     """Count the experiments with a new change since the last keep, without those of TPE for an unavailable agent."""
-    num = 0
-    for record in reversed(decided(records)):
-        if record.is_keep:
-            break
-        num += record.status != Verdict.MEASURED and record.proposal.proposer != FILL
-    return num
+    since = takewhile(lambda record: not record.is_keep, reversed(decided(records)))
+    return sum(record.status != Verdict.MEASURED and record.proposal.proposer != FILL for record in since)
 
 
 class Kind(Enum):
@@ -162,12 +160,13 @@ class Kind(Enum):
 class Desk:
     """State, controller, waits, stop rules and observers of a night."""
 
+    over: Stop | None = None  # set when the night cannot continue
+
     def __init__(self, state: NightState, controller: Controller) -> None:
         self.state, self.controller = state, controller
         self.bench, self.ledger = controller.bench, controller.ledger
         self.executor, self.note = controller.bench.executor, controller.reporter.note
         self.observers = list[Observer]()
-        self.over: Stop | None = None  # set when the night cannot continue
 
     def update(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
@@ -188,36 +187,33 @@ class Desk:
         """
         before = next((w for w in self.open_waits(kind) if w.place == more.get("place", "")), None)
         # Runs that are lost together count as one try.
-        num = before.num_checks + (not self._seconds_left(before)) if before else 1 - at_once
-        since, checks_at = before.since if before else self._time(), None
+        num = before.num_checks + (before.place not in self.pauses(kind)) if before else 1 - at_once
+        since, checks_at = before.since if before else self.time(), None
         if kind in ("agent", "run"):
-            checks_at = self._time(min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0)
+            checks_at = self.time(min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0)
         elif before and before.cause == cause:
             return
         wait = Wait(kind, cause, ends_when, since, checks_at, num, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
 
-    def _time(self, seconds: float = 0.0) -> str:
+    def time(self, seconds: float = 0.0) -> str:
         return (self.controller.now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
-    def end_wait(self, *kinds: str, place: str | None = None) -> None:
-        """End the open waits of these kinds. `place`: only the waits of this place or of an unknown place."""
-        waits = [w for kind in kinds for w in self.open_waits(kind) if place is None or w.place in (place, "")]
-        if waits:
-            self._set_waits(*(replace(w, ended=self._time()) if w in waits else w for w in self.state.waits))
+    def end_wait(self, kind: WaitKind, place: str = "") -> None:
+        """End the open waits of this kind at this place, and at an unknown place."""
+        if waits := [wait for wait in self.open_waits(kind) if wait.place in (place, "")]:
+            self._set_waits(*(replace(w, ended=self.time()) if w in waits else w for w in self.state.waits))
 
     def _set_waits(self, *waits: Wait) -> None:
         with suppress(EngineError):  # if the disk is full, the next update writes the waits
             self.update(waits=waits)
 
-    def seconds_until(self, kind: str) -> float:
-        """Return the seconds until the next try of this kind; 0 if no pause is open."""
-        return min(filter(None, map(self._seconds_left, self.open_waits(kind))), default=0.0)
-
-    def _seconds_left(self, wait: Wait) -> float:
-        now = self.controller.now()
-        return max((datetime.fromisoformat(wait.checks_at) - now).total_seconds(), 0.0) if wait.checks_at else 0.0
+    def pauses(self, kind: WaitKind) -> dict[str, float]:
+        """Return the seconds until the next try, by place, of the waits of this kind whose pause is not over."""
+        now, waits = self.controller.now(), self.open_waits(kind)
+        tries = {wait.place: datetime.fromisoformat(wait.checks_at) for wait in waits if wait.checks_at}
+        return {place: (time - now).total_seconds() for place, time in tries.items() if time > now}
 
     def require_disk(self) -> None:
         """Raise EngineError if runs/ is not writable."""
@@ -270,7 +266,7 @@ class Desk:
 
     def num_free(self) -> int:
         """Return the number of free slots. A slot or node that lost a run is avoided until its next try."""
-        self.executor.avoided = {wait.place for wait in self.open_waits("run") if self._seconds_left(wait)}
+        self.executor.avoided = self.pauses("run")
         return self.executor.num_free
 
     def is_spent(self) -> bool:
@@ -282,14 +278,14 @@ class Desk:
         """Return the first stop rule that applies, or None."""
         request, closed, seconds = self.state.request, self.closed(), self.run_seconds()
         done = decided(closed)
-        if request.experiments is not None and len(done) >= request.experiments:
+        if request.experiments and len(done) >= request.experiments:
             return Stop(f"{request.experiments} experiments are done")
         if self.usable_seconds() < seconds:
             return Stop(f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s")
-        if request.plateau is not None and num_since_keep(done) >= request.plateau:
+        if request.plateau and num_since_keep(done) >= request.plateau:
             return Stop(f"plateau: nothing kept in {num_since_keep(done)} experiments")
         standing = next((r.judgement.standing for r in reversed(done) if r.judgement and r.judgement.standing), None)
-        if request.until is not None and standing is not None:
+        if request.until and standing:
             bound = standing.incumbent - Z95 * standing.incumbent_sd
             if bound >= request.until:
                 return Stop(f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)")
