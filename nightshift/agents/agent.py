@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
@@ -26,7 +25,7 @@ from nightshift.agents.brief import compose, logs, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
-from nightshift.agents.sandbox import Sandbox, choose
+from nightshift.agents.sandbox import Environ, Sandbox, choose
 from nightshift.agents.usage import end_of, summary_of
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
@@ -63,7 +62,7 @@ def open_agent(
     name: str,
     sandbox: str,
     root: Path,
-    environ: Mapping[str, str],
+    environ: Environ,
     timeout_seconds: float,
     clone: Clone,
     agent_env: Sequence[str] = (),
@@ -83,7 +82,7 @@ def open_agent(
     return Agent(short_name, command, timeout_seconds, clone, chosen, title=title)
 
 
-def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
+def agent_environment(base: Environ, clone: Path) -> dict[str, str]:
     """Return `base` without the variables that point git to a place outside the clone."""
     kept = {name: value for name, value in base.items() if not name.startswith("GIT_")}
     # If the agent deletes .git, git must not use a repository above the clone.
@@ -122,7 +121,7 @@ class Agent:
     clock: Callable[[], float] = time.monotonic
     title: str = ""  # name, model and effort, such as `claude (opus, high)`
 
-    def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes] = MappingProxyType({})) -> Work:
+    def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes]) -> Work:
         """Run one process in a new clone, which the caller clears, with `source` as train.toml. Returns the Ending."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         began, credential, notes, cause, is_stopped = self.clock(), None, tuple[str, ...](), None, False
@@ -185,7 +184,7 @@ class Agent:
         agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
         try:
             with waiting(f"asking {self.name} whether it can be reached", _QUESTION_SECONDS):
-                ending: Ending = complete(agent.run(source, _QUESTION, folder / "question.log"))
+                ending: Ending = complete(agent.run(source, _QUESTION, folder / "question.log", {}))
         finally:
             self.clone.clear()
         if ending.cause is None and (self.name not in PRESETS or _READY.search(ending.words)):
@@ -255,7 +254,7 @@ def _read_answer(path: Path) -> str:
         raise ConfigError(cause, "Leave a regular file.") from None
 
 
-def check_agent(name: str, sandbox: str, root: Path, environ: Mapping[str, str], *seen: Sequence[str]) -> Check:
+def check_agent(name: str, sandbox: str, root: Path, environ: Environ, *seen: Sequence[str]) -> Check:
     """Ask an agent one question, for `nightshift doctor --agent`. Returns its answer with its sandbox. `seen`: the
     arguments of --agent-env and --agent-sees."""
     try:

@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from nightshift.campaign.git import AGENT_CLONE_MARK, CONFIG_NAME, Repo
 from nightshift.errors import EngineError, UsageError
@@ -40,7 +39,7 @@ class Clone:
         self.folder = self._private / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
         self.path, self.prompt = self.folder / "clone", self.folder / "prompt.txt"
 
-    def open(self, source: bytes, logs: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    def open(self, source: bytes, logs: Mapping[str, bytes]) -> None:
         """Clone the branch, with `source` as train.toml and the read-only files `logs`."""
         self.make()
         self._repo.clone(self._repo.head(), self.path)

@@ -32,6 +32,8 @@ from nightshift.files import cache_dir, parse_json, read_file, remove_tree, writ
 
 _MAX_CREDENTIAL = 1_000_000  # bytes; a login has a few thousand
 
+Environ = Mapping[str, str]  # environment variables
+
 
 @dataclass(frozen=True, slots=True)
 class Login:
@@ -44,17 +46,17 @@ class Login:
     when: tuple[tuple[str, str], ...] = ()  # if any of these variables is set: more patterns for `variables`
     sees: tuple[str, ...] = ()  # the paths that --agent-sees names
 
-    def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
+    def chosen(self, environ: Environ) -> dict[str, str]:
         """Return the variables of `environ` that the program gets."""
         conditional = (patterns for names, patterns in self.when if any(map(environ.get, names.split())))
         patterns = " ".join((_COMMON_VARIABLES, self.variables, *conditional)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
-    def files(self, environ: Mapping[str, str]) -> dict[str, Path]:
+    def files(self, environ: Environ) -> dict[str, Path]:
         """Return the paths of the user's files by their names in `credential` and `settings`. A file may be missing."""
         return {name: self._source(name, environ) for name in f"{self.credential} {self.settings}".split()}
 
-    def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
+    def copy_in(self, environ: Environ, home: Path) -> bytes | None:
         """Copy the user's files to the agent's `home`. Returns the credential, if any."""
         copied = {name: path.read_bytes() for name, path in self.files(environ).items() if path.is_file()}
         for name, data in copied.items():
@@ -62,7 +64,7 @@ class Login:
             write_atomically(home / name, data, mode=0o600)
         return copied.get(self.credential)
 
-    def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
+    def take_back(self, environ: Environ, home: Path, before: bytes | None) -> tuple[str, ...]:
         """Copy a renewed credential back to the user's file. Returns a note if Nightshift refuses to copy it. Call this
         after the agent's processes have ended. `before`: the value that `copy_in` returned."""
         if before is None:
@@ -82,14 +84,14 @@ class Login:
             return (f"the agent's {self.credential} was not copied back: {error}",)
         return ()
 
-    def _source(self, name: str, environ: Mapping[str, str]) -> Path:
+    def _source(self, name: str, environ: Environ) -> Path:
         for folder, variable in self.folders:
             if environ.get(variable) and Path(name).is_relative_to(folder):
                 return Path(environ[variable]).expanduser() / Path(name).relative_to(folder)
         return home_of(environ) / name
 
 
-def home_of(environ: Mapping[str, str]) -> Path:
+def home_of(environ: Environ) -> Path:
     return Path(environ.get("HOME") or Path.home()).absolute()
 
 
@@ -211,7 +213,7 @@ _TRIAL_SECONDS = 60.0  # limit for the test of a sandbox, which usually needs 0.
 _FIX = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none, nothing is isolated."
 
 
-def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
+def hidden_places(root: Path, environ: Environ) -> tuple[Path, ...]:
     """Return the folders that no agent may see: the checkout with .git, runs/ and .venv, caches and data."""
     git, home = root / ".git", home_of(environ)
     places = [root, git, root / "runs", root / ".venv", home / ".cache"]
@@ -224,7 +226,7 @@ def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(path for place in places for path in (place.absolute(), place.resolve())))
 
 
-def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Path]:
+def _folders_of(variables: Iterable[str], environ: Environ) -> list[Path]:
     return [Path(environ[name]).expanduser() for name in variables if environ.get(name)]
 
 
@@ -232,7 +234,7 @@ def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Pa
 class Sandbox:
     """Isolates an agent's processes and ends them. This base class is `--sandbox none`, which isolates nothing."""
 
-    environ: Mapping[str, str]  # the user's environment variables
+    environ: Environ  # the user's environment variables
     login: Login = Login()
     hidden: tuple[Path, ...] = ()  # folders that bubblewrap hides, and that another uid must not change
     name: str = NO_SANDBOX  # the name that records store
@@ -262,14 +264,14 @@ class Sandbox:
         return {}
 
     def trial(self, words: Sequence[str], clone: Clone) -> str | None:
-        """Run the shell script of `_probe` in the sandbox of `words`. Returns the problem; None if there is none."""
+        """Run _REACH in the sandbox of `words`. Returns the problem; None if there is none."""
         clone.make()
         try:
             clone.path.mkdir()
             clone.prompt.touch()
             self.furnish(clone)
             argv, variables = self.enclose(words, clone)
-            command = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone)]
+            command = [*argv[: -len(words)], "/bin/sh", "-c", _REACH, "sh", *self._limits(words, clone)]
             with clone.prompt.open() as stdin:
                 done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, stdin=stdin, stderr=PIPE)
         finally:
@@ -278,9 +280,9 @@ class Sandbox:
         last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("bwrap: ")
         return None if done.returncode == 0 else last_line or f"exit code {done.returncode}"
 
-    def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
-        """Return a shell script that fails if the agent could reach too much; then its name and its arguments."""
-        return ["true"]
+    def _limits(self, words: Sequence[str], clone: Clone) -> list[str]:
+        """Return the arguments of _REACH, which fails if the agent could reach too much."""
+        return []
 
     @property
     def _search(self) -> str:
@@ -399,7 +401,7 @@ class OtherUser(Sandbox):
     def end(self) -> list[str]:
         return end_user(self.uid)
 
-    def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
+    def _limits(self, words: Sequence[str], clone: Clone) -> list[str]:
         program = program_places(words, self._search, {}, ()).items()
         paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
@@ -408,7 +410,7 @@ class OtherUser(Sandbox):
             "above": {parent for path in self.hidden for parent in path.parents},
             "read-only": [*self.hidden, *self.login.sees],
         }
-        return [_REACH, "sh", *(f"{kind}:{path}" for kind in paths for path in paths[kind])]
+        return [f"{kind}:{path}" for kind in paths for path in paths[kind]]
 
 
 def _as_user(uid: int) -> list[str]:
@@ -419,12 +421,8 @@ def _as_user(uid: int) -> list[str]:
 
 
 def _processes_of(uid: int) -> list[psutil.Process]:
-    processes = list[psutil.Process]()
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess):
-            if uid in process.uids() and is_alive(process):
-                processes.append(process)
-    return processes
+    processes = psutil.process_iter(["uids"])
+    return [process for process in processes if uid in (process.info["uids"] or ()) and is_alive(process)]
 
 
 def end_user(uid: int) -> list[str]:
@@ -438,7 +436,7 @@ def end_user(uid: int) -> list[str]:
             subprocess.run(kill, capture_output=True, check=False, timeout=1.0)
         time.sleep(0.02)
     for folder in {tempfile.gettempdir(), *_SHARED}:
-        for path in [*Path(folder).iterdir()] if Path(folder).is_dir() else []:
+        for path in [*Path(folder).glob("*")]:
             with suppress(OSError):  # other programs create and remove files there
                 if path.lstat().st_uid == uid:
                     remove_tree(path)
@@ -477,9 +475,7 @@ def _check_sees(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
     return tuple(map(str, paths))
 
 
-def choose(
-    setting: str, words: Sequence[str], login: Login, root: Path, environ: Mapping[str, str], clone: Clone
-) -> Sandbox:
+def choose(setting: str, words: Sequence[str], login: Login, root: Path, environ: Environ, clone: Clone) -> Sandbox:
     """Return the sandbox that --sandbox names (`setting`), after a test. `auto`: the first sandbox that works. Raises
     UsageError if the sandbox does not work here, or `words` or --agent-sees names a hidden path."""
     hidden = hidden_places(root, environ)
@@ -513,10 +509,8 @@ def _candidates(setting: str, root: Path, clone: Clone, fields: Mapping[str, Any
 
 def _other_user(root: Path, clone: Clone, fields: Mapping[str, Any]) -> Sandbox:
     """Return the sandbox with another uid. Makes runs/ and `secrets` private."""
-    problem = "only root can start a process as another user" if os.getuid() != 0 else None
-    if shutil.which("setpriv", path=os.defpath) is None:
-        problem = problem or f"no program setpriv (util-linux) in {os.defpath}"
-    if problem is not None:
+    if os.getuid() != 0 or shutil.which("setpriv", path=os.defpath) is None:
+        problem = f"it needs root, and the program setpriv (util-linux) in {os.defpath}"
         return Sandbox(**fields, name="user", problem=problem)
     # .git/config may contain a token. git and the ledger keep the file modes (chmod below) when they rewrite the files.
     secrets = [root / "results.tsv", *(place / "config" for place in fields["hidden"] if (place / "HEAD").is_file())]

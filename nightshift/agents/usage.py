@@ -23,7 +23,15 @@ _TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_t
 # Paths of the texts by the type of the row. Errors of tools and of single retries are not read.
 _ERROR = "error.data.message error.message error"
 _ERRORS = {"None": _ERROR, "error": f"{_ERROR} message", "result": _ERROR, "turn.failed": _ERROR}
-_ANSWERS = {"None": "response", "result": "result", "text": "part.text", "message": "content"}
+# Of Gemini CLI, opencode, Claude Code (two) and Codex.
+_ANSWERS = {
+    "None": "response",
+    "message": "content",
+    "text": "part.text",
+    "assistant": "message.content.text",
+    "result": "result",
+    "item.completed": "item.text",
+}
 
 
 class Summary(NamedTuple):
@@ -83,13 +91,9 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         paths += " result subtype"
     if text := _text_at(row, paths):
         return Event(text, True)
+    if row.get("role", "assistant") != "assistant" or _at(row, "item.type") not in (None, "agent_message"):
+        return None  # Gemini CLI: the prompt; Codex: the use of a tool
     answer = _text_at(row, _ANSWERS.get(kind, ""))
-    if kind == "message" and row.get("role") != "assistant":  # Gemini CLI: the prompt
-        return None
-    if _at(row, "item.type") == "agent_message":  # Codex
-        answer = _text_at(row, "item.text")
-    elif kind == "assistant" and isinstance(pieces := _at(row, "message.content"), list):  # Claude Code
-        answer = " ".join(filter(None, (_text_at(mapping(piece), "text") for piece in pieces)))
     return Event(answer, False) if answer else None
 
 
@@ -120,8 +124,10 @@ def _decode(text: str) -> Mapping[str, Any]:
 
 
 def _at(row: Any, path: str) -> Any:
-    """Return the value at a path such as `error.message`, or None."""
+    """Return the value at a path such as `error.message`, or None. Of a list, the texts are joined."""
     for name in path.split("."):
+        if isinstance(row, list):
+            return " ".join(filter(None, (_text_at(piece, name) for piece in row)))
         row = mapping(row).get(name)
     return row
 
