@@ -33,7 +33,7 @@ from nightshift.config.train_toml import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError
 from nightshift.executors.process import Child, ProcessGroup
-from nightshift.files import open_regular, write_atomically
+from nightshift.files import read_file, write_atomically
 from nightshift.waiting import waiting
 
 _MAX_ANSWER = 64 * 1024  # bytes
@@ -243,10 +243,9 @@ class AgentProposer:
 
 
 def _read_answer(path: Path) -> str:
-    """Return the first 64 KiB of a file; "" for a missing file. Raises ConfigError if the file cannot be read."""
+    """Return the text of a file; "" for a missing file. Raises ConfigError for a file that cannot be read."""
     try:
-        with open_regular(path) as file:
-            return file.read(_MAX_ANSWER).decode(errors="replace")
+        return read_file(path, _MAX_ANSWER).decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError as error:

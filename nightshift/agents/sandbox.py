@@ -403,14 +403,14 @@ class OtherUser(Sandbox):
 
     def _limits(self, words: Sequence[str], clone: Clone) -> list[str]:
         program = program_places(words, self._search, {}, ()).items()
-        paths: dict[str, Iterable[object]] = {
-            "clone": [clone.path],
-            "needed": [*(path for path, option in program if option[0] == "--ro-bind"), *self.login.sees],
-            "closed": self.closed,
-            "above": {parent for path in self.hidden for parent in path.parents},
-            "read-only": [*self.hidden, *self.login.sees],
-        }
-        return [f"{kind}:{path}" for kind in paths for path in paths[kind]]
+        return [
+            f"clone:{clone.path}",
+            *(f"needed:{path}" for path, option in program if option[0] == "--ro-bind"),
+            *(f"closed:{path}" for path in self.closed),
+            *{f"above:{parent}" for path in self.hidden for parent in path.parents},
+            *(f"read-only:{path}" for path in self.hidden),
+            *(f"{kind}:{path}" for path in self.login.sees for kind in ("needed", "read-only")),
+        ]
 
 
 def _as_user(uid: int) -> list[str]:

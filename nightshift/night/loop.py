@@ -66,8 +66,8 @@ class Night(Proposals):
                 self.direction()
                 while (stop := self._step()) is None:
                     pass
-                is_missing = self.state.request.certify is not None and self.state.certificate is None
-                if is_missing and stop.is_planned and self._asked_to_stop is None:
+                is_wanted = self.state.request.certify and self.state.certificate is None
+                if is_wanted and stop.is_planned and self._asked_to_stop is None:
                     self.update(certificate=self._certify())
                 self._close(stop, f"{stop.cause}: it ended while it could not be judged")
                 return stop
@@ -283,9 +283,8 @@ class Night(Proposals):
         for answer in undecided(self.state, closed := self.closed()):
             tries = attempts(answer, closed)
             if record in tries and sum(r.failure is Failure.INFRASTRUCTURE for r in tries) >= MAX_TRIES:
-                cause = f"its run was lost {MAX_TRIES} times to the infrastructure, so it was never measured"
-                self.refuse(answer, cause)
+                self.refuse(answer, f"its run was lost {MAX_TRIES} times to the infrastructure: it was never measured")
         where = f" on {place}" if place else ""
-        log = folder.relative_to(self.ledger.root) / ((result and result.training.log) or LOG_NAME)
-        cause = f"experiment {record.number:04d} was lost{where} ({log}): {record.why}"
+        log = folder / ((result and result.training.log) or LOG_NAME)
+        cause = f"experiment {record.number:04d} was lost{where} ({log.relative_to(self.ledger.root)}): {record.why}"
         self.begin_wait("run", cause, f"a run{where} ends normally", place=place)

@@ -89,24 +89,22 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
     records, began = campaign.records, datetime.fromisoformat(state.started)
     closed = state.closed(records)
     confirmed = ", ".join(change.name for change in campaign.kept if campaign.is_confirmed(change))
-    rows = [
-        ("night", f"{state.request.agent} on {state.branch}"),
-        ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
-        ("agent", NOT_ISOLATED if state.sandbox == NO_SANDBOX else ""),
-        ("results", str(Counts.of(campaign.rows(closed)))),
-        ("cost", str(night_cost(state, ledger) + runs_cost(closed))),
-        ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
-        ("confirmed", confirmed or "none of the kept changes yet" if campaign.kept else ""),
-        ("final check runs", last_scores(closed)),
-        ("git", clean(uncommitted(records, state.branch) or campaign.unread or "", 500)),
-        *(("note", line) for line in state.morning(records, now)),
-        ("certificate", state.certificate),
-        ("stopped", clean(state.cause or "", 400)),
-        ("page", f"runs/{PAGE_NAME}"),
-    ]
     steps = next_steps(ledger, campaign, state.request.agent, state)
-    rows += [("next", f"{sentence} {command}") for sentence, command in steps]
-    return "\n".join(f"{name + ':':17} {text}" for name, text in rows if text)
+    text = f"""\
+night: {state.request.agent} on {state.branch}
+since: {local(began)} ({lasted((now - began).total_seconds())})
+agent: {NOT_ISOLATED if state.sandbox == NO_SANDBOX else ""}
+results: {Counts.of(campaign.rows(closed))}
+cost: {night_cost(state, ledger) + runs_cost(closed)}
+incumbent: {standing_text(campaign.standing, campaign.kept) if campaign.standing else ""}
+confirmed: {confirmed or "none of the kept changes yet" if campaign.kept else ""}
+final check runs: {last_scores(closed)}
+git: {clean(uncommitted(records, state.branch) or campaign.unread or "", 500)}"""
+    lines = [*text.split("\n"), *(f"note: {note}" for note in state.morning(records, now))]
+    lines += [f"certificate: {clean(state.certificate or '')}", f"stopped: {clean(state.cause or '', 400)}"]
+    lines += [f"page: runs/{PAGE_NAME}", *(f"next: {' '.join(step)}" for step in steps)]
+    rows = (line.partition(": ") for line in lines)
+    return "\n".join(f"{name + ':':17} {value}" for name, _, value in rows if value)
 
 
 def experiment_line(record: Record) -> str:
@@ -124,11 +122,9 @@ def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str
     """Return the stop rules that can be foreseen."""
     request, parts = state.request, list[str]()
     if state.deadline is not None:
-        left = max((state.deadline - now).total_seconds(), 0) / 3600
-        parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
+        parts.append(f"at {local(state.deadline)} (in {max((state.deadline - now).total_seconds(), 0) / 3600:.1f} h)")
     if request.experiments is not None:
-        num_left = max(request.experiments - len(decided(closed)), 0)
-        parts.append(f"after {counted(num_left, 'more experiment')}")
+        parts.append(f"after {counted(max(request.experiments - len(decided(closed)), 0), 'more experiment')}")
     flags = {name: getattr(request, name.replace("-", "_")) for name in ("plateau", "until", "max-cost")}
     parts += [f"by --{name} {value:g}" for name, value in flags.items() if value]
     return ", or ".join([*parts, f"when you create the file {STOP_NAME} or press Ctrl-C"])
@@ -250,13 +246,13 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
 def tag_night(desk: Desk, event: Kind | Record) -> None:
     """An observer that tags the branch at the end of a night that had experiments. The tag contains results.tsv and the
     certificate; `git push --tags` sends it."""
-    state, now = desk.state, desk.controller.now().astimezone(UTC)
+    state = desk.state
     if event is not Kind.OVER:
         return
     try:
         records = desk.ledger.records()
         if decided(state.closed(records)):
-            name = f"night/{state.branch}/{now:%Y%m%dT%H%M%SZ}"
+            name = f"night/{state.branch}/{desk.controller.now().astimezone(UTC):%Y%m%dT%H%M%SZ}"
             lines = [f"Night on {state.branch}", "", state.certificate or "not certified", "", results_tsv(records)]
             desk.controller.repo.tag(name, state.branch, "\n".join(lines))
             desk.note(f"tagged as {name}: git push --tags sends the results")

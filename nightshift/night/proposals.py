@@ -184,7 +184,7 @@ class Proposals(Desk):
         if answers[0].is_stopped:
             return
         if (unavailable := answers[0].unavailable) is not None:
-            cause, meaning = f"{name}: {unavailable.meaning}: {unavailable.text}", unavailable.meaning
+            meaning, cause = unavailable.meaning, f"{name}: {unavailable.meaning}: {unavailable.text}"
             meanwhile = "TPE fills the free slots meanwhile" if self.filler and self.state.fills else ""
             at_once = not unavailable.is_away  # an agent that was reached is asked again at once
             self.begin_wait("agent", cause, f"{name} answers", at_once=at_once, meaning=meaning, meanwhile=meanwhile)
@@ -209,8 +209,8 @@ class Proposals(Desk):
             log_proposal(self.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
         # An agent that was stopped or is unavailable may report no cost.
         if most is not None and answer.source is not None and not (cost and cost.is_whole("dollars")):
-            name = self.proposer.name
-            self.note(f"warning: --max-cost {most:g} cannot be enforced: {name} did not report all dollars")
+            unknown = f"{self.proposer.name} did not report all dollars"
+            self.note(f"warning: --max-cost {most:g} cannot be enforced: {unknown}")
 
     def _accept(self, context: Context, answer: Answer, campaign: Campaign) -> None:
         """Queue a proposal with its change. Raises UsageError if the proposal cannot be run."""

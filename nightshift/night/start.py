@@ -170,7 +170,6 @@ def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
     """Return the proposer of --agent. Raises UsageError for a missing program."""
     if request.agent in SEARCHES:
         return search_of(request.agent, request)
-    clone, seconds = Clone(controller.repo), request.agent_timeout_seconds
     agents, executor, is_team = list[Agent](), controller.bench.executor, request.agent.startswith(PREFIX)
     for name in members(request.agent) if is_team else [request.agent]:
         agent = open_agent(
@@ -178,8 +177,8 @@ def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
             request.sandbox,
             controller.bench.root,
             dict(os.environ),
-            seconds,
-            clone,
+            request.agent_timeout_seconds,
+            Clone(controller.repo),
             request.agent_env,
             request.agent_sees,
             model=request.agent_model,

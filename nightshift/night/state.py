@@ -238,9 +238,9 @@ class Desk:
 
     def runs_left(self) -> float:
         """Return the number of runs that the night can still start; infinite without --experiments and --hours."""
-        most, seconds = self.state.request.experiments, self.usable_seconds()
+        most, seconds = self.state.request.experiments or math.inf, self.usable_seconds()
         in_time = seconds if math.isinf(seconds) else seconds // self.run_seconds() * self.executor.num_slots
-        return max(in_time if most is None else min(most - len(self.runs()), in_time), 0.0)
+        return max(min(most - len(self.runs()), in_time), 0.0)
 
     def seconds_left(self) -> float:
         """Return the seconds until the deadline; infinite without --hours."""
@@ -271,8 +271,8 @@ class Desk:
 
     def is_spent(self) -> bool:
         """Return True if the reported cost of the proposals has reached --max-cost."""
-        most = self.state.request.max_cost
-        return most is not None and (night_cost(self.state, self.ledger).dollars or 0.0) >= most
+        dollars = night_cost(self.state, self.ledger).dollars or 0.0
+        return dollars >= (self.state.request.max_cost or math.inf)
 
     def stop_rule(self) -> Stop | None:
         """Return the first stop rule that applies, or None."""
