@@ -86,7 +86,7 @@ def agent_environment(base: Environ, clone: Path) -> dict[str, str]:
     """Return `base` without the variables that point git to a place outside the clone."""
     kept = {name: value for name, value in base.items() if not name.startswith("GIT_")}
     # If the agent deletes .git, git must not use a repository above the clone.
-    return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent)}
+    return {**kept, "PWD": f"{clone}", "GIT_CEILING_DIRECTORIES": f"{clone.parent}"}
 
 
 @dataclass(frozen=True, slots=True)

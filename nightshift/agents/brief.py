@@ -31,8 +31,6 @@ _MAX_NOTES_BYTES = 64 * 1024
 MAX_NOTES = 4_000  # characters of the notes that an agent writes for its next call
 _MAX_LINE = 500
 _NUM_BEST = 3
-_MAX_REFUSALS = 3
-_REFUSAL_CHARACTERS = 600
 _NUM_RUNS = 25  # whose curves and rollouts are in logs/, about 70 kB each
 NUM_ROLLOUTS = 20  # of a run
 NUM_ROWS = 30  # of the curves of a run
@@ -125,8 +123,8 @@ def opening(role: str, task: str, direction: str) -> str:
 
 
 def refusals_of(context: Context) -> str:
-    """Return the last refusals of this experiment's proposals."""
-    texts = [clean(cause, _REFUSAL_CHARACTERS) for cause in context.refusals[-_MAX_REFUSALS:]]
+    """Return the last three refusals of this experiment's proposals."""
+    texts = [clean(cause, 600) for cause in context.refusals[-3:]]
     return "".join(f"An earlier proposal for this experiment was refused:\n| {text}\n" for text in texts)
 
 
@@ -256,8 +254,7 @@ NNNN-rollouts.txt  rollouts that the run learned from, the best first, with thei
 def _curves(steps: Sequence[Step]) -> str:
     """Return a table with the mean curves over at most NUM_ROWS equal parts of the run."""
     cells = [{**dataclasses.asdict(step), **(step.rewards or {}), "rewards": None} for step in steps]
-    columns = dict.fromkeys(name for cell in cells for name in cell)
-    names = [name for name in columns if any(cell.get(name) is not None for cell in cells)]
+    names = dict.fromkeys(name for cell in cells for name, value in cell.items() if value is not None)
     lines = ["\t".join(clean(name, 60) for name in names)]
     table = np.array([[cell.get(name) for name in names] for cell in cells], dtype=float)
     for part in np.array_split(table, min(NUM_ROWS, len(cells))):

@@ -11,7 +11,6 @@ from nightshift.text import clean
 
 MAX_CHARACTERS = 1_500
 PROGRAM_NAME = "program.md"
-OPTION = "--direction"
 HEADING = "## Direction"
 _COMMENT = re.compile(r"<!--.*?(-->|\Z)", re.DOTALL)  # a comment without an end reaches to the end of the text
 _SECTION = re.compile(rf"^[^\S\n]*{HEADING}[^\S\n]*$(.*?)(?=^##? |\Z)", re.DOTALL | re.MULTILINE)
@@ -52,5 +51,5 @@ def _source(root: Path, given: str | None) -> tuple[str, str]:
         section = _SECTION.search("\n".join(text.splitlines()))
         return name, text if given is not None else section[1] if section else ""
     if name.lower().endswith((".md", ".txt")) and given is not None:  # a typo, or the file was removed in the night
-        raise UsageError(f"{OPTION} {name}: no such file", 'Name a file, or write a sentence: --direction "TEXT".')
-    return OPTION, given or ""
+        raise UsageError(f"--direction {name}: no such file", 'Name a file, or write a sentence: --direction "TEXT".')
+    return "--direction", given or ""

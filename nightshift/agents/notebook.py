@@ -60,8 +60,8 @@ def store_lessons(ledger: Ledger, asked: Campaign, lessons: Lessons) -> None:
     """Write lessons into the records of the experiments that the agent was asked about. `asked`: the campaign that it
     saw."""
     for record in unexplained(asked):
-        fields, stored = lessons.get(record.number), ledger.record(record.number)
-        if fields and "lesson" in fields and stored.proposal.lesson is None:
+        fields, stored = lessons.get(record.number, {}), ledger.record(record.number)
+        if "lesson" in fields and stored.proposal.lesson is None:
             ledger.write(structs.replace(stored, proposal=structs.replace(stored.proposal, **fields)))
 
 

@@ -104,7 +104,6 @@ _ETC_FILES = """
     resolv.conf hosts host.conf nsswitch.conf gai.conf ssl/certs ssl/cert.pem ssl/openssl.cnf
     pki/tls/certs pki/tls/cert.pem pki/tls/openssl.cnf pki/ca-trust/extracted ca-certificates/extracted
 """
-_MAX_HEAD = 256  # bytes of the first line of a script
 _NODE_MODULES = re.compile(r".*?/node_modules(?=/)")
 
 
@@ -116,7 +115,7 @@ def system_places() -> Places:
             expose(path, places, ())
     for path in (Path("/etc", name) for name in _ETC_FILES.split()):
         if path.exists():  # /etc/resolv.conf is often a link into /run, which stays hidden
-            places[path] = ("--ro-bind", str(path.resolve()))
+            places[path] = ("--ro-bind", f"{path.resolve()}")
     return places
 
 
@@ -142,9 +141,9 @@ def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
     visible = [place for place, option in places.items() if option[0] == "--ro-bind"]
     for link in links:
         if not _is_within(link, visible):
-            places[link] = ("--symlink", str(link.readlink()))
+            places[link] = ("--symlink", f"{link.readlink()}")
     if not _is_within(real, visible):
-        places[real] = ("--ro-bind", str(real))
+        places[real] = ("--ro-bind", f"{real}")
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -191,7 +190,7 @@ def _package_folders(path: Path) -> list[Path]:
 def _interpreter(program: Path, search: str) -> list[Path]:
     """Return the interpreter in a script's first line, if any. Other programs that the script starts are not found."""
     with program.open("rb") as file:
-        head = os.fsdecode(file.readline(_MAX_HEAD))
+        head = os.fsdecode(file.readline(256))
     words = [word for word in head[2:].split() if Path(word).name != "env" and not word.startswith("-")]
     path = shutil.which(words[0], path=search) if head.startswith("#!") and words else None
     return [Path(path)] if path else []
@@ -209,8 +208,6 @@ _CACHE_VARIABLES = """
     NIGHTSHIFT_PRIME_RL
 """
 _ENTRY = (sys.executable, "-I", "-S", str(Path(__file__).with_name("enter.py")))
-_TRIAL_SECONDS = 60.0  # limit for the test of a sandbox, which usually needs 0.3 s
-_FIX = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none, nothing is isolated."
 
 
 def hidden_places(root: Path, environ: Environ) -> tuple[Path, ...]:
@@ -255,9 +252,9 @@ class Sandbox:
 
     def summary(self, agent: str) -> str:
         """Return a line that names the user's variables and files that the agent gets; "" without a sandbox."""
-        files = (str(path) for path in self.login.files(self.environ).values() if path.is_file())
-        names = ", ".join((*sorted(self.login.chosen(self.environ)), *files, *self.login.sees))
-        return f"your variables and files that {agent} gets: {names}" if self.name != NO_SANDBOX else ""
+        files = (f"{path}" for path in self.login.files(self.environ).values() if path.is_file())
+        names = *sorted(self.login.chosen(self.environ)), *files, *self.login.sees
+        return "" if self.name == NO_SANDBOX else f"your variables and files that {agent} gets: {', '.join(names)}"
 
     def engine_variables(self) -> dict[str, str]:
         """Return variables that keep the temporary files of runs away from the agent."""
@@ -273,7 +270,7 @@ class Sandbox:
             argv, variables = self.enclose(words, clone)
             command = [*argv[: -len(words)], "/bin/sh", "-c", _REACH, "sh", *self._limits(words, clone)]
             with clone.prompt.open() as stdin:
-                done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, stdin=stdin, stderr=PIPE)
+                done = subprocess.run(command, env=variables, cwd="/", timeout=60.0, stdin=stdin, stderr=PIPE)
         finally:
             self.end()
             clone.clear()
@@ -327,14 +324,14 @@ class Bubblewrap(Sandbox):
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         places, argv = self._places(words, clone), [*_ENTRY, self.bwrap, *_ALWAYS.split(), *self.options]
         for place in sorted(places, key=lambda place: place.parts):  # parents first
-            argv += [*places[place], str(place)]
+            argv += [*places[place], f"{place}"]
         # /proc too: if root starts the night, the agent could otherwise write to most of /proc/sys.
         read_only = [place for place, option in places.items() if option in (("--tmpfs",), ("--proc",))]
         for place in (*read_only, Path("/")):
-            argv += ["--remount-ro", str(place)]
+            argv += ["--remount-ro", f"{place}"]
         path = f"{self._search}:/usr/local/bin:/usr/bin:/bin"
-        variables = self._variables(HOME=str(HOME), TMPDIR="/tmp", PATH=path)
-        return [*argv, "--chdir", str(clone.path), "--", *words], variables
+        variables = self._variables(HOME=f"{HOME}", TMPDIR="/tmp", PATH=path)
+        return [*argv, "--chdir", f"{clone.path}", "--", *words], variables
 
     def _places(self, words: Sequence[str], clone: Clone) -> Places:
         places = program_places(words, self._search, system_places(), self.hidden)
@@ -344,7 +341,7 @@ class Bubblewrap(Sandbox):
         writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
-            clone.prompt: ("--ro-bind", str(clone.prompt)),
+            clone.prompt: ("--ro-bind", f"{clone.prompt}"),
             clone.path / LOGS_NAME: ("--ro-bind-try", f"{clone.path}/{LOGS_NAME}"),
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             Path("/dev"): ("--dev",),
@@ -396,7 +393,7 @@ class OtherUser(Sandbox):
     def engine_variables(self) -> dict[str, str]:
         folder = Path(tempfile.gettempdir(), f"runs-of-nightshift-{os.getuid()}")
         make_private(folder)
-        return {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        return {"TMPDIR": f"{folder}", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
 
     def end(self) -> list[str]:
         return end_user(self.uid)
@@ -491,9 +488,13 @@ def choose(setting: str, words: Sequence[str], login: Login, root: Path, environ
             causes[name] = f"{name}: {problem}"
     reasons = "; ".join(causes.values())
     if setting not in ("auto", NO_SANDBOX):
-        raise UsageError(f"--sandbox {reasons}", _FIX)
-    risk = "it has your rights, so it can change code, records and scores, and read your files (SECURITY.md)"
-    return Sandbox(environ=environ, warning=f"agent: not isolated: {risk}; {reasons or '--sandbox none'}")
+        fix = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none, nothing is isolated."
+        raise UsageError(f"--sandbox {reasons}", fix)
+    warning = (
+        "agent: not isolated: it has your rights, so it can change code, records and scores, and read your files "
+        f"(SECURITY.md); {reasons or '--sandbox none'}"
+    )
+    return Sandbox(environ=environ, warning=warning)
 
 
 def _candidates(setting: str, root: Path, clone: Clone, fields: Mapping[str, Any]) -> Iterator[Sandbox]:

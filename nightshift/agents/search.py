@@ -119,7 +119,7 @@ def _tpe(context: Context, space: SearchSpace, ahead: Iterable[Config], rng: ran
     sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=sampler, direction="maximize")
-    distributions: dict[str, BaseDistribution] = {name: FloatDistribution(0, 1) for name in space.dimensions}
+    distributions: dict[str, BaseDistribution] = dict.fromkeys(space.dimensions, FloatDistribution(0, 1))
 
     def add(config: Config, **result: Any) -> None:
         with suppress(ValueError):  # a config outside the space

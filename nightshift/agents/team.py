@@ -5,7 +5,7 @@ of decided experiments and proposes the next hypothesis. The implementer gets th
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from nightshift.agents.agent import AgentProposer
 from nightshift.agents.base import Answer, Context, Proposing
@@ -22,7 +22,7 @@ class TeamProposer(AgentProposer):
     """Asks a strategist, then an implementer, the two `agents`; both may be the same program."""
 
     # Direction, incumbent and hypothesis, while the implementer is unavailable.
-    _waiting: tuple[str, bytes, Answer] | None = field(default=None, init=False)
+    _waiting: tuple[str, bytes, Answer] | None = None
 
     @property
     def name(self) -> str:

@@ -41,13 +41,6 @@ class Summary(NamedTuple):
     cost: Cost
 
 
-class Event(NamedTuple):
-    """A text in the output: an error of the program or its provider, or an answer by the model."""
-
-    text: str
-    is_error: bool
-
-
 def end_of(log_path: Path) -> str:
     """Return the last megabyte of a program's output."""
     with log_path.open("rb") as file:
@@ -76,25 +69,25 @@ def summary_of(output: str) -> Summary:
     rows, lines = read_output(output)
     words, costs = "", dict[tuple[str, str], Cost]()  # by kind and conversation
     for row in rows:
-        kind, event, cost = row.get("type"), read_event(row), _read_cost(row)
-        words = event.text if event else words
+        kind, (text, _), cost = row.get("type"), read_event(row), _read_cost(row)
+        words = text or words
         if cost is not None:
             costs[str(kind), str(row.get("session_id"))] = cost
     words = words or (lines or [""])[-1]
     return Summary(clean(words, MAX_WORDS), together(costs.values()) or Cost())
 
 
-def read_event(row: Mapping[str, Any]) -> Event | None:
-    """Return the error or the answer in a row; None for other rows."""
+def read_event(row: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return a text in a row, and whether it is an error of the program or its provider, not an answer by the model. ""
+    for other rows."""
     kind, paths = str(row.get("type")), _ERRORS.get(str(row.get("type")), "")
     if kind == "result" and row.get("is_error") is True:
         paths += " result subtype"
     if text := _text_at(row, paths):
-        return Event(text, True)
+        return text, True
     if row.get("role", "assistant") != "assistant" or _at(row, "item.type") not in (None, "agent_message"):
-        return None  # Gemini CLI: the prompt; Codex: the use of a tool
-    answer = _text_at(row, _ANSWERS.get(kind, ""))
-    return Event(answer, False) if answer else None
+        return "", False  # Gemini CLI: the prompt; Codex: the use of a tool
+    return _text_at(row, _ANSWERS.get(kind, "")), False
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -175,11 +175,10 @@ class Night(Proposals):
         return False
 
     def _wait(self, asked: Stop | None) -> None:
-        """Wait at most CHECK_SECONDS, or until the user's request to stop is not `asked`. If the night is not paused, a
-        run that ended, an answer, or the time of a try ends the wait, too."""
+        """Wait at most CHECK_SECONDS, until the time of a try, or until the user's request to stop is not `asked`. If
+        the night is not paused, a run that ended or an answer ends the wait, too."""
         clock, is_paused = self.controller.clock, self.open_waits("branch") or self.open_waits("machine")
-        tries = () if is_paused else (*self.pauses("agent").values(), *self.pauses("run").values())
-        ends_at = clock() + min([CHECK_SECONDS, *tries])
+        ends_at = clock() + min([CHECK_SECONDS, *self.pauses("agent").values(), *self.pauses("run").values()])
         self.emit(Kind.IDLE)
         due = [self.ledger.run_dir(number) for number in self.bench.in_flight]
         while self._asked_to_stop == asked and clock() < ends_at:

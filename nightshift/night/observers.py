@@ -40,8 +40,7 @@ from nightshift.report.text import measured
 from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
-KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
-MESSAGE_VERSION = 2
+KEEP, END = "keep", "end"
 END_SECONDS = 30.0  # for the commands of --notify after the night
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _POLL_SECONDS = 0.1
@@ -160,7 +159,7 @@ class Notifier:
             key = f"{wait.kind} {wait.since}"
             if wait.ended is None and wait.seconds(now) >= limit and key not in self._waits:
                 self._waits.add(key)
-                name = AGENT if wait.kind == "agent" else PAUSED
+                name = "agent unavailable" if wait.kind == "agent" else "paused"
                 self.send(name, message(name, desk, wait.describe()))
 
     @cached_property
@@ -211,7 +210,7 @@ class Notifier:
 
 
 def event_of(record: Record, closed: Sequence[Record]) -> str | None:
-    """Return KEEP, REPEATED_CRASH or None for a closed experiment. `closed`: the night's closed experiments.
+    """Return the event of a closed experiment, or None. `closed`: the night's closed experiments.
 
     A crash is repeated if it is the second in a row with the same cause, apart from numbers.
     """
@@ -220,7 +219,7 @@ def event_of(record: Record, closed: Sequence[Record]) -> str | None:
     ended = [r for r in closed if r.number <= record.number and r.failure is not Failure.INTERRUPTED]
     causes = [re.sub(r"\d+", "#", r.why) if r.status == Verdict.CRASH else "" for r in ended]
     earlier, previous, last = ["", "", *causes][-3:]
-    return REPEATED_CRASH if record in ended and last and last == previous != earlier else None
+    return "repeated crash" if record in ended and last and last == previous != earlier else None
 
 
 def message(event: str, desk: Desk, why: str, record: Record | None = None) -> dict[str, Any]:
@@ -231,7 +230,7 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
         counts = Counts.of(campaign.rows(state.closed(campaign.records)))
     effect = record.decision.estimate if record and record.decision else None
     return {
-        "version": MESSAGE_VERSION,
+        "version": 2,
         "event": event,
         "campaign": state.branch,
         "experiment": record.number if record else None,

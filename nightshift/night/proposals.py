@@ -28,8 +28,8 @@ MAX_REFUSALS = 8  # refused proposals in a row, after which the night ends
 
 def attempts(answer: Answer, records: Sequence[Record]) -> list[Record]:
     """Return the experiments that test a proposal."""
-    ours = (record for record in records if record.number >= answer.number)
-    return [r for r in ours if r.run.new and answer.change and r.run.new.keys == answer.change.keys]
+    keys = answer.change and answer.change.keys
+    return [r for r in records if r.number >= answer.number and r.run.new and r.run.new.keys == keys]
 
 
 def undecided(state: NightState, closed: Sequence[Record]) -> tuple[Answer, ...]:
@@ -209,8 +209,7 @@ class Proposals(Desk):
             log_proposal(self.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
         # An agent that was stopped or is unavailable may report no cost.
         if most is not None and answer.source is not None and not (cost and cost.is_whole("dollars")):
-            unknown = f"{self.proposer.name} did not report all dollars"
-            self.note(f"warning: --max-cost {most:g} cannot be enforced: {unknown}")
+            self.note(f"warning: --max-cost {most:g} is not enforced: {self.proposer.name} did not report all dollars")
 
     def _accept(self, context: Context, answer: Answer, campaign: Campaign) -> None:
         """Queue a proposal with its change. Raises UsageError if the proposal cannot be run."""
