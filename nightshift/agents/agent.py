@@ -36,8 +36,6 @@ from nightshift.executors.process import Child, ProcessGroup
 from nightshift.files import read_file, write_atomically
 from nightshift.waiting import waiting
 
-_MAX_ANSWER = 64 * 1024  # bytes
-_READY = re.compile(r"\bready\b", re.IGNORECASE)
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
 _QUESTION_SECONDS = 240.0  # Claude Code retries with a wrong key for 175 s
 _TICK_SECONDS = 0.2
@@ -187,7 +185,7 @@ class Agent:
                 ending: Ending = complete(agent.run(source, _QUESTION, folder / "question.log", {}))
         finally:
             self.clone.clear()
-        if ending.cause is None and (self.name not in PRESETS or _READY.search(ending.words)):
+        if ending.cause is None and (self.name not in PRESETS or re.search(r"\bready\b", ending.words, re.IGNORECASE)):
             return Availability(Meaning.OK, ending.words)
         answer = ending.availability()
         return answer if answer.is_away else replace(answer, meaning=Meaning.PROGRAM)
@@ -245,7 +243,7 @@ class AgentProposer:
 def _read_answer(path: Path) -> str:
     """Return the text of a file; "" for a missing file. Raises ConfigError for a file that cannot be read."""
     try:
-        return read_file(path, _MAX_ANSWER).decode(errors="replace")
+        return read_file(path, 64 * 1024).decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -18,7 +18,6 @@ from nightshift.text import clean
 
 MAX_SHOWN = 300  # characters of a message
 _MAX_TEXT = 4_000  # characters that are read of an error
-_MAX_LINES = 40  # that are read of an output without JSON
 
 
 class Meaning(StrEnum):
@@ -78,7 +77,7 @@ def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) 
     if not error and exit_code == 0:
         result = Availability(Meaning.OK if is_edited else Meaning.NO_EDIT, words)
     elif not error and (exit_code is not None or not is_working):
-        result = next(filter(None, map(classify, reversed(lines[-_MAX_LINES:]))), None)
+        result = next(filter(None, map(classify, reversed(lines[-40:]))), None)
     if result is None and exit_code is None and not is_working:
         result = Availability(Meaning.NETWORK, "the model did not answer before the time limit")
     return result or Availability(Meaning.NO_EDIT, words)

@@ -27,11 +27,8 @@ from nightshift.files import read_file, read_rows, write_atomically
 from nightshift.text import clean
 
 MAX_CHARACTERS = 10_000  # without the direction
-_MAX_NOTES_BYTES = 64 * 1024
 MAX_NOTES = 4_000  # characters of the notes that an agent writes for its next call
 _MAX_LINE = 500
-_NUM_BEST = 3
-_NUM_RUNS = 25  # whose curves and rollouts are in logs/, about 70 kB each
 NUM_ROLLOUTS = 20  # of a run
 NUM_ROWS = 30  # of the curves of a run
 _MAX_TEXT = 1_500  # characters of a problem or a completion
@@ -152,7 +149,7 @@ def _sections(context: Context) -> dict[str, Iterable[object]]:
     """Return the lines of the sections by title, the most important lines of a section first."""
     campaign, memory = context.campaign, context.memory
     last = campaign.decided[-1]
-    best = sorted(campaign.decided, key=lambda record: record.score or 0.0)[-_NUM_BEST:]
+    best = sorted(campaign.decided, key=lambda record: record.score or 0.0)[-3:]
     first = {memory.runs[0].number, *(record.number for record in best), *(c.experiment for c in campaign.kept)}
     runs = sorted(memory.runs, key=lambda row: (row.number not in first, -row.number))
     waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
@@ -217,7 +214,7 @@ def save_notes(context: Context, clone: Path) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return read_file(path, _MAX_NOTES_BYTES).decode(errors="replace")
+        return read_file(path, 64 * 1024).decode(errors="replace")
     except OSError:
         return ""
 
@@ -242,7 +239,7 @@ NNNN-rollouts.txt  rollouts that the run learned from, the best first, with thei
         NOTEBOOK_NAME: notebook(context.campaign),
         "history.txt": str(context.memory),
     }
-    for number in {record.number for record in (incumbent, *decided[-_NUM_RUNS:])}:
+    for number in {record.number for record in (incumbent, *decided[-25:])}:  # about 70 kB each
         folder = context.ledger.run_dir(number)
         if steps := read_steps(folder / METRICS_NAME):
             files[f"{number:04d}-curves.tsv"] = _curves(steps)

@@ -10,7 +10,6 @@ from nightshift.files import read_file
 from nightshift.text import clean
 
 MAX_CHARACTERS = 1_500
-PROGRAM_NAME = "program.md"
 HEADING = "## Direction"
 _COMMENT = re.compile(r"<!--.*?(-->|\Z)", re.DOTALL)  # a comment without an end reaches to the end of the text
 _SECTION = re.compile(rf"^[^\S\n]*{HEADING}[^\S\n]*$(.*?)(?=^##? |\Z)", re.DOTALL | re.MULTILINE)
@@ -42,7 +41,7 @@ def read_direction(root: Path, given: str | None = None, only: str | None = None
 
 def _source(root: Path, given: str | None) -> tuple[str, str]:
     """Return the name and the raw text of the direction."""
-    name = PROGRAM_NAME if given is None else given
+    name = "program.md" if given is None else given
     if name.strip() and os.path.lexists(root / name):
         try:
             text = _COMMENT.sub("", read_file(os.path.realpath(root / name), _MAX_BYTES).decode())

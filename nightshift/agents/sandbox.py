@@ -104,7 +104,6 @@ _ETC_FILES = """
     resolv.conf hosts host.conf nsswitch.conf gai.conf ssl/certs ssl/cert.pem ssl/openssl.cnf
     pki/tls/certs pki/tls/cert.pem pki/tls/openssl.cnf pki/ca-trust/extracted ca-certificates/extracted
 """
-_NODE_MODULES = re.compile(r".*?/node_modules(?=/)")
 
 
 def system_places() -> Places:
@@ -180,7 +179,7 @@ def _resolve_steps(path: Path) -> list[Path]:
 def _package_folders(path: Path) -> list[Path]:
     """Return the node_modules, virtual environment or else Python library that a program belongs to."""
     top = path.parent.parent
-    if modules := _NODE_MODULES.match(str(path)):
+    if modules := re.match(r".*?/node_modules(?=/)", f"{path}"):
         return [Path(modules[0])]
     if (top / "pyvenv.cfg").is_file():
         return [top]
@@ -490,11 +489,8 @@ def choose(setting: str, words: Sequence[str], login: Login, root: Path, environ
     if setting not in ("auto", NO_SANDBOX):
         fix = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none, nothing is isolated."
         raise UsageError(f"--sandbox {reasons}", fix)
-    warning = (
-        "agent: not isolated: it has your rights, so it can change code, records and scores, and read your files "
-        f"(SECURITY.md); {reasons or '--sandbox none'}"
-    )
-    return Sandbox(environ=environ, warning=warning)
+    warning = "agent: not isolated: it has your rights, so it can change code, records and scores, and read your files"
+    return Sandbox(environ=environ, warning=f"{warning} (SECURITY.md); {reasons or '--sandbox none'}")
 
 
 def _candidates(setting: str, root: Path, clone: Clone, fields: Mapping[str, Any]) -> Iterator[Sandbox]:

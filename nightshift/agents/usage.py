@@ -17,7 +17,6 @@ from nightshift.text import ANSI, clean
 
 MAX_LOG_BYTES = 1_000_000
 MAX_TOKENS, MAX_DOLLARS = 10**10, 10_000.0  # of one process; larger numbers are ignored
-MAX_WORDS = 300  # characters
 # Uncached and cached input tokens. The `input_tokens` of Codex and Gemini CLI include both.
 _TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 # Paths of the texts by the type of the row. Errors of tools and of single retries are not read.
@@ -74,7 +73,7 @@ def summary_of(output: str) -> Summary:
         if cost is not None:
             costs[str(kind), str(row.get("session_id"))] = cost
     words = words or (lines or [""])[-1]
-    return Summary(clean(words, MAX_WORDS), together(costs.values()) or Cost())
+    return Summary(clean(words, 300), together(costs.values()) or Cost())
 
 
 def read_event(row: Mapping[str, Any]) -> tuple[str, bool]:

@@ -34,7 +34,6 @@ from nightshift.night.state import STOP_NAME, Kind, NightState, Stop
 from nightshift.waiting import waiting
 
 MAX_TRIES = 3  # of a config whose runs are lost to infrastructure
-_SWITCH_SECONDS = 2.0  # a `git switch` of the user changes files before HEAD: a difference must last longer
 _BASELINE_HOLDS = timedelta(hours=1)  # a night starts with a run of the baseline unless the last one is younger
 
 
@@ -130,7 +129,7 @@ class Night(Proposals):
         except IntegrityError as error:
             if str(error) != self._doubt:
                 self._doubt = str(error)
-                time.sleep(_SWITCH_SECONDS)
+                time.sleep(2.0)  # a `git switch` of the user changes files before HEAD: a difference must last
                 return None
             self.note(str(error))
             return Stop(str(error), is_planned=False)
@@ -151,8 +150,8 @@ class Night(Proposals):
             return False
         if branch not in repo.branches():
             raise IntegrityError(f"the night's branch {branch} was deleted or renamed", "Start another night.")
-        cause = f"the checkout moved from {branch} to {now or 'a detached HEAD'}"
-        self.begin_wait("branch", cause, f"{branch} is checked out again")
+        here = now or "a detached HEAD"
+        self.begin_wait("branch", f"the checkout moved from {branch} to {here}", f"{branch} is checked out again")
         return True
 
     def _act(self, stop: Stop | None) -> bool:
@@ -213,8 +212,7 @@ class Night(Proposals):
         try:
             self.controller.interrupt(cut_off)
             waits = tuple(replace(wait, ended=wait.ended or self.time()) for wait in self.state.waits)
-            is_planned = stop is None or stop.is_planned
-            self.update(waits=waits, cause=stop and stop.cause, is_planned=is_planned, pid=0)
+            self.update(waits=waits, cause=stop and stop.cause, is_planned=stop is None or stop.is_planned, pid=0)
             self._tidy()
         except (NightshiftError, OSError) as error:
             self.note(f"the files of the night are incomplete: {error}")

@@ -42,8 +42,6 @@ from nightshift.waiting import lasted, waiting
 
 KEEP, END = "keep", "end"
 END_SECONDS = 30.0  # for the commands of --notify after the night
-_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
-_POLL_SECONDS = 0.1
 
 
 def write_summary(state: NightState, controller: Controller) -> str:
@@ -124,8 +122,8 @@ def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str
         parts.append(f"at {local(state.deadline)} (in {max((state.deadline - now).total_seconds(), 0) / 3600:.1f} h)")
     if request.experiments is not None:
         parts.append(f"after {counted(max(request.experiments - len(decided(closed)), 0), 'more experiment')}")
-    flags = {name: getattr(request, name.replace("-", "_")) for name in ("plateau", "until", "max-cost")}
-    parts += [f"by --{name} {value:g}" for name, value in flags.items() if value]
+    flags = "plateau", "until", "max-cost"
+    parts += [f"by --{name} {value:g}" for name in flags if (value := getattr(request, name.replace("-", "_")))]
     return ", or ".join([*parts, f"when you create the file {STOP_NAME} or press Ctrl-C"])
 
 
@@ -164,7 +162,7 @@ class Notifier:
 
     @cached_property
     def _group(self) -> ProcessGroup:  # not made before the first notification, when this process is the controller
-        return ProcessGroup("notify", _GRACE_SECONDS)
+        return ProcessGroup("notify", grace_seconds=2.0)
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
         """Start the command, without waiting for it, with one JSON object on stdin."""
@@ -196,7 +194,7 @@ class Notifier:
                 try:
                     with waiting("waiting for the --notify command", seconds):
                         while len(self._group.check()) < len(self._group.children) and time.monotonic() < ends_at:
-                            time.sleep(_POLL_SECONDS)
+                            time.sleep(0.1)
                 finally:
                     self._group.stop()
                     self._report()

@@ -28,7 +28,6 @@ from nightshift.files import read_json, write_json
 STOP_NAME = "STOP"  # a file in the checkout
 MAX_CRASHES = 5  # in a row; then the user has to act
 FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # pause after a failed try; it doubles with each failure
-_PROBE_BYTES = 1_000_000  # more than a record and a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +217,7 @@ class Desk:
     def require_disk(self) -> None:
         """Raise EngineError if runs/ is not writable."""
         path = self.ledger.runs_dir / ".disk-probe"
-        write_json(path, "0" * _PROBE_BYTES)
+        write_json(path, "0" * 1_000_000)  # more than a record and a page
         path.unlink()
 
     def closed(self) -> list[Record]:
@@ -271,8 +270,7 @@ class Desk:
 
     def is_spent(self) -> bool:
         """Return True if the reported cost of the proposals has reached --max-cost."""
-        dollars = night_cost(self.state, self.ledger).dollars or 0.0
-        return dollars >= (self.state.request.max_cost or math.inf)
+        return (night_cost(self.state, self.ledger).dollars or 0.0) >= (self.state.request.max_cost or math.inf)
 
     def stop_rule(self) -> Stop | None:
         """Return the first stop rule that applies, or None."""
