@@ -26,7 +26,7 @@ def main() -> None:
     except UsageError as error:
         print(json.dumps({"refused": str(error)}))
         return
-    ending = complete(agent.run(asked.get("source", "lr = 1\n").encode(), asked.get("prompt", "the brief"), log))
+    ending = complete(agent.run(asked.get("source", "lr = 1\n").encode(), asked.get("prompt", "the brief"), log, {}))
     answer = clone.path / "hypothesis.txt"
     told = {"log": log.read_text(), "cause": ending.cause, "notes": ending.notes}
     told |= {"sandbox": agent.sandbox.name, "warning": agent.sandbox.warning}

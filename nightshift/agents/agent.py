@@ -15,18 +15,17 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
 
 from nightshift.agents.availability import Availability, Meaning, read_ending
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import MAX_GRID, compose, logs, save_notes
+from nightshift.agents.brief import compose, logs, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.notebook import parse_answer
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
-from nightshift.agents.sandbox import Sandbox, choose
+from nightshift.agents.sandbox import Environ, Sandbox, choose
 from nightshift.agents.usage import end_of, summary_of
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
@@ -34,11 +33,9 @@ from nightshift.config.train_toml import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError
 from nightshift.executors.process import Child, ProcessGroup
-from nightshift.files import open_regular, write_atomically
+from nightshift.files import read_file, write_atomically
 from nightshift.waiting import waiting
 
-_MAX_ANSWER = 64 * 1024  # bytes
-_READY = re.compile(r"\bready\b", re.IGNORECASE)
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
 _QUESTION_SECONDS = 240.0  # Claude Code retries with a wrong key for 175 s
 _TICK_SECONDS = 0.2
@@ -63,11 +60,12 @@ def open_agent(
     name: str,
     sandbox: str,
     root: Path,
-    environ: Mapping[str, str],
+    environ: Environ,
     timeout_seconds: float,
     clone: Clone,
     agent_env: Sequence[str] = (),
     agent_sees: Sequence[str] = (),
+    *,
     model: str | None = None,
     effort: str | None = None,
 ) -> Agent:
@@ -82,11 +80,11 @@ def open_agent(
     return Agent(short_name, command, timeout_seconds, clone, chosen, title=title)
 
 
-def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
+def agent_environment(base: Environ, clone: Path) -> dict[str, str]:
     """Return `base` without the variables that point git to a place outside the clone."""
     kept = {name: value for name, value in base.items() if not name.startswith("GIT_")}
     # If the agent deletes .git, git must not use a repository above the clone.
-    return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent)}
+    return {**kept, "PWD": f"{clone}", "GIT_CEILING_DIRECTORIES": f"{clone.parent}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ class Agent:
     clock: Callable[[], float] = time.monotonic
     title: str = ""  # name, model and effort, such as `claude (opus, high)`
 
-    def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes] = MappingProxyType({})) -> Work:
+    def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes]) -> Work:
         """Run one process in a new clone, which the caller clears, with `source` as train.toml. Returns the Ending."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         began, credential, notes, cause, is_stopped = self.clock(), None, tuple[str, ...](), None, False
@@ -167,7 +165,7 @@ class Agent:
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{context.number:04d}-{len(context.refusals) + 1}{role and f'-{role}'}"
-        seconds = min(self.timeout_seconds, context.seconds_left or self.timeout_seconds)
+        seconds = min(self.timeout_seconds, context.seconds_left)
         agent = replace(self, timeout_seconds=seconds)
         try:
             with waiting(f"{self.name} is working on experiment {context.number:04d}", seconds):
@@ -184,10 +182,10 @@ class Agent:
         agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
         try:
             with waiting(f"asking {self.name} whether it can be reached", _QUESTION_SECONDS):
-                ending: Ending = complete(agent.run(source, _QUESTION, folder / "question.log"))
+                ending: Ending = complete(agent.run(source, _QUESTION, folder / "question.log", {}))
         finally:
             self.clone.clear()
-        if ending.cause is None and (self.name not in PRESETS or _READY.search(ending.words)):
+        if ending.cause is None and (self.name not in PRESETS or re.search(r"\bready\b", ending.words, re.IGNORECASE)):
             return Availability(Meaning.OK, ending.words)
         answer = ending.availability()
         return answer if answer.is_away else replace(answer, meaning=Meaning.PROGRAM)
@@ -195,11 +193,10 @@ class Agent:
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
         """Return the agent's proposals (without `edits`: its text), or one answer with the cause. `unavailable` is set
         if the program failed or made no edit, so that the night asks again."""
-        path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
-        text, texts = "", dict[bytes | None, str]()
+        path, text, texts = self.clone.path, "", dict[bytes | None, str]()
         try:
             text = _read_answer(path / ANSWER_NAME)
-            for config, answer in proposal_files(num_files) if edits else ():
+            for config, answer in proposal_files(context.num_proposals) if edits else ():
                 if config == CONFIG_NAME or os.path.lexists(path / config):
                     texts[read_source(path / config)] = _read_answer(path / answer)
         except ConfigError as error:
@@ -244,10 +241,9 @@ class AgentProposer:
 
 
 def _read_answer(path: Path) -> str:
-    """Return the first 64 KiB of a file; "" for a missing file. Raises ConfigError if the file cannot be read."""
+    """Return the text of a file; "" for a missing file. Raises ConfigError for a file that cannot be read."""
     try:
-        with open_regular(path) as file:
-            return file.read(_MAX_ANSWER).decode(errors="replace")
+        return read_file(path, 64 * 1024).decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -255,20 +251,14 @@ def _read_answer(path: Path) -> str:
         raise ConfigError(cause, "Leave a regular file.") from None
 
 
-def check_agent(
-    name: str,
-    sandbox: str,
-    root: Path,
-    environ: Mapping[str, str],
-    agent_env: Sequence[str] = (),
-    agent_sees: Sequence[str] = (),
-) -> Check:
-    """Ask an agent one question, for `nightshift doctor --agent`. Returns its answer with its sandbox."""
+def check_agent(name: str, sandbox: str, root: Path, environ: Environ, *seen: Sequence[str]) -> Check:
+    """Ask an agent one question, for `nightshift doctor --agent`. Returns its answer with its sandbox. `seen`: the
+    arguments of --agent-env and --agent-sees."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder).chmod(0o711)  # the uid of --sandbox user must reach the clone
             clone = Clone(Repo(root), Path(folder))
-            agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, clone, agent_env, agent_sees)
+            agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, clone, *seen)
             answer = agent.question(read_source(root / CONFIG_NAME), Path(folder))
         setting = f"({agent.sandbox.warning or f'sandbox: {agent.sandbox.name}'})"
         problem = None if answer.meaning is Meaning.OK else f"{agent.name}: {answer.meaning}: {answer.text} {setting}"

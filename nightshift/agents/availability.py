@@ -18,7 +18,6 @@ from nightshift.text import clean
 
 MAX_SHOWN = 300  # characters of a message
 _MAX_TEXT = 4_000  # characters that are read of an error
-_MAX_LINES = 40  # that are read of an output without JSON
 
 
 class Meaning(StrEnum):
@@ -67,18 +66,18 @@ def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) 
     """Return why a process made no acceptable proposal. `output`: stdout and stderr. `exit_code`: None if Nightshift
     stopped the process. `is_edited`: the process changed train.toml."""
     (rows, lines), words = read_output(output), summary_of(output).words
-    is_working, error = False, None  # whether the model worked; the last error, if no work followed
+    is_working, error = False, ""  # whether the model worked; the last error, if no work followed
     for row in rows:
-        event = read_event(row)
-        if event is not None and event.is_error:
-            error = event
-        elif event is not None or (row.get("type") in _WORK and mapping(row.get("item")).get("type") != "error"):
-            is_working, error = True, None
-    result = classify(error.text) if error else None
-    if error is None and exit_code == 0:
+        text, is_error = read_event(row)
+        if is_error:
+            error = text
+        elif text or (row.get("type") in _WORK and mapping(row.get("item")).get("type") != "error"):
+            is_working, error = True, ""
+    result = classify(error) if error else None
+    if not error and exit_code == 0:
         result = Availability(Meaning.OK if is_edited else Meaning.NO_EDIT, words)
-    elif error is None and (exit_code is not None or not is_working):
-        result = next(filter(None, map(classify, reversed(lines[-_MAX_LINES:]))), None)
+    elif not error and (exit_code is not None or not is_working):
+        result = next(filter(None, map(classify, reversed(lines[-40:]))), None)
     if result is None and exit_code is None and not is_working:
         result = Availability(Meaning.NETWORK, "the model did not answer before the time limit")
     return result or Availability(Meaning.NO_EDIT, words)

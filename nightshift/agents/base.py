@@ -6,6 +6,7 @@ coding agent; search.py needs no language model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -32,14 +33,13 @@ class Context:
     campaign: Campaign  # the decided experiments of this branch and rules hash, crashes included
     rules: Rules
     ledger: Ledger
-    rider: Change | None = None  # the discarded change to re-test, unless the proposal sets one of its keys
     used_keys: AbstractSet[str] | None = None  # by the engine; None: every open key
     refusals: tuple[str, ...] = ()  # causes why earlier proposals for this experiment were refused, one line each
     in_flight: tuple[Record, ...] = ()  # running experiments
     waiting: tuple[Answer, ...] = ()  # accepted proposals that run next
     weakest: str = ""  # the problems on which the incumbent scores worst (report/slices.py)
-    seconds_left: float | None = None  # until the night ends
-    runs_left: int | None = None  # until the night ends, including this experiment
+    seconds_left: float = math.inf  # until the night ends
+    runs_left: float = math.inf  # until the night ends, including this experiment
     direction: str = ""  # the user's, at most 1,500 characters
     num_proposals: int = 1  # at most
 
@@ -73,7 +73,6 @@ class Answer:
     unavailable: Availability | None = None  # why the agent made no proposal
     number: int = 0  # of the next experiment at that time
     change: Change | None = None
-    rider: Change | None = None  # the discarded change that the run re-tests
     direction: str = ""  # the user's direction at that time
 
     def with_proposal(self, **changes: Any) -> Answer:

@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from nightshift.campaign.git import AGENT_CLONE_MARK, CONFIG_NAME, Repo
 from nightshift.errors import EngineError, UsageError
@@ -21,8 +20,9 @@ LOGS_NAME = "logs"  # read-only in bubblewrap
 
 
 def proposal_files(num_proposals: int) -> list[tuple[str, str]]:
-    """Return the names of the files of proposals: of each, the train.toml and the text with the hypothesis."""
-    numbers = range(1, num_proposals + 1) if num_proposals > 1 else ()
+    """Return the names of the files of proposals: of each, the train.toml and the text with the hypothesis. If several
+    are wanted, an agent may also write the four of a 2 x 2 grid."""
+    numbers = range(1, max(num_proposals, 4) + 1) if num_proposals > 1 else ()
     return [(CONFIG_NAME, ANSWER_NAME), *((f"proposal-{number}.toml", f"proposal-{number}.txt") for number in numbers)]
 
 
@@ -39,7 +39,7 @@ class Clone:
         self.folder = self._private / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
         self.path, self.prompt = self.folder / "clone", self.folder / "prompt.txt"
 
-    def open(self, source: bytes, logs: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    def open(self, source: bytes, logs: Mapping[str, bytes]) -> None:
         """Clone the branch, with `source` as train.toml and the read-only files `logs`."""
         self.make()
         self._repo.clone(self._repo.head(), self.path)

@@ -1,6 +1,7 @@
 """The user's direction for a night: a text that every agent must follow."""
 
 import os
+import re
 from pathlib import Path
 
 from nightshift.config.scope import LABEL, require_valid, scope_of
@@ -9,9 +10,9 @@ from nightshift.files import read_file
 from nightshift.text import clean
 
 MAX_CHARACTERS = 1_500
-PROGRAM_NAME = "program.md"
-OPTION = "--direction"
 HEADING = "## Direction"
+_COMMENT = re.compile(r"<!--.*?(-->|\Z)", re.DOTALL)  # a comment without an end reaches to the end of the text
+_SECTION = re.compile(rf"^[^\S\n]*{HEADING}[^\S\n]*$(.*?)(?=^##? |\Z)", re.DOTALL | re.MULTILINE)
 _MAX_BYTES = 64 * 1024  # of a file: program.md has about 8 KiB
 
 
@@ -40,27 +41,14 @@ def read_direction(root: Path, given: str | None = None, only: str | None = None
 
 def _source(root: Path, given: str | None) -> tuple[str, str]:
     """Return the name and the raw text of the direction."""
-    name = PROGRAM_NAME if given is None else given
+    name = "program.md" if given is None else given
     if name.strip() and os.path.lexists(root / name):
         try:
-            text = _without_comments(read_file(os.path.realpath(root / name), _MAX_BYTES).decode())
+            text = _COMMENT.sub("", read_file(os.path.realpath(root / name), _MAX_BYTES).decode())
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the direction in {name} cannot be read: {error}", "Write a plain text file.") from None
-        return name, _section(text) if given is None else text
+        section = _SECTION.search("\n".join(text.splitlines()))
+        return name, text if given is not None else section[1] if section else ""
     if name.lower().endswith((".md", ".txt")) and given is not None:  # a typo, or the file was removed in the night
-        raise UsageError(f"{OPTION} {name}: no such file", 'Name a file, or write a sentence: --direction "TEXT".')
-    return OPTION, given or ""
-
-
-def _section(text: str) -> str:
-    """Return the lines below HEADING, up to the next heading of level 1 or 2."""
-    lines = text.splitlines()
-    start = next((number for number, line in enumerate(lines, 1) if line.strip() == HEADING), len(lines))
-    end = next((n for n, line in enumerate(lines[start:], start) if line.startswith(("# ", "## "))), len(lines))
-    return "\n".join(lines[start:end])
-
-
-def _without_comments(text: str) -> str:
-    """Return the text without HTML comments; a comment without an end reaches to the end of the text."""
-    first, *rest = text.split("<!--")
-    return first + "".join(piece.partition("-->")[2] for piece in rest)
+        raise UsageError(f"--direction {name}: no such file", 'Name a file, or write a sentence: --direction "TEXT".')
+    return "--direction", given or ""

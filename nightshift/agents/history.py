@@ -44,12 +44,13 @@ class RunRow(Row, frozen=True, kw_only=True):
     starts: str  # such as "start 2 of this config"; "" for the first
 
     def __str__(self) -> str:
-        verdict = self.status + (f" ({clean(self.why, 160)})" if self.verdict == "crash" else "")
-        change = ", ".join(self.changes or ("the baseline", *self.kept))
-        change += f" (also re-testing {self.rider})" if self.rider else ""
-        steps = "" if self.num_steps is None else self.num_steps
-        difference = _points(self.difference, self.difference_halfwidth)
-        return f"{self.number:04d} | {_percent(self.eval_score)} | {difference} | {steps} | {verdict}: {change}"
+        why = f" ({clean(self.why, 160)})" if self.verdict == "crash" else ""
+        rider = f" (also re-testing {self.rider})" if self.rider else ""
+        return (
+            f"{self.number:04d} | {_percent(self.eval_score)} | {_points(self.difference, self.difference_halfwidth)}"
+            f" | {'' if self.num_steps is None else self.num_steps} | {self.status}{why}: "
+            f"{', '.join(self.changes or ('the baseline', *self.kept))}{rider}"
+        )
 
 
 class ValueRow(msgspec.Struct, frozen=True):
@@ -71,12 +72,12 @@ class ValueRow(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return self.value + (f" (with {', '.join(self.others)})" if self.others else "")
+        return f"{self.value} (with {', '.join(self.others)})" if self.others else self.value
 
     def __str__(self) -> str:
-        num_runs = f"{len(self.numbers)}" + (f" (and {self.num_crashes} crashed)" if self.num_crashes else "")
+        crashed = f" (and {self.num_crashes} crashed)" if self.num_crashes else ""
         difference = _points(self.difference, self.difference_halfwidth)
-        return f"{self.name} | {num_runs} | {_percent(self.mean_score)} | {difference}"
+        return f"{self.name} | {len(self.numbers)}{crashed} | {_percent(self.mean_score)} | {difference}"
 
 
 class KeyHistory(msgspec.Struct, frozen=True):
@@ -135,7 +136,7 @@ def history(
     for record, row in zip(campaign.decided, campaign.rows(campaign.decided), strict=True):
         effect = campaign.differences.get(record.number)
         more = {"difference": effect and effect.mean, "difference_halfwidth": effect and Z95 * effect.sd}
-        runs.append(RunRow(**structs.asdict(row) | more | {"starts": record.starts}))
+        runs.append(RunRow(**structs.asdict(row) | more, starts=record.starts))
     tried = {key.key for key in keys}
     parameters = sorted(path for path in used_keys or () if path.startswith(f"{PARAMETERS}.") and ANY not in path)
     paths = [path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved] + parameters

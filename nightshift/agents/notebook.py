@@ -60,8 +60,8 @@ def store_lessons(ledger: Ledger, asked: Campaign, lessons: Lessons) -> None:
     """Write lessons into the records of the experiments that the agent was asked about. `asked`: the campaign that it
     saw."""
     for record in unexplained(asked):
-        fields, stored = lessons.get(record.number), ledger.record(record.number)
-        if fields and "lesson" in fields and stored.proposal.lesson is None:
+        fields, stored = lessons.get(record.number, {}), ledger.record(record.number)
+        if "lesson" in fields and stored.proposal.lesson is None:
             ledger.write(structs.replace(stored, proposal=structs.replace(stored.proposal, **fields)))
 
 
@@ -72,15 +72,14 @@ def entry(record: Record) -> list[str]:
     outcome = [f"predicted {clean(proposal.prediction, 120)}"] if proposal.prediction else []
     if effect is not None and expected is not None and record.score is not None:
         outcome.append(f"measured {100 * (record.score - expected):+.1f} pp, effect {effect}")
-    texts = {
-        "mechanism: ": proposal.mechanism,
-        "refuted by: ": proposal.falsifier,
-        "": "; ".join(outcome),
-        "reported outcome: ": proposal.reported_outcome,
-        "lesson: ": proposal.lesson,
-    }
+    text = f"""\
+  mechanism: {clean(proposal.mechanism or "", MAX_SENTENCE)}
+  refuted by: {clean(proposal.falsifier or "", MAX_SENTENCE)}
+  {clean("; ".join(outcome), MAX_SENTENCE)}
+  reported outcome: {clean(proposal.reported_outcome or "", MAX_SENTENCE)}
+  lesson: {clean(proposal.lesson or "", MAX_SENTENCE)}"""
     first = f"{record.number:04d} {verdict_of(record) or UNDECIDED}: {clean(proposal.description, MAX_SENTENCE)}"
-    return [first, *(f"  {name}{clean(text, MAX_SENTENCE)}" for name, text in texts.items() if text)]
+    return [first, *(line for line in text.split("\n") if not line.endswith(" "))]
 
 
 def notebook(campaign: Campaign) -> str:

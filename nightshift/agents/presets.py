@@ -2,10 +2,10 @@
 
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nightshift.agents.sandbox import Login
+from nightshift.agents.sandbox import Environ, Login
 from nightshift.errors import UsageError
 
 
@@ -17,6 +17,7 @@ class Preset:
     sandbox_options: tuple[str, str]  # replace {sandbox} in the command: without our sandbox, and in it
     login: Login
     effort: str = ""  # the program's option for --agent-effort; "" if it has none
+    model: str = "--model "  # for --agent-model
 
 
 _BEDROCK = " AWS_BEARER_TOKEN_BEDROCK AWS_REGION AWS_DEFAULT_REGION"
@@ -91,7 +92,7 @@ SEARCHES = ("tpe", "random")  # without a language model: search.py
 PROMPT_FILE = "{prompt_file}"
 
 
-def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
+def login_of(agent: str, environ: Environ, variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
     """Return the login of an agent with the `variables` of --agent-env and the paths `sees` of --agent-sees. Raises
     UsageError for a variable that is not set."""
     login = PRESETS[agent].login if agent in PRESETS else Login()
@@ -106,15 +107,12 @@ def command_of(
 ) -> tuple[str, ...]:
     """Return the command of a preset, or your own command, as words. Raises UsageError if the program is not on PATH,
     or has no option for `model` or `effort`."""
-    preset = PRESETS.get(agent)
-    command = agent if preset is None else preset.command.replace("{sandbox}", preset.sandbox_options[is_contained])
-    if model:
-        command += f" --model {shlex.quote(model)}"
-    if effort and preset:
-        command += f" {preset.effort}{shlex.quote(effort)}"
-    if (model and preset is None) or (effort and not (preset and preset.effort)):
-        flag = "--agent-effort" if effort else "--agent-model"
-        raise UsageError(f"{flag}: Nightshift knows no such option of {agent}", "Write the option into --agent.")
+    preset = PRESETS.get(agent) or Preset(agent, ("", ""), Login(), model="")
+    command = preset.command.replace("{sandbox}", preset.sandbox_options[is_contained])
+    for flag, option, value in ("--agent-model", preset.model, model), ("--agent-effort", preset.effort, effort):
+        if value and not option:
+            raise UsageError(f"{flag}: Nightshift knows no such option of {agent}", "Write the option into --agent.")
+        command += f" {option}{shlex.quote(value)}" if value else ""
     fix = f"Install it, or name {', '.join([*PRESETS, *SEARCHES])}, or a command that reads stdin or {PROMPT_FILE}."
     return program_words("--agent", command, fix)
 

@@ -32,6 +32,8 @@ from nightshift.files import cache_dir, parse_json, read_file, remove_tree, writ
 
 _MAX_CREDENTIAL = 1_000_000  # bytes; a login has a few thousand
 
+Environ = Mapping[str, str]  # environment variables
+
 
 @dataclass(frozen=True, slots=True)
 class Login:
@@ -44,17 +46,17 @@ class Login:
     when: tuple[tuple[str, str], ...] = ()  # if any of these variables is set: more patterns for `variables`
     sees: tuple[str, ...] = ()  # the paths that --agent-sees names
 
-    def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
+    def chosen(self, environ: Environ) -> dict[str, str]:
         """Return the variables of `environ` that the program gets."""
         conditional = (patterns for names, patterns in self.when if any(map(environ.get, names.split())))
         patterns = " ".join((_COMMON_VARIABLES, self.variables, *conditional)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
-    def files(self, environ: Mapping[str, str]) -> dict[str, Path]:
+    def files(self, environ: Environ) -> dict[str, Path]:
         """Return the paths of the user's files by their names in `credential` and `settings`. A file may be missing."""
         return {name: self._source(name, environ) for name in f"{self.credential} {self.settings}".split()}
 
-    def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
+    def copy_in(self, environ: Environ, home: Path) -> bytes | None:
         """Copy the user's files to the agent's `home`. Returns the credential, if any."""
         copied = {name: path.read_bytes() for name, path in self.files(environ).items() if path.is_file()}
         for name, data in copied.items():
@@ -62,7 +64,7 @@ class Login:
             write_atomically(home / name, data, mode=0o600)
         return copied.get(self.credential)
 
-    def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
+    def take_back(self, environ: Environ, home: Path, before: bytes | None) -> tuple[str, ...]:
         """Copy a renewed credential back to the user's file. Returns a note if Nightshift refuses to copy it. Call this
         after the agent's processes have ended. `before`: the value that `copy_in` returned."""
         if before is None:
@@ -82,14 +84,14 @@ class Login:
             return (f"the agent's {self.credential} was not copied back: {error}",)
         return ()
 
-    def _source(self, name: str, environ: Mapping[str, str]) -> Path:
+    def _source(self, name: str, environ: Environ) -> Path:
         for folder, variable in self.folders:
             if environ.get(variable) and Path(name).is_relative_to(folder):
                 return Path(environ[variable]).expanduser() / Path(name).relative_to(folder)
         return home_of(environ) / name
 
 
-def home_of(environ: Mapping[str, str]) -> Path:
+def home_of(environ: Environ) -> Path:
     return Path(environ.get("HOME") or Path.home()).absolute()
 
 
@@ -102,8 +104,6 @@ _ETC_FILES = """
     resolv.conf hosts host.conf nsswitch.conf gai.conf ssl/certs ssl/cert.pem ssl/openssl.cnf
     pki/tls/certs pki/tls/cert.pem pki/tls/openssl.cnf pki/ca-trust/extracted ca-certificates/extracted
 """
-_MAX_HEAD = 256  # bytes of the first line of a script
-_NODE_MODULES = re.compile(r".*?/node_modules(?=/)")
 
 
 def system_places() -> Places:
@@ -114,7 +114,7 @@ def system_places() -> Places:
             expose(path, places, ())
     for path in (Path("/etc", name) for name in _ETC_FILES.split()):
         if path.exists():  # /etc/resolv.conf is often a link into /run, which stays hidden
-            places[path] = ("--ro-bind", os.fspath(path.resolve()))
+            places[path] = ("--ro-bind", f"{path.resolve()}")
     return places
 
 
@@ -140,9 +140,9 @@ def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
     visible = [place for place, option in places.items() if option[0] == "--ro-bind"]
     for link in links:
         if not _is_within(link, visible):
-            places[link] = ("--symlink", os.fspath(link.readlink()))
+            places[link] = ("--symlink", f"{link.readlink()}")
     if not _is_within(real, visible):
-        places[real] = ("--ro-bind", os.fspath(real))
+        places[real] = ("--ro-bind", f"{real}")
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -179,7 +179,7 @@ def _resolve_steps(path: Path) -> list[Path]:
 def _package_folders(path: Path) -> list[Path]:
     """Return the node_modules, virtual environment or else Python library that a program belongs to."""
     top = path.parent.parent
-    if modules := _NODE_MODULES.match(os.fspath(path)):
+    if modules := re.match(r".*?/node_modules(?=/)", f"{path}"):
         return [Path(modules[0])]
     if (top / "pyvenv.cfg").is_file():
         return [top]
@@ -189,7 +189,7 @@ def _package_folders(path: Path) -> list[Path]:
 def _interpreter(program: Path, search: str) -> list[Path]:
     """Return the interpreter in a script's first line, if any. Other programs that the script starts are not found."""
     with program.open("rb") as file:
-        head = os.fsdecode(file.readline(_MAX_HEAD))
+        head = os.fsdecode(file.readline(256))
     words = [word for word in head[2:].split() if Path(word).name != "env" and not word.startswith("-")]
     path = shutil.which(words[0], path=search) if head.startswith("#!") and words else None
     return [Path(path)] if path else []
@@ -206,12 +206,10 @@ _CACHE_VARIABLES = """
     HF_HOME HF_HUB_CACHE XDG_CACHE_HOME UV_CACHE_DIR TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT
     NIGHTSHIFT_PRIME_RL
 """
-_ENTRY = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("enter.py")))
-_TRIAL_SECONDS = 60.0  # limit for the test of a sandbox, which usually needs 0.3 s
-_FIX = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none, nothing is isolated."
+_ENTRY = (sys.executable, "-I", "-S", str(Path(__file__).with_name("enter.py")))
 
 
-def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
+def hidden_places(root: Path, environ: Environ) -> tuple[Path, ...]:
     """Return the folders that no agent may see: the checkout with .git, runs/ and .venv, caches and data."""
     git, home = root / ".git", home_of(environ)
     places = [root, git, root / "runs", root / ".venv", home / ".cache"]
@@ -224,7 +222,7 @@ def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(path for place in places for path in (place.absolute(), place.resolve())))
 
 
-def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Path]:
+def _folders_of(variables: Iterable[str], environ: Environ) -> list[Path]:
     return [Path(environ[name]).expanduser() for name in variables if environ.get(name)]
 
 
@@ -232,7 +230,7 @@ def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Pa
 class Sandbox:
     """Isolates an agent's processes and ends them. This base class is `--sandbox none`, which isolates nothing."""
 
-    environ: Mapping[str, str]  # the user's environment variables
+    environ: Environ  # the user's environment variables
     login: Login = Login()
     hidden: tuple[Path, ...] = ()  # folders that bubblewrap hides, and that another uid must not change
     name: str = NO_SANDBOX  # the name that records store
@@ -253,34 +251,34 @@ class Sandbox:
 
     def summary(self, agent: str) -> str:
         """Return a line that names the user's variables and files that the agent gets; "" without a sandbox."""
-        files = (os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file())
-        names = ", ".join((*sorted(self.login.chosen(self.environ)), *files, *self.login.sees))
-        return f"your variables and files that {agent} gets: {names}" if self.name != NO_SANDBOX else ""
+        files = (f"{path}" for path in self.login.files(self.environ).values() if path.is_file())
+        names = *sorted(self.login.chosen(self.environ)), *files, *self.login.sees
+        return "" if self.name == NO_SANDBOX else f"your variables and files that {agent} gets: {', '.join(names)}"
 
     def engine_variables(self) -> dict[str, str]:
         """Return variables that keep the temporary files of runs away from the agent."""
         return {}
 
     def trial(self, words: Sequence[str], clone: Clone) -> str | None:
-        """Run the shell script of `_probe` in the sandbox of `words`. Returns the problem; None if there is none."""
+        """Run _REACH in the sandbox of `words`. Returns the problem; None if there is none."""
         clone.make()
         try:
             clone.path.mkdir()
             clone.prompt.touch()
             self.furnish(clone)
             argv, variables = self.enclose(words, clone)
-            command = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone)]
+            command = [*argv[: -len(words)], "/bin/sh", "-c", _REACH, "sh", *self._limits(words, clone)]
             with clone.prompt.open() as stdin:
-                done = subprocess.run(command, env=variables, cwd="/", timeout=_TRIAL_SECONDS, stdin=stdin, stderr=PIPE)
+                done = subprocess.run(command, env=variables, cwd="/", timeout=60.0, stdin=stdin, stderr=PIPE)
         finally:
             self.end()
             clone.clear()
         last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("bwrap: ")
         return None if done.returncode == 0 else last_line or f"exit code {done.returncode}"
 
-    def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
-        """Return a shell script that fails if the agent could reach too much; then its name and its arguments."""
-        return ["true"]
+    def _limits(self, words: Sequence[str], clone: Clone) -> list[str]:
+        """Return the arguments of _REACH, which fails if the agent could reach too much."""
+        return []
 
     @property
     def _search(self) -> str:
@@ -325,14 +323,14 @@ class Bubblewrap(Sandbox):
     def enclose(self, words: Sequence[str], clone: Clone) -> tuple[list[str], dict[str, str]]:
         places, argv = self._places(words, clone), [*_ENTRY, self.bwrap, *_ALWAYS.split(), *self.options]
         for place in sorted(places, key=lambda place: place.parts):  # parents first
-            argv += [*places[place], os.fspath(place)]
+            argv += [*places[place], f"{place}"]
         # /proc too: if root starts the night, the agent could otherwise write to most of /proc/sys.
         read_only = [place for place, option in places.items() if option in (("--tmpfs",), ("--proc",))]
         for place in (*read_only, Path("/")):
-            argv += ["--remount-ro", os.fspath(place)]
+            argv += ["--remount-ro", f"{place}"]
         path = f"{self._search}:/usr/local/bin:/usr/bin:/bin"
-        variables = self._variables(HOME=os.fspath(HOME), TMPDIR="/tmp", PATH=path)
-        return [*argv, "--chdir", os.fspath(clone.path), "--", *words], variables
+        variables = self._variables(HOME=f"{HOME}", TMPDIR="/tmp", PATH=path)
+        return [*argv, "--chdir", f"{clone.path}", "--", *words], variables
 
     def _places(self, words: Sequence[str], clone: Clone) -> Places:
         places = program_places(words, self._search, system_places(), self.hidden)
@@ -342,7 +340,7 @@ class Bubblewrap(Sandbox):
         writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
-            clone.prompt: ("--ro-bind", os.fspath(clone.prompt)),
+            clone.prompt: ("--ro-bind", f"{clone.prompt}"),
             clone.path / LOGS_NAME: ("--ro-bind-try", f"{clone.path}/{LOGS_NAME}"),
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             Path("/dev"): ("--dev",),
@@ -394,21 +392,21 @@ class OtherUser(Sandbox):
     def engine_variables(self) -> dict[str, str]:
         folder = Path(tempfile.gettempdir(), f"runs-of-nightshift-{os.getuid()}")
         make_private(folder)
-        return {"TMPDIR": os.fspath(folder), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        return {"TMPDIR": f"{folder}", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
 
     def end(self) -> list[str]:
         return end_user(self.uid)
 
-    def _probe(self, words: Sequence[str], clone: Clone) -> list[str]:
+    def _limits(self, words: Sequence[str], clone: Clone) -> list[str]:
         program = program_places(words, self._search, {}, ()).items()
-        paths: dict[str, Iterable[object]] = {
-            "clone": [clone.path],
-            "needed": [*(path for path, option in program if option[0] == "--ro-bind"), *self.login.sees],
-            "closed": self.closed,
-            "above": {parent for path in self.hidden for parent in path.parents},
-            "read-only": [*self.hidden, *self.login.sees],
-        }
-        return [_REACH, "sh", *(f"{kind}:{path}" for kind in paths for path in paths[kind])]
+        return [
+            f"clone:{clone.path}",
+            *(f"needed:{path}" for path, option in program if option[0] == "--ro-bind"),
+            *(f"closed:{path}" for path in self.closed),
+            *{f"above:{parent}" for path in self.hidden for parent in path.parents},
+            *(f"read-only:{path}" for path in self.hidden),
+            *(f"{kind}:{path}" for path in self.login.sees for kind in ("needed", "read-only")),
+        ]
 
 
 def _as_user(uid: int) -> list[str]:
@@ -419,12 +417,8 @@ def _as_user(uid: int) -> list[str]:
 
 
 def _processes_of(uid: int) -> list[psutil.Process]:
-    processes = list[psutil.Process]()
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess):
-            if uid in process.uids() and is_alive(process):
-                processes.append(process)
-    return processes
+    processes = psutil.process_iter(["uids"])
+    return [process for process in processes if uid in (process.info["uids"] or ()) and is_alive(process)]
 
 
 def end_user(uid: int) -> list[str]:
@@ -438,7 +432,7 @@ def end_user(uid: int) -> list[str]:
             subprocess.run(kill, capture_output=True, check=False, timeout=1.0)
         time.sleep(0.02)
     for folder in {tempfile.gettempdir(), *_SHARED}:
-        for path in [*Path(folder).iterdir()] if Path(folder).is_dir() else []:
+        for path in [*Path(folder).glob("*")]:
             with suppress(OSError):  # other programs create and remove files there
                 if path.lstat().st_uid == uid:
                     remove_tree(path)
@@ -474,12 +468,10 @@ def _check_sees(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
             if name.is_relative_to(place) or place.is_relative_to(name):
                 cause = f"--agent-sees {path} would show {place}, which no agent may see"
                 raise UsageError(cause, "Name a copy in another folder.")
-    return tuple(map(os.fspath, paths))
+    return tuple(map(str, paths))
 
 
-def choose(
-    setting: str, words: Sequence[str], login: Login, root: Path, environ: Mapping[str, str], clone: Clone
-) -> Sandbox:
+def choose(setting: str, words: Sequence[str], login: Login, root: Path, environ: Environ, clone: Clone) -> Sandbox:
     """Return the sandbox that --sandbox names (`setting`), after a test. `auto`: the first sandbox that works. Raises
     UsageError if the sandbox does not work here, or `words` or --agent-sees names a hidden path."""
     hidden = hidden_places(root, environ)
@@ -495,9 +487,10 @@ def choose(
             causes[name] = f"{name}: {problem}"
     reasons = "; ".join(causes.values())
     if setting not in ("auto", NO_SANDBOX):
-        raise UsageError(f"--sandbox {reasons}", _FIX)
-    risk = "it has your rights, so it can change code, records and scores, and read your files (SECURITY.md)"
-    return Sandbox(environ=environ, warning=f"agent: not isolated: {risk}; {reasons or '--sandbox none'}")
+        fix = "SECURITY.md lists the guarantees of each --sandbox. With --sandbox none, nothing is isolated."
+        raise UsageError(f"--sandbox {reasons}", fix)
+    warning = "agent: not isolated: it has your rights, so it can change code, records and scores, and read your files"
+    return Sandbox(environ=environ, warning=f"{warning} (SECURITY.md); {reasons or '--sandbox none'}")
 
 
 def _candidates(setting: str, root: Path, clone: Clone, fields: Mapping[str, Any]) -> Iterator[Sandbox]:
@@ -513,10 +506,8 @@ def _candidates(setting: str, root: Path, clone: Clone, fields: Mapping[str, Any
 
 def _other_user(root: Path, clone: Clone, fields: Mapping[str, Any]) -> Sandbox:
     """Return the sandbox with another uid. Makes runs/ and `secrets` private."""
-    problem = "only root can start a process as another user" if os.getuid() != 0 else None
-    if shutil.which("setpriv", path=os.defpath) is None:
-        problem = problem or f"no program setpriv (util-linux) in {os.defpath}"
-    if problem is not None:
+    if os.getuid() != 0 or shutil.which("setpriv", path=os.defpath) is None:
+        problem = f"it needs root, and the program setpriv (util-linux) in {os.defpath}"
         return Sandbox(**fields, name="user", problem=problem)
     # .git/config may contain a token. git and the ledger keep the file modes (chmod below) when they rewrite the files.
     secrets = [root / "results.tsv", *(place / "config" for place in fields["hidden"] if (place / "HEAD").is_file())]

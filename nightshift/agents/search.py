@@ -119,12 +119,16 @@ def _tpe(context: Context, space: SearchSpace, ahead: Iterable[Config], rng: ran
     sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=sampler, direction="maximize")
-    distributions: dict[str, BaseDistribution] = {name: FloatDistribution(0, 1) for name in space.dimensions}
-    trials: list[tuple[Config, dict[str, Any]]] = [(config, {"value": score}) for config, score in scores(context)]
-    trials += [(config, {"state": optuna.trial.TrialState.RUNNING}) for config in ahead]
-    for config, result in trials:
+    distributions: dict[str, BaseDistribution] = dict.fromkeys(space.dimensions, FloatDistribution(0, 1))
+
+    def add(config: Config, **result: Any) -> None:
         with suppress(ValueError):  # a config outside the space
             study.add_trial(optuna.create_trial(params=space.places(config), distributions=distributions, **result))
+
+    for config, score in scores(context):
+        add(config, value=score)
+    for config in ahead:
+        add(config, state=optuna.trial.TrialState.RUNNING)
     return study.ask(distributions).params
 
 

@@ -5,7 +5,7 @@ of decided experiments and proposes the next hypothesis. The implementer gets th
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from nightshift.agents.agent import AgentProposer
 from nightshift.agents.base import Answer, Context, Proposing
@@ -16,25 +16,13 @@ from nightshift.errors import UsageError
 PREFIX = "team:"
 _MEMBER = r"""((?:[^,'"]|'[^']*'|"[^"]*")+)"""
 
-_STRATEGY = "think of the next experiment, {number:04d}. An implementer will write train.toml for your hypothesis."
-_STRATEGY_EDITS = "- Write only the file of your answer. Other edits are discarded."
-_STRATEGY_ANSWER = f"Your answer is a file hypothesis.txt with these lines, each on one line:\n{ANSWER_LINES}"
-_IMPLEMENTATION = """
-- Edit only train.toml, and only the keys that the hypothesis needs. Other edits are discarded.
-- Use prime-rl's own names of the keys. nightshift/config/allowlist.toml has every open key with its range and default.
-
-The hypothesis:
-| {hypothesis}
-| how it should work: {mechanism}
-{refusals}"""
-
 
 @dataclass(slots=True)
 class TeamProposer(AgentProposer):
     """Asks a strategist, then an implementer, the two `agents`; both may be the same program."""
 
     # Direction, incumbent and hypothesis, while the implementer is unavailable.
-    _waiting: tuple[str, bytes, Answer] | None = field(default=None, init=False)
+    _waiting: tuple[str, bytes, Answer] | None = None
 
     @property
     def name(self) -> str:
@@ -71,18 +59,23 @@ def members(name: str) -> list[str]:
 
 def strategy(context: Context) -> str:
     """Return the prompt that asks the strategist for outcomes and a hypothesis."""
-    task = _STRATEGY.format(number=context.number)
-    return brief(context, "strategist", task, _STRATEGY_EDITS, _STRATEGY_ANSWER + lessons(context))
+    task = (
+        f"think of the next experiment, {context.number:04d}. An implementer will write train.toml for your hypothesis."
+    )
+    edits = "- Write only the file of your answer. Other edits are discarded."
+    answer = f"Your answer is a file hypothesis.txt with these lines, each on one line:\n{ANSWER_LINES}"
+    return brief(context, "strategist", task, edits, answer + lessons(context))
 
 
 def implementation(context: Context, hypothesis: Answer) -> str:
     """Return the prompt that asks the implementer for the train.toml of a hypothesis."""
-    task = (
-        f"change train.toml so that it tests the strategist's hypothesis for experiment {context.number:04d}, then end."
-    )
-    text = _IMPLEMENTATION.format(
-        hypothesis=hypothesis.proposal.description,
-        mechanism=hypothesis.proposal.mechanism or "not given",
-        refusals=refusals_of(context),
-    )
-    return opening("implementer", task, context.direction) + text
+    number, proposal = context.number, hypothesis.proposal
+    task = f"change train.toml so that it tests the strategist's hypothesis for experiment {number:04d}, then end."
+    return f"""{opening("implementer", task, context.direction)}
+- Edit only train.toml, and only the keys that the hypothesis needs. Other edits are discarded.
+- Use prime-rl's own names of the keys. nightshift/config/allowlist.toml has every open key with its range and default.
+
+The hypothesis:
+| {proposal.description}
+| how it should work: {proposal.mechanism or "not given"}
+{refusals_of(context)}"""

@@ -17,13 +17,20 @@ from nightshift.text import ANSI, clean
 
 MAX_LOG_BYTES = 1_000_000
 MAX_TOKENS, MAX_DOLLARS = 10**10, 10_000.0  # of one process; larger numbers are ignored
-MAX_WORDS = 300  # characters
 # Uncached and cached input tokens. The `input_tokens` of Codex and Gemini CLI include both.
 _TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 # Paths of the texts by the type of the row. Errors of tools and of single retries are not read.
 _ERROR = "error.data.message error.message error"
 _ERRORS = {"None": _ERROR, "error": f"{_ERROR} message", "result": _ERROR, "turn.failed": _ERROR}
-_ANSWERS = {"None": "response", "result": "result", "text": "part.text", "message": "content"}
+# Of Gemini CLI, opencode, Claude Code (two) and Codex.
+_ANSWERS = {
+    "None": "response",
+    "message": "content",
+    "text": "part.text",
+    "assistant": "message.content.text",
+    "result": "result",
+    "item.completed": "item.text",
+}
 
 
 class Summary(NamedTuple):
@@ -31,13 +38,6 @@ class Summary(NamedTuple):
 
     words: str
     cost: Cost
-
-
-class Event(NamedTuple):
-    """A text in the output: an error of the program or its provider, or an answer by the model."""
-
-    text: str
-    is_error: bool
 
 
 def end_of(log_path: Path) -> str:
@@ -68,29 +68,25 @@ def summary_of(output: str) -> Summary:
     rows, lines = read_output(output)
     words, costs = "", dict[tuple[str, str], Cost]()  # by kind and conversation
     for row in rows:
-        kind, event, cost = row.get("type"), read_event(row), _read_cost(row)
-        words = event.text if event else words
+        kind, (text, _), cost = row.get("type"), read_event(row), _read_cost(row)
+        words = text or words
         if cost is not None:
             costs[str(kind), str(row.get("session_id"))] = cost
     words = words or (lines or [""])[-1]
-    return Summary(clean(words, MAX_WORDS), together(costs.values()) or Cost())
+    return Summary(clean(words, 300), together(costs.values()) or Cost())
 
 
-def read_event(row: Mapping[str, Any]) -> Event | None:
-    """Return the error or the answer in a row; None for other rows."""
+def read_event(row: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return a text in a row, and whether it is an error of the program or its provider, not an answer by the model. ""
+    for other rows."""
     kind, paths = str(row.get("type")), _ERRORS.get(str(row.get("type")), "")
     if kind == "result" and row.get("is_error") is True:
         paths += " result subtype"
     if text := _text_at(row, paths):
-        return Event(text, True)
-    answer = _text_at(row, _ANSWERS.get(kind, ""))
-    if kind == "message" and row.get("role") != "assistant":  # Gemini CLI: the prompt
-        return None
-    if _at(row, "item.type") == "agent_message":  # Codex
-        answer = _text_at(row, "item.text")
-    elif kind == "assistant" and isinstance(pieces := _at(row, "message.content"), list):  # Claude Code
-        answer = " ".join(filter(None, (_text_at(mapping(piece), "text") for piece in pieces)))
-    return Event(answer, False) if answer else None
+        return text, True
+    if row.get("role", "assistant") != "assistant" or _at(row, "item.type") not in (None, "agent_message"):
+        return "", False  # Gemini CLI: the prompt; Codex: the use of a tool
+    return _text_at(row, _ANSWERS.get(kind, "")), False
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -120,8 +116,10 @@ def _decode(text: str) -> Mapping[str, Any]:
 
 
 def _at(row: Any, path: str) -> Any:
-    """Return the value at a path such as `error.message`, or None."""
+    """Return the value at a path such as `error.message`, or None. Of a list, the texts are joined."""
     for name in path.split("."):
+        if isinstance(row, list):
+            return " ".join(filter(None, (_text_at(piece, name) for piece in row)))
         row = mapping(row).get(name)
     return row
 

@@ -3,12 +3,14 @@
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-import psutil
 from msgspec.structs import asdict
 
 from nightshift.agents.availability import AWAY
@@ -22,29 +24,24 @@ from nightshift.campaign.records import (
     NOT_ISOLATED,
     NOTEBOOK_NAME,
     PAGE_NAME,
-    SIDES,
     Comparison,
     Record,
     Verdict,
-    percent,
 )
 from nightshift.campaign.results import Counts, last_scores, results_tsv, standing_text, verdict_of
-from nightshift.campaign.results import row as row_of
 from nightshift.campaign.waits import CHECK_SECONDS, LONG_SECONDS
-from nightshift.errors import Failure, Interrupted, NightshiftError
-from nightshift.executors.process import MARKER_NAME, ProcessTree, new_marker
-from nightshift.experiment.certify import p_value
+from nightshift.errors import EngineError, Failure, Interrupted, NightshiftError
+from nightshift.executors.process import ProcessGroup
 from nightshift.experiment.experiment import Controller
 from nightshift.files import as_json, write_atomically
 from nightshift.night.state import STOP_NAME, Desk, Kind, NightState, decided, night_cost
 from nightshift.report.sections import next_steps
+from nightshift.report.text import measured
 from nightshift.text import clean, counted, local
 from nightshift.waiting import lasted, waiting
 
-KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
-MESSAGE_VERSION = 2
+KEEP, END = "keep", "end"
 END_SECONDS = 30.0  # for the commands of --notify after the night
-_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
 def write_summary(state: NightState, controller: Controller) -> str:
@@ -70,16 +67,17 @@ class Page:
     """An observer that prints a line per experiment, writes summary and page, and prints the final summary."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._is_old = tell, False
+        self._tell = tell
+        self._waits: object = ()  # of the last page; None: the page is old
 
-    def __call__(self, desk: Desk, kind: Kind, record: Record | None, why: str) -> None:
-        """Write the page, which needs a second, only if there is nothing else to do."""
-        if record is not None:
-            self._tell(experiment_line(record))
-        self._is_old |= kind in (Kind.CLOSED, Kind.WAITING)
-        if kind is Kind.STOPPED or (kind is Kind.IDLE and self._is_old):
-            text, self._is_old = write_summary(desk.state, desk.controller), False
-            if kind is Kind.STOPPED:
+    def __call__(self, desk: Desk, event: Kind | Record) -> None:
+        """Write the page, which needs a second, only if there is nothing else to do and a record or wait is new."""
+        if isinstance(event, Record):
+            self._tell(experiment_line(event))
+            self._waits = None
+        elif event is Kind.STOPPED or (event is Kind.IDLE and self._waits != desk.state.waits):
+            self._waits, text = desk.state.waits, write_summary(desk.state, desk.controller)
+            if event is Kind.STOPPED:
                 self._tell(text)
 
 
@@ -109,74 +107,79 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
 
 
 def experiment_line(record: Record) -> str:
-    """Return a line with number, change, measured score, effect at the decision, verdict and reason, and a line for
-    each other change that the decision kept or reverted."""
-    row = row_of(record, {})
-    change = clean(", ".join(row.changes) or f"the baseline{''.join(f' + {name}' for name in row.kept)}", 160)
-    figures = [] if row.eval_score is None else [f"measured {100 * row.eval_score:.1f} %"]
-    figures += [f"effect {row.effect}"] if row.effect else []
-    figures.append(f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status)
-    why, keep_at = clean(row.why, 400), record.decision_rules.keep_at
-    if row.p_helps is not None and (row.p_helps >= keep_at) == (row.verdict == "keep"):
-        why = f"P(it helps) {percent(row.p_helps)}"
-    lines = [f"{row.number:04d} {change}{record.run.with_rider}: {', '.join(figures)}: {why}"]
-    for decision in record.moved:
-        name, effect = decision.change.name, decision.estimate
-        lines.append(f"{name} {decision.action.past} by the decision of {row.number:04d}: {effect and effect.with_p}")
-    return "\n".join(lines)
+    """Return a line with number, change and verdict, and the reason with measured score, effect, and the other changes
+    that the decision kept or reverted."""
+    verdict, judgement = verdict_of(record), record.judgement
+    text = f"crash ({record.failure})" if verdict == "crash" else verdict
+    if record.score is not None and (judgement is None or judgement.expected_score is None):
+        text = f"{text}, measured {100 * record.score:.1f} %"  # the reason of another judgement contains the score
+    change = ", ".join(record.diff) or " + ".join(("the baseline", *(change.name for change in record.run.kept)))
+    return f"{record.number:04d} {clean(change, 160)}: {text}: {clean(record.why, 400)}"
 
 
 def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str:
     """Return the stop rules that can be foreseen."""
     request, parts = state.request, list[str]()
     if state.deadline is not None:
-        left = max((state.deadline - now).total_seconds(), 0) / 3600
-        parts.append(f"at {local(state.deadline)} (in {left:.1f} h)")
+        parts.append(f"at {local(state.deadline)} (in {max((state.deadline - now).total_seconds(), 0) / 3600:.1f} h)")
     if request.experiments is not None:
-        num_left = max(request.experiments - len(decided(closed)), 0)
-        note = " (lost and interrupted runs do not count)" if len(closed) > len(decided(closed)) else ""
-        parts.append(f"after {counted(num_left, 'more experiment')}{note}")
-    flags = (("--plateau", request.plateau), ("--until", request.until), ("--max-cost", request.max_cost))
-    parts += [f"by {flag} {value:g}" for flag, value in flags if value is not None]
+        parts.append(f"after {counted(max(request.experiments - len(decided(closed)), 0), 'more experiment')}")
+    flags = "plateau", "until", "max-cost"
+    parts += [f"by --{name} {value:g}" for name in flags if (value := getattr(request, name.replace("-", "_")))]
     return ", or ".join([*parts, f"when you create the file {STOP_NAME} or press Ctrl-C"])
 
 
-def certified_line(comparison: Comparison) -> str:
-    """Return the result of --certify in one line: incumbent minus baseline from fresh runs on the test split."""
-    result, num_runs = comparison.estimate, min(len(comparison.scores(side)) for side in SIDES)
-    low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
-    gain = f"{comparison.verdict}, {100 * result.difference:+.1f} pp incumbent minus baseline"
-    interval = f"95 % interval {low} to {high} pp, p = {p_value(result):.2g}"
-    line = f"certified: {gain} ({comparison.plan.split} split, {num_runs} fresh runs each, {interval})"
-    return "; ".join(filter(None, (line, comparison.crashes)))
+def certified_line(c: Comparison) -> str:
+    """Return the result of --certify in one line."""
+    text = f"certified: {c.verdict}, {measured(c)} ({c.plan.num_seeds} fresh runs each, {c.plan.split} split)"
+    return "; ".join(filter(None, (text, c.crashes)))
 
 
 class Notifier:
-    """Runs the --notify command for each notification, within `running`. It can neither stop nor delay the night."""
+    """An observer that notifies the user of keeps, repeated crashes, waits and the end of a night: it runs the --notify
+    command, within `running`, which can neither stop nor delay the night."""
 
-    def __init__(self, command: str | None, note: Callable[[str], None]) -> None:
-        """`command` None: no notifications. Raises UsageError if the program does not exist."""
+    def __init__(self, command: str | None, note: Callable[[str], None], log_path: Path) -> None:
+        """`command` None: no notifications. `log_path`: the output of the commands. Raises UsageError if the program
+        does not exist."""
         fix = "Install the program, give its path, or omit --notify."
         self._words = program_words("--notify", command, fix) if command is not None else ()
-        self._note, self._tree = note, ProcessTree()
-        self._events = dict[psutil.Popen, str]()  # of the commands that run
+        self._note, self._log_path = note, log_path
+        self._waits = set[str]()  # already notified, by kind and time
+
+    def __call__(self, desk: Desk, event: Kind | Record) -> None:
+        now = desk.controller.now()
+        if isinstance(event, Record):
+            if name := event_of(event, desk.closed()):
+                self.send(name, message(name, desk, event.why, event))
+        elif event is Kind.OVER and desk.over:
+            self.send(END, message(END, desk, desk.over.cause))
+        for wait in desk.state.waits:
+            limit = 0.0 if wait.meaning in AWAY else CHECK_SECONDS if wait.kind == "machine" else LONG_SECONDS
+            key = f"{wait.kind} {wait.since}"
+            if wait.ended is None and wait.seconds(now) >= limit and key not in self._waits:
+                self._waits.add(key)
+                name = "agent unavailable" if wait.kind == "agent" else "paused"
+                self.send(name, message(name, desk, wait.describe()))
+
+    @cached_property
+    def _group(self) -> ProcessGroup:  # not made before the first notification, when this process is the controller
+        return ProcessGroup("notify", grace_seconds=2.0)
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
         """Start the command, without waiting for it, with one JSON object on stdin."""
-        self._report()
         if not self._words:
             return
-        marker = new_marker("notify")
-        self._tree.markers.add(marker)
-        env, pipe, null = {**os.environ, MARKER_NAME: marker}, subprocess.PIPE, subprocess.DEVNULL
-        try:  # another process group, so that Ctrl-C in the terminal does not reach the command
-            process = psutil.Popen(self._words, stdin=pipe, stdout=null, stderr=null, env=env, process_group=0)
-        except OSError as error:
-            self._note(f"--notify: the notification of {event} failed: {error}")
+        self._report()
+        log, pipe = self._log_path, subprocess.PIPE
+        try:
+            child = self._group.start(event, self._words, log_path=log, env=os.environ, cwd=Path.cwd(), stdin=pipe)
+        except EngineError as error:
+            self._note(f"--notify: {error.cause}")
             return
-        self._events[process] = event
-        with suppress(BrokenPipeError), process.stdin:  # a command need not read its stdin
-            process.stdin.write(as_json(message))  # never blocks: a message is smaller than the pipe's buffer
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin:  # a command need not read its stdin
+            child.stdin.write(as_json(message))  # never blocks: a message is smaller than the pipe's buffer
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -188,54 +191,26 @@ class Notifier:
             seconds = 3.0
             raise
         finally:
-            try:
-                if self._events:
+            if self._words:
+                ends_at = time.monotonic() + seconds
+                try:
                     with waiting("waiting for the --notify command", seconds):
-                        psutil.wait_procs([*self._events], seconds)
-            finally:
-                for process in self._events:  # the tree would reap it, and its exit code would be lost
-                    with suppress(psutil.NoSuchProcess):
-                        process.terminate()
-                for left in psutil.wait_procs([*self._events], _GRACE_SECONDS)[1]:
-                    left.kill()
-                    left.wait()
-                self._report()
-                if self._words:
-                    self._tree.end(_GRACE_SECONDS)
+                        while len(self._group.check()) < len(self._group.children) and time.monotonic() < ends_at:
+                            time.sleep(0.1)
+                finally:
+                    self._group.stop()
+                    self._report()
 
     def _report(self) -> None:
         """Report the commands that failed since the last call."""
-        ended = {process: code for process in self._events if (code := process.poll()) is not None}
-        for process, code in ended.items():
-            event = self._events.pop(process)
-            if code:
-                self._note(f"--notify: the notification of {event} failed: exit code {code}")
-
-
-class Notifications:
-    """An observer that notifies the user of keeps, repeated crashes, waits and the end of a night."""
-
-    def __init__(self, notifier: Notifier) -> None:
-        self._notifier = notifier
-        self._waits = set[str]()  # already notified, by kind and time
-
-    def __call__(self, desk: Desk, kind: Kind, record: Record | None, why: str) -> None:
-        now = desk.controller.now()
-        if kind is Kind.OVER:
-            self._notifier.send(END, message(END, desk, why))
-        if record is not None and (name := event_of(record, desk.closed())) is not None:
-            self._notifier.send(name, message(name, desk, record.why, record))
-        for wait in desk.state.waits:
-            limit = 0.0 if wait.meaning in AWAY else CHECK_SECONDS if wait.kind == "machine" else LONG_SECONDS
-            key = f"{wait.kind} {wait.since}"
-            if wait.ended is None and wait.seconds(now) >= limit and key not in self._waits:
-                self._waits.add(key)
-                name = AGENT if wait.kind == "agent" else PAUSED
-                self._notifier.send(name, message(name, desk, wait.describe()))
+        for child in self._group.check():
+            self._group.children.remove(child)
+            if child.returncode:
+                self._note(f"--notify: the notification of {child.name} failed: {child.exit_cause()}")
 
 
 def event_of(record: Record, closed: Sequence[Record]) -> str | None:
-    """Return KEEP, REPEATED_CRASH or None for a closed experiment. `closed`: the night's closed experiments.
+    """Return the event of a closed experiment, or None. `closed`: the night's closed experiments.
 
     A crash is repeated if it is the second in a row with the same cause, apart from numbers.
     """
@@ -244,7 +219,7 @@ def event_of(record: Record, closed: Sequence[Record]) -> str | None:
     ended = [r for r in closed if r.number <= record.number and r.failure is not Failure.INTERRUPTED]
     causes = [re.sub(r"\d+", "#", r.why) if r.status == Verdict.CRASH else "" for r in ended]
     earlier, previous, last = ["", "", *causes][-3:]
-    return REPEATED_CRASH if record in ended and last and last == previous != earlier else None
+    return "repeated crash" if record in ended and last and last == previous != earlier else None
 
 
 def message(event: str, desk: Desk, why: str, record: Record | None = None) -> dict[str, Any]:
@@ -255,7 +230,7 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
         counts = Counts.of(campaign.rows(state.closed(campaign.records)))
     effect = record.decision.estimate if record and record.decision else None
     return {
-        "version": MESSAGE_VERSION,
+        "version": 2,
         "event": event,
         "campaign": state.branch,
         "experiment": record.number if record else None,
@@ -267,16 +242,16 @@ def message(event: str, desk: Desk, why: str, record: Record | None = None) -> d
     }
 
 
-def tag_night(desk: Desk, kind: Kind, record: Record | None, why: str) -> None:
+def tag_night(desk: Desk, event: Kind | Record) -> None:
     """An observer that tags the branch at the end of a night that had experiments. The tag contains results.tsv and the
     certificate; `git push --tags` sends it."""
-    state, now = desk.state, desk.controller.now().astimezone(UTC)
-    if kind is not Kind.OVER:
+    state = desk.state
+    if event is not Kind.OVER:
         return
     try:
         records = desk.ledger.records()
         if decided(state.closed(records)):
-            name = f"night/{state.branch}/{now:%Y%m%dT%H%M%SZ}"
+            name = f"night/{state.branch}/{desk.controller.now().astimezone(UTC):%Y%m%dT%H%M%SZ}"
             lines = [f"Night on {state.branch}", "", state.certificate or "not certified", "", results_tsv(records)]
             desk.controller.repo.tag(name, state.branch, "\n".join(lines))
             desk.note(f"tagged as {name}: git push --tags sends the results")

@@ -3,7 +3,6 @@
 The agent works while runs train. While it is unavailable, TPE proposes for the slots that are free.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,8 +28,8 @@ MAX_REFUSALS = 8  # refused proposals in a row, after which the night ends
 
 def attempts(answer: Answer, records: Sequence[Record]) -> list[Record]:
     """Return the experiments that test a proposal."""
-    ours = (record for record in records if record.number >= answer.number)
-    return [r for r in ours if r.run.new and answer.change and r.run.new.keys == answer.change.keys]
+    keys = answer.change and answer.change.keys
+    return [r for r in records if r.number >= answer.number and r.run.new and r.run.new.keys == keys]
 
 
 def undecided(state: NightState, closed: Sequence[Record]) -> tuple[Answer, ...]:
@@ -48,32 +47,29 @@ class _Work:
     answers: tuple[Answer, ...] | None = None  # None while the agent works
 
 
-class Proposals:
-    """Asks the proposer, and TPE while the proposer is unavailable."""
+class Proposals(Desk):
+    """Asks the proposer, and TPE while the proposer is unavailable. Night is the only subclass, and sets both."""
 
-    def __init__(self, desk: Desk, proposer: Proposer, filler: Proposer | None) -> None:
-        self._desk, self._controller = desk, desk.controller
-        self._proposer, self._filler = proposer, filler
-        self._work: _Work | None = None
-        # Of the agent since its last accepted proposal, and of TPE (True), whose next draw has another seed each time.
-        self._refusals: dict[bool, tuple[str, ...]] = {False: (), True: ()}
+    proposer: Proposer
+    filler: Proposer | None  # TPE
+    _work: _Work | None = None
+    _refusals: tuple[str, ...] = ()  # of the agent since its last accepted proposal
+    _fill_refusals: tuple[str, ...] = ()  # of TPE, whose next draw has another seed each time
 
     def queue(self) -> list[Answer]:
         """Return the accepted proposals whose runs have not started, without those under another direction."""
-        state, running = self._desk.state, self._controller.in_flight
-        ours = (answer for answer in state.pending if answer.direction == state.direction)
-        return [answer for answer in ours if not attempts(answer, running)]
+        ours = (answer for answer in self.state.pending if answer.direction == self.state.direction)
+        return [answer for answer in ours if not attempts(answer, self.controller.in_flight)]
 
-    def act(self, campaign: Campaign) -> bool:
+    def propose(self, campaign: Campaign) -> bool:
         """Ask for the next proposals, or process the answers that are ready. Returns True if answers were processed."""
         if campaign.baseline is None:
             return False
         # An agent prepares proposals for slots that are not free yet.
-        num_ahead = 0 if self._proposer.is_instant else max(self._desk.executor.num_slots // 2, 1)
-        is_pause = self._desk.seconds_until("agent")
-        if self._work is None and not is_pause and (num := self._num_wanted(num_ahead)):
-            self._work = self._open(self._proposer, campaign, num)
-            self._desk.note(f"{self._proposer.name} proposes experiment {self._work.context.number:04d}")
+        num_ahead = 0 if self.proposer.is_instant else max(self.executor.num_slots // 2, 1)
+        if self._work is None and not self.pauses("agent") and (num := self._num_wanted(num_ahead)):
+            self._work = self._open(self.proposer, campaign, num)
+            self.note(f"{self.proposer.name} proposes experiment {self._work.context.number:04d}")
             self.advance()
         return self._take_ready(campaign) or self._fill(campaign)
 
@@ -90,168 +86,153 @@ class Proposals:
             work.answers = (Answer(None, unavailable=Availability(Meaning.PROGRAM, str(error))),)
         return work.answers is not None
 
-    def stop(self) -> None:
+    def stop_agent(self) -> None:
         """Process the answers that are ready, for another night. Stop a working agent."""
         if self.advance(is_stopping=True):
-            self._take_ready(self._desk.campaign())
-        self.close()
+            self._take_ready(self.campaign())
+        self.end_agent()
 
-    def close(self) -> None:
+    def end_agent(self) -> None:
         """Stop a working agent."""
         if self._work is not None:
             self._work.proposing.close()
             self._work = None
 
-    def refuse(self, answer: Answer, cause: str, verb: str = "refused") -> None:
+    def refuse(self, answer: Answer, cause: str) -> None:
         """Drop an accepted proposal that cannot be run."""
-        self._desk.update(pending=tuple(other for other in self._desk.state.pending if other.change != answer.change))
-        self._desk.note(f"proposal {verb}: {cause}")
+        self.update(pending=tuple(other for other in self.state.pending if other.change != answer.change))
+        self.note(f"proposal refused: {cause}")
         self._count_refusal(cause, answer.proposal.proposer == FILL)
 
     def direction(self) -> str:
         """Return the user's current direction. An invalid direction changes nothing."""
-        desk, state = self._desk, self._desk.state
+        state = self.state
         try:
-            direction = read_direction(desk.bench.root, state.request.direction, state.request.only)
+            direction = read_direction(self.bench.root, state.request.direction, state.request.only)
         except UsageError as error:
-            desk.note(f"the direction is unchanged: {error}")
+            self.note(f"the direction is unchanged: {error}")
             return state.direction
         if direction != state.direction:
-            desk.note(f"direction: {direction or 'removed'}")
-            desk.update(directions=(*state.directions, (desk.ledger.next_number(), direction)))
+            self.note(f"direction: {direction or 'removed'}")
+            self.update(directions=(*state.directions, (self.ledger.next_number(), direction)))
         return direction
+
+    def rider(self, campaign: Campaign, new: Change) -> Change | None:
+        """Return the discarded change that the run of `new` re-tests."""
+        if not self.state.request.riders or campaign.posterior is None:
+            return None
+        runs, scope = [record.run for record in self.controller.in_flight], scope_of(self.state.direction)
+        return campaign.posterior.rider(new, runs, lambda key: is_within(scope, key))
 
     def _num_wanted(self, num_ahead: int) -> int:
         """Return how many proposals are missing for the free slots and for `num_ahead` more."""
-        desk, num_queued = self._desk, len(self.queue())
-        num_missing = min(desk.num_free() + num_ahead, desk.runs_left()) - num_queued
-        if desk.is_spent():
-            return 0
-        most = int(min(max(num_missing, 0), desk.executor.num_slots))
-        return sum(desk.stage(num_queued + number) is Stage.SEARCH for number in range(most))
+        num_queued, num_slots = len(self.queue()), self.executor.num_slots
+        num_missing = min(self.num_free() + num_ahead, self.runs_left()) - num_queued
+        most = 0 if self.is_spent() else int(min(max(num_missing, 0), num_slots))
+        return sum(self.stage(num_queued + number) is Stage.SEARCH for number in range(most))
 
     def _fill(self, campaign: Campaign) -> bool:
         """Let TPE propose for a free slot while the agent is unavailable. Returns True if there is a proposal."""
-        desk, before = self._desk, self._desk.state.pending
-        is_unavailable = desk.state.fills and desk.open_waits("agent")
-        if self._filler is not None and is_unavailable and self._num_wanted(0):
-            work = self._open(self._filler, campaign, 1)
+        before = self.state.pending
+        if self.filler is not None and self.state.fills and self.open_waits("agent") and self._num_wanted(0):
+            work = self._open(self.filler, campaign, 1)
             work.answers = complete(work.proposing)
             self._take(work, campaign)
-        return desk.state.pending != before
+        return self.state.pending != before
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Start a request for `num` changes of the current incumbent."""
-        controller, desk, state, queue = self._controller, self._desk, self._desk.state, self.queue()
-        incumbent, committed = campaign.compose(campaign.kept), controller.repo.config_at("HEAD")
-        if committed is not None and parse(committed).hash == incumbent.hash:
-            incumbent = parse(committed)  # with the user's comments
-        run, left, deadline = campaign.incumbent_run or campaign.parent, desk.runs_left(), state.deadline
+        incumbent, queue = campaign.compose(campaign.kept), self.queue()
+        run = campaign.incumbent_run or campaign.parent
         # Nobody answers the questions of an agent.
-        questions = tuple(wait.cause for wait in desk.open_waits("agent") if wait.meaning not in AWAY)
+        questions = tuple(wait.cause for wait in self.open_waits("agent") if wait.meaning not in AWAY)
         context = Context(
-            number=desk.ledger.next_number() + len(queue),
+            number=self.ledger.next_number() + len(queue),
             source=incumbent.source,
             campaign=campaign,
-            rules=desk.bench.rules,
-            ledger=desk.ledger,
-            rider=self._rider(campaign, queue),
-            used_keys=used_keys(desk.bench.engine, incumbent),
-            refusals=self._refusals[True] if proposer is self._filler else self._refusals[False] + questions,
-            in_flight=controller.in_flight,
+            rules=self.bench.rules,
+            ledger=self.ledger,
+            used_keys=used_keys(self.bench.engine, incumbent),
+            refusals=self._fill_refusals if proposer is self.filler else self._refusals + questions,
+            in_flight=self.controller.in_flight,
             waiting=tuple(queue),
-            weakest=weakest(run, desk.bench.root) if run else "",
-            seconds_left=None if deadline is None else max((deadline - controller.now()).total_seconds(), 1.0),
-            runs_left=None if math.isinf(left) else max(int(left) - len(queue), 1),
+            weakest=weakest(run, self.bench.root) if run else "",
+            seconds_left=max(self.seconds_left(), 1.0),
+            runs_left=max(self.runs_left() - len(queue), 1.0),
             direction=self.direction(),
             num_proposals=num,
         )
         return _Work(proposer, context, proposer.propose(context))
 
-    def _rider(self, campaign: Campaign, queue: Sequence[Answer]) -> Change | None:
-        """Return the discarded change that the next run after `queue` re-tests."""
-        if not self._desk.state.request.riders or campaign.posterior is None:
-            return None
-        runs = [record.run for record in self._controller.in_flight]
-        runs += [Run(kept=campaign.kept, rider=answer.rider, new=answer.change) for answer in queue]
-        scope = scope_of(self._desk.state.direction)
-        return campaign.posterior.rider(Change(), runs, lambda key: is_within(scope, key))
-
     def _take_ready(self, campaign: Campaign) -> bool:
         work = self._work
         if work is None or work.answers is None:
             return False
-        self._desk.require_disk()  # otherwise the answers stay in memory
+        self.require_disk()  # otherwise the answers stay in memory
         self._work = None
         self._take(work, campaign)
         return True
 
     def _take(self, work: _Work, campaign: Campaign) -> None:
         """Queue valid proposals, refuse the others, and wait for an agent that made none."""
-        desk, proposer, is_fill, causes = self._desk, work.proposer, work.proposer is self._filler, list[str]()
+        proposer, is_fill, causes = work.proposer, work.proposer is self.filler, list[str]()
         name = FILL if is_fill else proposer.name
         answers = [a.with_proposal(proposer=name, sandbox=proposer.sandbox) for a in work.answers or ()]
         if not is_fill:
             self._log_cost(answers[0])
-        store_lessons(desk.ledger, work.context.campaign, answers[0].lessons)
+        store_lessons(self.ledger, work.context.campaign, answers[0].lessons)
         if answers[0].is_stopped:
             return
         if (unavailable := answers[0].unavailable) is not None:
-            cause, ends_when = f"{name}: {unavailable.meaning}: {unavailable.text}", f"{name} answers"
-            meanwhile = "TPE fills the free slots meanwhile" if self._filler and desk.state.fills else ""
+            meaning, cause = unavailable.meaning, f"{name}: {unavailable.meaning}: {unavailable.text}"
+            meanwhile = "TPE fills the free slots meanwhile" if self.filler and self.state.fills else ""
             at_once = not unavailable.is_away  # an agent that was reached is asked again at once
-            more = {"meaning": unavailable.meaning, "meanwhile": meanwhile}
-            desk.begin_wait("agent", cause, ends_when, at_once=at_once, **more)
+            self.begin_wait("agent", cause, f"{name} answers", at_once=at_once, meaning=meaning, meanwhile=meanwhile)
             return
         if not is_fill:
-            desk.end_wait("agent")
+            self.end_wait("agent")
         for answer in answers:
             try:
                 self._accept(work.context, answer, campaign)
             except UsageError as error:
                 causes.append(str(error))
-                desk.note(f"proposal refused: {error}")
+                self.note(f"proposal refused: {error}")
         if len(causes) == len(answers):
             self._count_refusal("; ".join(causes), is_fill)
         elif not is_fill:
-            self._refusals[False] = ()
+            self._refusals = ()
 
     def _log_cost(self, answer: Answer) -> None:
         """Log the cost, which the first answer has. Warn if --max-cost cannot be enforced."""
-        state, cost, most = self._desk.state, answer.proposal.cost, self._desk.state.request.max_cost
+        state, cost, most = self.state, answer.proposal.cost, self.state.request.max_cost
         if cost is not None:
-            log_proposal(self._desk.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
+            log_proposal(self.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
         # An agent that was stopped or is unavailable may report no cost.
         if most is not None and answer.source is not None and not (cost and cost.is_whole("dollars")):
-            name = self._proposer.name
-            self._desk.note(f"warning: --max-cost {most:g} cannot be enforced: {name} did not report all dollars")
+            self.note(f"warning: --max-cost {most:g} is not enforced: {self.proposer.name} did not report all dollars")
 
     def _accept(self, context: Context, answer: Answer, campaign: Campaign) -> None:
-        """Queue a proposal with its change and re-test. Raises UsageError if the proposal cannot be run."""
+        """Queue a proposal with its change. Raises UsageError if the proposal cannot be run."""
         if answer.source is None or answer.cause is not None:
             raise UsageError(answer.cause or "no edit")
         keys = change_keys(parse(context.source), parse(answer.source))  # against the file that the agent edited
         if not keys:
             raise UsageError("train.toml trains exactly like the incumbent's", "Change a key.")
-        change, direction, desk, queue = campaign.known(keys), context.direction, self._desk, self.queue()
+        change, direction = campaign.known(keys), context.direction
         run = Run(kept=campaign.kept, new=change)
-        self._controller.admit(campaign.compose(run.changes), Request(run=run, only=scope_of(direction)), campaign)
-        if any(change.keys == other.change.keys for other in queue if other.change):
-            raise UsageError("this change is already queued", "Make another change.")
-        rider = self._rider(campaign, queue)
-        if rider is not None and rider.keys.keys() & change.keys.keys():
-            rider = None
-        refusals = () if answer.proposal.proposer == FILL else self._refusals[False]
+        self.controller.admit(campaign.compose(run.changes), Request(run=run, only=scope_of(direction)), campaign)
+        refusals = () if answer.proposal.proposer == FILL else self._refusals
         notes = (f"proposal {number} refused: {cause}" for number, cause in enumerate(refusals, 1))
         answer = answer.with_proposal(notes=(*answer.proposal.notes, *notes))
-        number = desk.ledger.next_number()
-        answer = replace(answer, number=number, change=change, rider=rider, direction=direction)
-        desk.update(pending=(*desk.state.pending, answer))
+        answer = replace(answer, number=self.ledger.next_number(), change=change, direction=direction)
+        self.update(pending=(*self.state.pending, answer))
 
     def _count_refusal(self, cause: str, is_fill: bool) -> None:
         """Remember a refusal for the next request. MAX_REFUSALS of the agent in a row end the night."""
-        self._refusals[is_fill] += (cause,)
-        num_refusals = len(self._refusals[False])
-        if num_refusals >= MAX_REFUSALS:
-            cause = f"{num_refusals} proposals in a row were refused, the last one: {cause}"
-            self._desk.over = Stop(cause, is_planned=self._proposer.is_instant)  # a search has tried everything
+        if is_fill:
+            self._fill_refusals += (cause,)
+            return
+        self._refusals += (cause,)
+        if len(self._refusals) >= MAX_REFUSALS:
+            cause = f"{MAX_REFUSALS} proposals in a row were refused, the last one: {cause}"
+            self.over = Stop(cause, is_planned=self.proposer.is_instant)  # a search has tried everything

@@ -48,8 +48,8 @@ def night(
     Returns the exit code. 0: a stop rule or the user ended the night; 1: the night could not continue, or a kept change
     could not be committed. NightshiftError: the night could not start.
     """
-    ledger, note = Ledger(root), reporter.note
-    notifier, project = Notifier(notify, note), wandb or read_machine(root).wandb.project
+    ledger, note, project = Ledger(root), reporter.note, wandb or read_machine(root).wandb.project
+    notifier = Notifier(notify, note, ledger.runs_dir / "notify.log")
     logging = live_runs(root, project, note) if project else nullcontext(lambda: None)
     with notifier.running(), ledger.lock(), logging as look:
         old = load(ledger)
@@ -68,10 +68,9 @@ def night(
         rules = controller.bench.rules
         note(f"task {'+'.join(rules.environment_names)}, model {rules.model}, {rules.budget_text} per run")
         note(f"the night stops {next_stop(state, state.closed(ledger.records()), controller.now())}")
-        note("per experiment: change, measured score, effect ± half of its 95 % interval, verdict: why")
-        filler = None if request.fill is False or request.agent in SEARCHES else search_of("tpe", request)
-        night = Night(state, controller, proposer, tell, notifier, filler)
-        night.desk.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
+        note("per experiment: change, verdict, measured score, effect ± half of its 95 % interval")
+        night = Night(state, controller, proposer, tell, notifier, filler=search_of("tpe", request))
+        night.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
         stop = night.run()
         missing = uncommitted(ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
@@ -112,17 +111,17 @@ def stop_night(root: Path) -> str:
 def open_night(
     root: Path, request: NightRequest, reporter: Reporter, branch: str | None
 ) -> tuple[Controller, Proposer]:
-    """Return a controller whose engine is ready, and the proposer. Call with the ledger's lock. UsageError if the
-    direction cannot be read, or if the interrupted night is on another branch."""
+    """Return a controller whose engine is ready, and the proposer. Call with the ledger's lock. UsageError for flags
+    that cannot be used together, a direction that cannot be read, or an interrupted night on another branch."""
     if (root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
-    if request.agent in SEARCHES and request.direction is not None:
-        raise UsageError(f"--direction: {request.agent} cannot read a text", "Use --only KEYS, or name an agent.")
+    if request.agent in SEARCHES and (request.direction or request.agent_model or request.agent_effort):
+        cause = f"--agent {request.agent} cannot have --direction, --agent-model or --agent-effort"
+        raise UsageError(cause, "Use --only KEYS, or name a coding agent.")
     read_direction(root, request.direction, request.only)
-    repo, ledger, now = Repo(root), Ledger(root), datetime.now(UTC)
-    old, start = load(ledger), plan(repo, ledger.records(), now, name=branch)
-    is_other = old is not None and old.branch != start.head.branch and old.branch in repo.branches()
-    if old is not None and is_other and branch is None and _is_same(old, request, now):
+    ledger, now = Ledger(root), datetime.now(UTC)
+    old, start = load(ledger), plan(Repo(root), ledger.records(), now, name=branch)
+    if branch is None and old and old.branch != start.head.branch and _is_same(old, request, now):
         fix = f"To resume, git switch {shlex.quote(old.branch)} and run the command again; or --branch NEW."
         raise UsageError(f"the interrupted night is on {old.branch}, and {start.before} is checked out", fix)
     controller = open_controller(root, request.request, reporter, branch)
@@ -146,10 +145,10 @@ def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
 def begin(request: NightRequest, controller: Controller) -> NightState:
     """Return the state of the interrupted night, or of a new night on the current branch."""
     ledger, now, note = controller.ledger, controller.now(), controller.reporter.note
-    old, number, rules_hash = load(ledger), ledger.next_number(), controller.bench.rules_hash
-    branch, started = controller.repo.head().branch, now.isoformat(timespec="seconds")
-    state = NightState(request, rules_hash, branch=branch, started=started, first=number, command=request.command)
-    if old is None or (old.branch, old.rules_hash) != (branch, rules_hash):
+    old, number, started = load(ledger), ledger.next_number(), now.isoformat(timespec="seconds")
+    campaign = controller.repo.head().branch, controller.bench.rules_hash
+    state = NightState(request, campaign[1], branch=campaign[0], started=started, first=number, command=request.command)
+    if old is None or (old.branch, old.rules_hash) != campaign:
         return state
     if _is_same(old, request, now):
         note(f"resuming the night of {old.started}")
@@ -157,8 +156,7 @@ def begin(request: NightRequest, controller: Controller) -> NightState:
         return replace(old, request=request, command=request.command, pid=os.getpid(), waits=waits)
     cause = old.cause or "its flags differ, or its hours have passed"
     note(f"starting a new night; the night of {old.started} is over: {cause}")
-    answers = undecided(old, old.closed(ledger.records()))  # proposals that were paid for and never ran
-    return replace(state, pending=tuple(replace(answer, number=number) for answer in answers))
+    return replace(state, pending=undecided(old, old.closed(ledger.records())))  # paid for, and never run
 
 
 def search_of(name: str, request: NightRequest) -> Proposer:
@@ -171,14 +169,21 @@ def search_of(name: str, request: NightRequest) -> Proposer:
 def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
     """Return the proposer of --agent. Raises UsageError for a missing program."""
     if request.agent in SEARCHES:
-        if request.agent_model or request.agent_effort:
-            raise UsageError(f"--agent {request.agent} has no model and no effort", "Omit both options.")
         return search_of(request.agent, request)
-    clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
-    more = (request.agent_env, request.agent_sees, request.agent_model, request.agent_effort)
     agents, executor, is_team = list[Agent](), controller.bench.executor, request.agent.startswith(PREFIX)
     for name in members(request.agent) if is_team else [request.agent]:
-        agent = open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *more)
+        agent = open_agent(
+            name,
+            request.sandbox,
+            controller.bench.root,
+            dict(os.environ),
+            request.agent_timeout_seconds,
+            Clone(controller.repo),
+            request.agent_env,
+            request.agent_sees,
+            model=request.agent_model,
+            effort=request.agent_effort,
+        )
         agents.append(replace(agent, clock=controller.clock))
         executor.environ = {**executor.environ, **agent.sandbox.engine_variables()}
         for line in filter(None, (agent.sandbox.warning, agent.sandbox.summary(agent.name))):

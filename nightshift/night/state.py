@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
+from enum import Enum, auto
 from itertools import takewhile
 from pathlib import Path
 from statistics import median_low
@@ -28,7 +28,6 @@ from nightshift.files import read_json, write_json
 STOP_NAME = "STOP"  # a file in the checkout
 MAX_CRASHES = 5  # in a row; then the user has to act
 FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # pause after a failed try; it doubles with each failure
-_PROBE_BYTES = 1_000_000  # more than a record and a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +65,20 @@ class NightRequest:
         for flag in fields(self):
             value, name = (
                 getattr(self, flag.name),
-                f"--{flag.name.replace('_', '-')}".replace("timeout-seconds", "timeout"),
+                f"--{flag.name}".replace("_", "-").replace("-timeout-seconds", "-timeout"),
             )
             if isinstance(value, bool):
                 words.append(name if value else "--no-fill")
             elif value != flag.default:
-                values = value if isinstance(value, tuple) else ["auto"] if (name, value) == ("--pairs", 0) else [value]
-                words += [word for each in values for word in (name, str(each).removesuffix(".0"))]
+                for item in value if isinstance(value, tuple) else [value]:
+                    words += name, "auto" if (name, item) == ("--pairs", 0) else str(item).removesuffix(".0")
         return shlex.join(words)
 
     @property
     def request(self) -> Request:
         """The flags that apply to each experiment."""
-        fields = {name: getattr(self, name) for name in ("budget_seconds", "engine", "gpus", "pairs")}
-        return Request(**fields, slurm=Path(self.slurm) if self.slurm else None)
+        flags = {name: getattr(self, name) for name in ("budget_seconds", "engine", "gpus", "pairs")}
+        return Request(**flags, slurm=Path(self.slurm) if self.slurm else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,10 @@ class NightState(NightStatus):
 
     def closed(self, records: Sequence[Record]) -> list[Record]:
         """Return the night's closed experiments."""
-        closed = [record for record in records if record.number >= self.first and record.status != STARTED]
-        return [r for r in closed if (r.branch, r.rules_hash) == (self.branch, self.rules_hash)]
+        mine = self.branch, self.rules_hash
+        return [
+            r for r in records if r.number >= self.first and r.status != STARTED and (r.branch, r.rules_hash) == mine
+        ]
 
 
 class Stop(NamedTuple):
@@ -143,41 +144,36 @@ def decided(records: Sequence[Record]) -> list[Record]:
 
 def num_since_keep(records: Sequence[Record]) -> int:
     """Count the experiments with a new change since the last keep, without those of TPE for an unavailable agent."""
-    num = 0
-    for record in reversed(decided(records)):
-        if record.is_keep:
-            break
-        num += record.status != Verdict.MEASURED and record.proposal.proposer != FILL
-    return num
+    since = takewhile(lambda record: not record.is_keep, reversed(decided(records)))
+    return sum(record.status != Verdict.MEASURED and record.proposal.proposer != FILL for record in since)
 
 
-class Kind(StrEnum):
-    """The kinds of events for the observers of a night."""
+class Kind(Enum):
+    """The events for the observers of a night. A record is an event, too: its experiment was closed."""
 
-    CLOSED = "closed"  # the experiment `record` has a verdict
-    WAITING = "waiting"  # a wait began, failed again, or ended
-    IDLE = "idle"  # nothing to do at this moment
-    STOPPED = "stopped"  # no run is in flight, and the state is on disk
-    OVER = "over"  # the night is over, for the reason `why`: the same command starts another night
+    IDLE = auto()  # nothing to do at this moment
+    STOPPED = auto()  # no run is in flight, and the state is on disk
+    OVER = auto()  # the night is over, for the reason `Desk.over`: the same command starts another night
 
 
 class Desk:
-    """State, controller, waits and observers, which the parts of a night share."""
+    """State, controller, waits, stop rules and observers of a night."""
+
+    over: Stop | None = None  # set when the night cannot continue
 
     def __init__(self, state: NightState, controller: Controller) -> None:
         self.state, self.controller = state, controller
         self.bench, self.ledger = controller.bench, controller.ledger
         self.executor, self.note = controller.bench.executor, controller.reporter.note
         self.observers = list[Observer]()
-        self.over: Stop | None = None  # set when the night cannot continue
 
     def update(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
         save(self.ledger, self.state)
 
-    def emit(self, kind: Kind, record: Record | None = None, why: str = "") -> None:
+    def emit(self, event: Kind | Record) -> None:
         for observer in self.observers:
-            observer(self, kind, record, why)
+            observer(self, event)
 
     def open_waits(self, kind: str) -> list[Wait]:
         """Return the open waits of this kind. The kind run has one wait per place."""
@@ -189,44 +185,39 @@ class Desk:
         Before the next try of an agent or a run, the pause doubles with each failure.
         """
         before = next((w for w in self.open_waits(kind) if w.place == more.get("place", "")), None)
-        since, num_tries, checks_at = self._time(), 1, None
-        if before is not None:  # runs that are lost together count as one try
-            since, num_tries = before.since, before.num_checks + (not self._seconds_left(before))
+        # Runs that are lost together count as one try.
+        num = before.num_checks + (before.place not in self.pauses(kind)) if before else 1 - at_once
+        since, checks_at = before.since if before else self.time(), None
         if kind in ("agent", "run"):
-            num = num_tries - at_once
-            checks_at = self._time(min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0)
-        elif before is not None and before.cause == cause:
+            checks_at = self.time(min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0)
+        elif before and before.cause == cause:
             return
-        wait = Wait(kind, cause, ends_when, since, checks_at, num_tries, **more)
+        wait = Wait(kind, cause, ends_when, since, checks_at, num, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
 
-    def _time(self, seconds: float = 0.0) -> str:
+    def time(self, seconds: float = 0.0) -> str:
         return (self.controller.now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
-    def end_wait(self, *kinds: str, place: str | None = None) -> None:
-        """End the open waits of these kinds. `place`: only the waits of this place or of an unknown place."""
-        waits = [w for kind in kinds for w in self.open_waits(kind) if place is None or w.place in (place, "")]
-        if waits:
-            self._set_waits(*(replace(w, ended=self._time()) if w in waits else w for w in self.state.waits))
+    def end_wait(self, kind: WaitKind, place: str = "") -> None:
+        """End the open waits of this kind at this place, and at an unknown place."""
+        if waits := [wait for wait in self.open_waits(kind) if wait.place in (place, "")]:
+            self._set_waits(*(replace(w, ended=self.time()) if w in waits else w for w in self.state.waits))
 
     def _set_waits(self, *waits: Wait) -> None:
         with suppress(EngineError):  # if the disk is full, the next update writes the waits
             self.update(waits=waits)
-        self.emit(Kind.WAITING)
 
-    def seconds_until(self, kind: str) -> float:
-        """Return the seconds until the next try of this kind; 0 if no pause is open."""
-        return min(filter(None, map(self._seconds_left, self.open_waits(kind))), default=0.0)
-
-    def _seconds_left(self, wait: Wait) -> float:
-        checks_at = self.controller.now() if wait.checks_at is None else datetime.fromisoformat(wait.checks_at)
-        return max((checks_at - self.controller.now()).total_seconds(), 0.0)
+    def pauses(self, kind: WaitKind) -> dict[str, float]:
+        """Return the seconds until the next try, by place, of the waits of this kind whose pause is not over."""
+        now, waits = self.controller.now(), self.open_waits(kind)
+        tries = {wait.place: datetime.fromisoformat(wait.checks_at) for wait in waits if wait.checks_at}
+        return {place: (time - now).total_seconds() for place, time in tries.items() if time > now}
 
     def require_disk(self) -> None:
         """Raise EngineError if runs/ is not writable."""
         path = self.ledger.runs_dir / ".disk-probe"
-        write_json(path, "0" * _PROBE_BYTES)
+        write_json(path, "0" * 1_000_000)  # more than a record and a page
         path.unlink()
 
     def closed(self) -> list[Record]:
@@ -246,17 +237,19 @@ class Desk:
 
     def runs_left(self) -> float:
         """Return the number of runs that the night can still start; infinite without --experiments and --hours."""
-        most, seconds = self.state.request.experiments, self.usable_seconds()
+        most, seconds = self.state.request.experiments or math.inf, self.usable_seconds()
         in_time = seconds if math.isinf(seconds) else seconds // self.run_seconds() * self.executor.num_slots
-        return max(in_time if most is None else min(most - len(self.runs()), in_time), 0.0)
+        return max(min(most - len(self.runs()), in_time), 0.0)
+
+    def seconds_left(self) -> float:
+        """Return the seconds until the deadline; infinite without --hours."""
+        deadline = self.state.deadline
+        return math.inf if deadline is None else (deadline - self.controller.now()).total_seconds()
 
     def usable_seconds(self) -> float:
         """Return the seconds until the deadline, minus the time of --certify; infinite without --hours."""
-        deadline, num_runs = self.state.deadline, 2 * (self.state.request.certify or 0)
-        if deadline is None:
-            return math.inf
-        certificate_seconds = math.ceil(num_runs / self.executor.num_slots) * self.run_seconds()
-        return (deadline - self.controller.now()).total_seconds() - certificate_seconds
+        num_waves = math.ceil(2 * (self.state.request.certify or 0) / self.executor.num_slots)
+        return self.seconds_left() - num_waves * self.run_seconds()
 
     def run_seconds(self) -> float:
         """Return the expected seconds of the next run: the low median of the last three, or else the budget."""
@@ -272,30 +265,28 @@ class Desk:
 
     def num_free(self) -> int:
         """Return the number of free slots. A slot or node that lost a run is avoided until its next try."""
-        self.executor.avoided = {wait.place for wait in self.open_waits("run") if self._seconds_left(wait)}
+        self.executor.avoided = self.pauses("run")
         return self.executor.num_free
 
     def is_spent(self) -> bool:
         """Return True if the reported cost of the proposals has reached --max-cost."""
-        most = self.state.request.max_cost
-        return most is not None and (night_cost(self.state, self.ledger).dollars or 0.0) >= most
+        return (night_cost(self.state, self.ledger).dollars or 0.0) >= (self.state.request.max_cost or math.inf)
 
     def stop_rule(self) -> Stop | None:
         """Return the first stop rule that applies, or None."""
         request, closed, seconds = self.state.request, self.closed(), self.run_seconds()
         done = decided(closed)
-        if request.experiments is not None and len(done) >= request.experiments:
+        if request.experiments and len(done) >= request.experiments:
             return Stop(f"{request.experiments} experiments are done")
         if self.usable_seconds() < seconds:
             return Stop(f"{request.hours:g} hours are over, or too short for another run of {seconds:.0f} s")
-        if request.plateau is not None and num_since_keep(done) >= request.plateau:
+        if request.plateau and num_since_keep(done) >= request.plateau:
             return Stop(f"plateau: nothing kept in {num_since_keep(done)} experiments")
         standing = next((r.judgement.standing for r in reversed(done) if r.judgement and r.judgement.standing), None)
-        if request.until is not None and standing is not None:
+        if request.until and standing:
             bound = standing.incumbent - Z95 * standing.incumbent_sd
             if bound >= request.until:
-                cause = f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)"
-                return Stop(cause)
+                return Stop(f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)")
         # Proposals that were paid for run first, except those of an earlier direction, which never run.
         if self.is_spent() and all(answer.direction != self.state.direction for answer in self.state.pending):
             return Stop(f"--max-cost {request.max_cost:g} is reached")
@@ -307,4 +298,4 @@ class Desk:
         return None
 
 
-Observer = Callable[[Desk, Kind, Record | None, str], None]
+Observer = Callable[[Desk, Kind | Record], None]

@@ -86,12 +86,12 @@ def certificate_line(morning: Morning) -> str:
         return f"Not certified yet: {why or 'nothing was measured on the test split'} (uv run nightshift certify)."
     return (
         f"Certified on {counted(c.num_examples, 'test example')} with {counted(c.plan.num_seeds, 'fresh seed')} for "
-        f"each config: {_measured(c)}: {c.verdict}, at level {c.level:.3g}. Use {c.access} of the test split by this "
+        f"each config: {measured(c)}: {c.verdict}, at level {c.level:.3g}. Use {c.access} of the test split by this "
         f"campaign. Scores in %: {c.runs_text}."
     )
 
 
-def _measured(c: Comparison) -> str:
+def measured(c: Comparison) -> str:
     """Return `50.0 % -> 60.0 %, +10.0 pp, 95 % interval +4.0 to +16.0 pp`, and the scores in the requested format and
     by environment."""
     scores, strict_scores = (_ARROW.join(map(percents, pair)) for pair in (map(c.score, SIDES), c.strict_scores or ()))

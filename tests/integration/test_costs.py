@@ -58,7 +58,7 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     assert state.cause == "--max-cost 1 is reached"
     cost = night_cost(state, Ledger(root))
     assert (cost.num_proposals, cost.tokens_in) == (5, 3 * 15_512 + 26_549 + 25_939)
-    assert stderr.count("cannot be enforced: ") == 2
+    assert stderr.count("is not enforced: ") == 2
     sentence = str(cost)
     assert re.fullmatch(r"\S+ h of agents, 5 proposals, 99,024 tokens in, 4,200 tokens out, at least \$1\.20", sentence)
     assert f"h of runs, {sentence}\n" in stdout.rpartition("cost: ")[2]

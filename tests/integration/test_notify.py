@@ -55,11 +55,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_command_that_reads_nothing_and_fails_is_a_line_and_the_next_one_is_sent(folder: Path) -> None:
     notes = list[str]()
-    notifier = Notifier(command(folder, "fails"), notes.append)
+    notifier = Notifier(command(folder, "fails"), notes.append, folder / "notify.log")
     with notifier.running():
         notifier.send(KEEP, {"why": "x" * 20_000})
         notifier.send(END, {})
     assert notes == [f"--notify: the notification of {event} failed: exit code 1" for event in (KEEP, END)]
+    assert (folder / "notify.log").read_text() == 2 * "no route to the phone\n"
 
 
 @pytest.mark.slow
@@ -67,13 +68,13 @@ def test_a_command_that_reads_nothing_and_fails_is_a_line_and_the_next_one_is_se
 def test_a_command_that_hangs_is_ended_with_the_night_after_ctrl_c_at_once(folder, is_interrupted, monkeypatch) -> None:
     notes = list[str]()
     monkeypatch.setattr(observers, "END_SECONDS", 10 * HANG_SECONDS if is_interrupted else 2.0)
-    notifier = Notifier(command(folder, "hangs"), notes.append)
+    notifier = Notifier(command(folder, "hangs"), notes.append, folder / "notify.log")
     with suppress(Interrupted), notifier.running():
         notifier.send(END, {})
         wait_for(lambda: left(folder))
         if is_interrupted:
             raise Interrupted("stopped by SIGINT")
-    assert notes == ["--notify: the notification of end failed: exit code -9"]
+    assert notes == ["--notify: the notification of end failed: killed by SIGKILL"]
     assert left(folder) == []
 
 

@@ -66,13 +66,13 @@ def clone(checkout: Path, tmp_path: Path) -> Clone:
 
 
 def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clone) -> None:
-    clone.open(b"lr = 7\n")
+    clone.open(b"lr = 7\n", {})
     assert stat.S_IMODE(clone.folder.parent.stat().st_mode) == 0o700
     assert (clone.path / "train.toml").read_bytes() == b"lr = 7\n"
     with pytest.raises(UsageError, match=r"is the temporary clone of an agent, in which no experiment may run\. Edit"):
         checked_head(Repo(clone.path))
     (clone.path / "folder").mkdir(mode=0o500)
-    clone.open(b"lr = 8\n")
+    clone.open(b"lr = 8\n", {})
     assert not (clone.path / "folder").exists()
     clone.clear()
     assert list(clone.folder.parent.iterdir()) == []
@@ -91,7 +91,7 @@ def test_logs_are_read_only_and_the_branchs_notes_are_not_the_agents(checkout: P
 def test_a_clone_of_somebody_else_is_not_used(checkout: Path, clone: Clone) -> None:
     clone.folder.parent.symlink_to(checkout)
     with pytest.raises(Exception, match="not a private folder of this user"):
-        clone.open(b"lr = 1\n")
+        clone.open(b"lr = 1\n", {})
     with pytest.raises(UsageError, match="is inside the checkout"):
         Clone(Repo(checkout), checkout / "runs")
 
@@ -100,7 +100,7 @@ def test_a_link_in_place_of_the_clone_is_removed_not_followed(clone: Clone, tmp_
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "read-only").touch(mode=0o400)
-    clone.open(b"lr = 1\n")
+    clone.open(b"lr = 1\n", {})
     clone.folder.rename(tmp_path / "moved")
     clone.folder.symlink_to(precious)
     clone.clear()

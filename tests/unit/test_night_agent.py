@@ -108,7 +108,7 @@ class Sent(Notifier):
     """A stand-in for a person with a phone."""
 
     def __init__(self) -> None:
-        super().__init__(None, lambda text: None)
+        super().__init__(None, lambda text: None, Path())
         self.messages = list[Mapping[str, Any]]()
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
@@ -194,7 +194,7 @@ def test_what_was_proposed_and_not_run_is_run_by_the_next_night(controller: Cont
 
     night, stop, _ = a_night(controller, Stopping(1, clock), proposer, experiments=9)
     assert stop.cause == "file STOP found"
-    assert [answer.proposal.description for answer in night.desk.state.pending] == ["trainer.optim.lr 2"]
+    assert [answer.proposal.description for answer in night.state.pending] == ["trainer.optim.lr 2"]
     (controller.bench.root / "STOP").unlink()
     num_asked = proposer.num
     night, stop, _ = a_night(controller, Timed(1, clock), proposer, experiments=1)

@@ -123,7 +123,7 @@ def test_a_branch_switch_pauses_the_night_and_the_sentence_names_what_is_checked
     night, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=8)
     assert stop.cause == "8 experiments are done"
     assert idle_seconds(controller.ledger.records(), executor) <= 80 + 30 + 5 + 30
-    [minute] = {wait.since[14:16] for wait in night.desk.state.waits}
+    [minute] = {wait.since[14:16] for wait in night.state.waits}
     sentences = [
         f"waiting since 2026-11-25 01:{minute} UTC: the checkout moved from autoresearch/test to {branch}; "
         "ends when autoresearch/test is checked out again; next check within 30 s"
@@ -153,7 +153,7 @@ def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(c
     executor = Timed(1, clock, RUN_SECONDS)
     night, stop, sent = a_night(controller, executor, Broken(clock, 15.0), hours=1.0)
     assert stop.is_planned, stop
-    assert [wait.kind for wait in night.desk.state.waits] == ["agent"]
+    assert [wait.kind for wait in night.state.waits] == ["agent"]
     assert ": thinker: program: bwrap cannot be started; ends when thinker answers" in waited(controller)[0]
     assert idle_seconds(controller.ledger.records(), executor) <= 60
     assert [event for event, _ in sent.events if event != "keep"] == ["agent unavailable", "end"]
@@ -207,7 +207,7 @@ def test_only_the_slot_that_lost_a_run_pauses_and_no_other_run_is_lost(controlle
     assert any(cause in line and "ends when a run on slot 1 ends normally" in line for line in waited(controller))
     begins = sorted(executor.begins[f] for f, place in executor.places.items() if place == "slot 2" and f != first)
     assert max(late - early for early, late in itertools.pairwise(begins)) <= RUN_SECONDS + 60.0, "slot 2 paused"
-    assert made.desk.state.waits[0].ended is not None
+    assert made.state.waits[0].ended is not None
 
 
 def test_a_suspended_machine_is_reported_and_costs_no_training_time(controller: Controller, clock: Clock) -> None:
