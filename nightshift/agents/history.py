@@ -91,8 +91,8 @@ class KeyHistory(msgspec.Struct, frozen=True):
     @property
     def lines(self) -> list[str]:
         """One line with the best value of the key, then one line per value."""
-        rows = [row for row in self.values if row.difference is not None]
-        best = max(rows, key=lambda row: row.difference or 0.0).name
+        rows = [row for row in self.values if row.difference is not None and not row.others]
+        best = max(rows, key=lambda row: row.difference or 0.0).value  # the baseline's value has no others
         title = f"{self.key}: baseline {self.baseline}, incumbent {self.now}, best by difference {best}"
         return [title, *(f"  {row}" for row in self.values)]
 

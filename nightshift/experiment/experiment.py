@@ -35,6 +35,7 @@ from nightshift.campaign.records import (
     Run,
     Stage,
 )
+from nightshift.campaign.results import UNDECIDED, verdict_of
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import require_within
@@ -209,7 +210,9 @@ class Controller:
         is_repeatable = is_baseline or request.again or (request.run and request.run.new is None)
         tried = already_tried([*campaign.decided, *self.in_flight], run, candidate.hash, effective)
         if tried and not is_repeatable:
-            cause = f"these values were already tried in experiment {tried.number:04d} ({tried.status})"
+            cause = (
+                f"these values were already tried in experiment {tried.number:04d} ({verdict_of(tried) or UNDECIDED})"
+            )
             raise UsageError(cause, f"Change a key that {bench.engine.name} uses, or repeat it: --again.")
         config = "the incumbent" if run.changes == campaign.kept else "an earlier config"
         if run.is_baseline:

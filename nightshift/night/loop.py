@@ -42,6 +42,7 @@ class Night(Proposals):
 
     _doubt = ""  # a difference of the measuring files or the branch, found by the last check
     _is_interrupted = False  # by the first Ctrl-C, after which nothing new is started
+    _asked: Stop | None = None  # the user's request to stop at the last step
 
     def __init__(
         self,
@@ -115,16 +116,17 @@ class Night(Proposals):
     def _step(self) -> Stop | None:
         """Do one thing, or wait. Returns why the night is over, None to continue."""
         asked, stop = self._asked_to_stop, None
-        if self._is_interrupted and self.over is None:
-            self.over = asked
-            self.note("Ctrl-C: finishing the runs in flight, then stopping; press Ctrl-C again to stop now")
+        if asked != self._asked and asked is not None:
+            again = "; press Ctrl-C again to stop now" if self._is_interrupted else ""
+            self.note(f"{asked.cause}: finishing the runs in flight, then stopping{again}")
+        self._asked = asked
         try:
             stop = self.over or asked or self.stop_rule()
             if not self._is_away():
                 has_acted = self._act(stop)
                 self.end_wait("machine")
-                self._doubt = ""
                 if has_acted:
+                    self._doubt = ""
                     return None
         except IntegrityError as error:
             if str(error) != self._doubt:

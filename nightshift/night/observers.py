@@ -27,6 +27,7 @@ from nightshift.campaign.records import (
     Comparison,
     Record,
     Verdict,
+    percent,
 )
 from nightshift.campaign.results import Counts, last_scores, results_tsv, standing_text, verdict_of
 from nightshift.campaign.waits import CHECK_SECONDS, LONG_SECONDS
@@ -85,15 +86,16 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
     """Return the summary, a dozen lines."""
     records, began = campaign.records, datetime.fromisoformat(state.started)
     closed = state.closed(records)
-    confirmed = ", ".join(change.name for change in campaign.kept if campaign.is_confirmed(change))
+    names = {change.name: campaign.is_confirmed(change) for change in campaign.kept}
+    sure, unsure = (", ".join(name for name in names if names[name] is is_sure) or "none" for is_sure in (True, False))
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
         ("agent", NOT_ISOLATED if state.sandbox == NO_SANDBOX else ""),
-        ("results", str(Counts.of(campaign.rows(closed)))),
+        ("this night", str(Counts.of(campaign.rows(closed)))),
         ("cost", str(night_cost(state, ledger) + runs_cost(closed))),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
-        ("confirmed", confirmed or "none of the kept changes yet" if campaign.kept else ""),
+        ("kept", f"confirmed: {sure}; unconfirmed: {unsure}" if names else ""),
         ("final check runs", last_scores(closed)),
         ("git", clean(uncommitted(records, state.branch) or campaign.unread or "", 500)),
         *(("note", line) for line in state.morning(records, now)),
@@ -107,14 +109,20 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
 
 
 def experiment_line(record: Record) -> str:
-    """Return a line with number, change and verdict, and the reason with measured score, effect, and the other changes
-    that the decision kept or reverted."""
-    verdict, judgement = verdict_of(record), record.judgement
-    text = f"crash ({record.failure})" if verdict == "crash" else verdict
-    if record.score is not None and (judgement is None or judgement.expected_score is None):
-        text = f"{text}, measured {100 * record.score:.1f} %"  # the reason of another judgement contains the score
+    """Return a line with number, change, measured score, effect at the decision, verdict and reason, and a line for
+    each other change that the decision kept or reverted."""
+    verdict, effect, why = verdict_of(record), record.decision and record.decision.estimate, record.why
     change = ", ".join(record.diff) or " + ".join(("the baseline", *(change.name for change in record.run.kept)))
-    return f"{record.number:04d} {clean(change, 160)}: {text}: {clean(record.why, 400)}"
+    figures = [] if record.score is None else [f"measured {100 * record.score:.1f} %"]
+    figures += [f"effect {effect}"] if effect else []
+    figures.append(f"crash ({record.failure})" if verdict == "crash" else str(verdict))
+    if effect and (effect.p_helps >= record.decision_rules.keep_at) == record.is_keep:
+        why = f"P(it helps) {percent(effect.p_helps)}"
+    line = f"{record.number:04d} {clean(change, 160)}{record.run.with_rider}: {', '.join(figures)}: {clean(why, 400)}"
+    moved = (
+        (f"{d.change.name} {d.action.past} by the decision of {record.number:04d}", d.estimate) for d in record.moved
+    )
+    return "\n".join([line, *(f"{text}: {estimate and estimate.with_p}" for text, estimate in moved)])
 
 
 def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str:

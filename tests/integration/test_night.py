@@ -48,7 +48,7 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     lines = stdout.splitlines()
     assert [line[:5] for line in lines[:5]] == [f"{number:04d} " for number in range(1, 6)]
     assert re.match(
-        r"0002 trainer.optim.lr 6e-7 -> 1e-6: (keep|discard): measured \S+ %; .*effect \S+ ± \S+ pp, P\(it helps\) .*",
+        r"0002 trainer.optim.lr 6e-7 -> 1e-6: measured \S+ %, effect \S+ ± \S+ pp, \w+: P\(it helps\) ([<>] )?\d+ %",
         lines[1],
     )
     labels = [line.partition(":")[0] for line in lines]

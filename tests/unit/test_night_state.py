@@ -129,7 +129,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
 
 def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, records: list[Record]) -> None:
     cut = replace(crash(records[-1], Failure.INTERRUPTED), judgement=Judgement(why="bad\x1b[2J\ncause"))
-    assert experiment_line(cut).startswith("0005 trainer.optim.lr 3e-6 -> 1e-6: interrupted, measured 55.0 %: bad")
+    assert experiment_line(cut).startswith("0005 trainer.optim.lr 3e-6 -> 1e-6: measured 55.0 %, interrupted: bad")
     campaign_now = Campaign.of([*records, cut], BRANCH, "rules")
     state = replace(state_of(hours=8.0, experiments=20), cause="5 experiments are done")
     text = next_stop(state, records, NOW + timedelta(hours=2))
