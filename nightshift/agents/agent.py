@@ -87,7 +87,7 @@ def agent_environment(base: Environ, clone: Path) -> dict[str, str]:
     return {**kept, "PWD": f"{clone}", "GIT_CEILING_DIRECTORIES": f"{clone.parent}"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ending:
     """How a process of an agent ended."""
 
@@ -107,7 +107,7 @@ class Ending:
         return replace(availability, text=self.cause or f"the last words: {self.words or 'none'}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Agent:
     """A coding agent's command, run in a clone and in a sandbox."""
 

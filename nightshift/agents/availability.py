@@ -40,7 +40,7 @@ _ENDS_BY_ITSELF = (Meaning.LIMIT, Meaning.OVERLOADED, Meaning.NETWORK)
 AWAY = (*_ENDS_BY_ITSELF, Meaning.LOGIN, Meaning.BILLING, Meaning.MODEL, Meaning.PROGRAM)  # the last four need the user
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Availability:
     """The meaning of the end of an agent's process. `text`: the program's own words on one clean line."""
 

@@ -1,7 +1,5 @@
 """The results of a campaign: its runs, and the scores by key and value. For the brief, logs/ and the user."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet

@@ -9,7 +9,7 @@ from nightshift.agents.sandbox import Environ, Login
 from nightshift.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Preset:
     """An agent's command and login."""
 

@@ -35,7 +35,7 @@ _MAX_CREDENTIAL = 1_000_000  # bytes; a login has a few thousand
 Environ = Mapping[str, str]  # environment variables
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Login:
     """The user's variables and files that an agent's program needs. Spaces separate the names in a string."""
 
@@ -226,7 +226,7 @@ def _folders_of(variables: Iterable[str], environ: Environ) -> list[Path]:
     return [Path(environ[name]).expanduser() for name in variables if environ.get(name)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sandbox:
     """Isolates an agent's processes and ends them. This base class is `--sandbox none`, which isolates nothing."""
 
@@ -307,7 +307,7 @@ FORMS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bubblewrap(Sandbox):
     """`--sandbox bwrap`: the agent sees a file system that contains only the paths of `_places`."""
 
@@ -367,7 +367,7 @@ done
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OtherUser(Sandbox):
     """`--sandbox user`: the agent is another user, who can neither change the checkout nor read runs/ or HOME."""
 

@@ -54,7 +54,7 @@ _MEANS = np.array([0.0, 0.9, 0.2, 0.9, 0.7, 0.3, 0.2, -0.1])
 _SDS = np.array([10.0, 0.2, 0.15, 0.5, 0.4, 0.3, 0.2, 0.1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SearchProposer:
     """Changes one to three keys of the incumbent. `random` is the yardstick of all proposers. `tpe` draws each key from
     TPE (Watanabe 2023, arXiv:2304.11127)."""
@@ -132,7 +132,7 @@ def _tpe(context: Context, space: SearchSpace, ahead: Iterable[Config], rng: ran
     return study.ask(distributions).params
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dimension:
     """One searched key. Its box is `middle` ± `reach` on the scale of `_scaled`; the incumbent is in the middle."""
 
@@ -187,7 +187,7 @@ def _scaled(search: Search, number: float) -> float:
     return math.log2(number) if number > 0 else -math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SearchSpace:
     """The search space around the config `base`."""
 

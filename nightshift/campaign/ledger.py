@@ -4,8 +4,6 @@ which the kernel releases when the controller dies; `runs/.controller` describes
 `runs/NNNN/`: an experiment. `runs/journal.jsonl`: an append-only log of events. `runs/proposals.jsonl`: the cost of
 each proposal that a night asked for, refused or not; a cost that was not reported is None, not 0."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

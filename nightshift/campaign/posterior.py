@@ -4,8 +4,6 @@ The baseline's score, the drift and the effect of each change have one joint Gau
 change that no later change of the config sets are its rest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import NormalDist, fmean

@@ -151,7 +151,7 @@ class Phase(StrEnum):
     EVALUATING = "evaluating"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Progress:
     phase: Phase
     num_steps: Count
@@ -175,7 +175,7 @@ class Completion(Struct, frozen=True):
     truncated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Training:
     """The result of `Session.train`."""
 
@@ -403,7 +403,7 @@ class Run(Struct, frozen=True, kw_only=True):
         return not self.changes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """What run.py or a night asks of one experiment."""
 
@@ -559,7 +559,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
         return self.evaluation.eval_score if self.evaluation else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """The input of a worker for one run: `job.json`. A worker with another rules hash or hardware refuses the job."""
 

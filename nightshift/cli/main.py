@@ -3,8 +3,6 @@
 Begin with one experiment, uv run run.py. Then: nightshift night --agent NAME --hours 8
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

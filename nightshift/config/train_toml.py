@@ -106,7 +106,7 @@ _FORMS = (  # the lines of changed, added and removed keys
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
     """A key that differs between two files. For a file without the key, `old` or `new` is prime-rl's default; None if
     there is no default. `line`: in records, `key old -> new`, `+key new (default old)` or `-key old (default new)`."""

@@ -111,7 +111,7 @@ class NoGradient(EngineError):
     """No gradient is left to learn from. A progress callback raises it to end the training."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrepareFlags:
     """The flags of prepare.py and doctor."""
 
@@ -135,7 +135,7 @@ class PrepareFlags:
         return self.engine or ("prime-rl" if self.smoke or is_pair or self.prime_rl else None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Check:
     """The result of one check of doctor. Only a problem that is needed and no warning prevents a run."""
 

@@ -22,8 +22,6 @@ and of a game, instead of data.messages and scoring,
 `load` and `prepare` raise ValueError with one line: the cause and the fix.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -18,7 +18,7 @@ from nightshift.files import parse_json, read_file, write_json
 PROGRAM = ("-m", "nightshift.experiment.worker")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Slot:
     """The share of this machine that one worker uses."""
 

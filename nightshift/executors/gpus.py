@@ -25,7 +25,7 @@ _RANGE = re.compile(r"\s*([0-9]{1,3})(?:-([0-9]{1,3}))?\s*")
 _CHOOSE_OTHERS = f'Choose other GPUs: --gpus; to use the CPU: environments = ["arithmetic"] in {RULES_NAME}.'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gpu:
     """One GPU as NVML reports it now; memory in 1e9 bytes, None if the driver does not report it."""
 

@@ -150,7 +150,7 @@ def num_slots_of(hardware: str) -> int:
 RUN_GB = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Capacity:
     """Cores (physical, or fewer by a container's limit of CPU time) and free memory in 1e9 bytes."""
 

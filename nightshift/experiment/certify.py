@@ -17,8 +17,6 @@ because S from few seeds is often too small; the interval then has its nominal c
 R cannot be measured, S is `seed_sd` squared, E is 0 and df is SEED_DF; `Estimate.note` reports this.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import secrets

@@ -6,8 +6,6 @@ that branch. An experiment or a decision is refused if a measuring file changed 
 measuring files are hashed from their bytes, because git's index and configuration could hide a change.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime

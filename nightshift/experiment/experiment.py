@@ -59,7 +59,7 @@ _LEAST_DISK_BYTES = 10_000_000  # for a run, before a run of the campaign has en
 _SUSPENDED_SECONDS = 30.0  # smaller jumps of the wall clock are adjustments
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bench:
     """Everything that one machine, one checkout and the flags determine about runs."""
 

@@ -1,7 +1,5 @@
 """The health digest: at most five lines on what limits a run, with the keys to change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +45,7 @@ class Finding(NamedTuple):
         return f"{self.text}; keys to try: {', '.join(self.keys)}" if self.keys else self.text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conditions:
     """Everything about a run except for the curves."""
 

@@ -4,8 +4,6 @@ prepare.py and its smoke run write rows. A row has a measured figure or the line
 to one engine, hardware, driver and code. The file contains no path, user name, host name or secret.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

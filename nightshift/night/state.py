@@ -1,7 +1,5 @@
 """The state of a night (runs/night.json), its stop rules, its waits, and the events for its observers."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -30,7 +28,7 @@ MAX_CRASHES = 5  # in a row; then the user has to act
 FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # pause after a failed try; it doubles with each failure
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NightRequest:
     """The flags of `nightshift night`. The same flags resume a night."""
 
@@ -81,7 +79,7 @@ class NightRequest:
         return Request(**flags, slurm=Path(self.slurm) if self.slurm else None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NightState(NightStatus):
     """`runs/night.json`."""
 

@@ -1,8 +1,6 @@
 """The charts of the page as Vega-Lite specs, which the browser draws, and vl-convert as SVG and PNG. They use the
 colours of the page's style sheet, so that they follow light and dark. Scores are fractions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

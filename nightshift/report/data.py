@@ -56,7 +56,7 @@ _USES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Experiment:
     """One row of the page. `fate`: why the incumbent does not contain its kept change any more, else ""."""
 
@@ -88,7 +88,7 @@ class Experiment:
         return "keep" if self.row.is_kept else "left" if self.row.now else self.verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Morning:
     """What the page shows. `certificate`: of this incumbent. `obsolete`: why the last one is not, if there is none."""
 

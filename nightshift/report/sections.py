@@ -39,7 +39,7 @@ Step = tuple[str, str]  # a sentence and its command
 Cell = str | Sequence[str]  # a text, or lines of code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Section:
     """A heading with sentences, commands, a table, `notes` below the table, and `source`, a text with its `name`."""
 
@@ -53,7 +53,7 @@ class Section:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """The content of page, report.md and picture."""
 

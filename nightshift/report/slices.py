@@ -22,7 +22,7 @@ from nightshift.text import counted
 LEAST_EXAMPLES = 20  # smaller slices are never the weakest: their mean score is noise
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SelectionSet:
     """The examples of the validation split, and their slices."""
 

@@ -25,7 +25,7 @@ _HIDDEN = re.compile(
 _MAX_TEXT = 4000  # characters of any one text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Headline:
     """The result in short (`title`) and with its numbers (`sentence`). `tone`: good, open or bad."""
 

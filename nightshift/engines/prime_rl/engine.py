@@ -3,8 +3,6 @@
 prime-rl has its own Python environment, so nothing here imports torch or prime_rl.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

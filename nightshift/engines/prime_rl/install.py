@@ -60,7 +60,7 @@ class Pins(msgspec.Struct, frozen=True, rename="kebab"):
         return msgspec.convert(parse_toml(pyproject.read_bytes())["tool"]["nightshift"]["prime-rl"], cls)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Installation:
     """A checkout of prime-rl at `root` (absolute), which may not exist."""
 

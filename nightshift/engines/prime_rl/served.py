@@ -7,8 +7,6 @@ fails if the server is significantly nearer to the start weights than to the fil
 do: server and transformers round differently, and the size of this error on a GPU has not been measured.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time
