@@ -200,10 +200,10 @@ def certificates(ledger: Ledger, campaign: Campaign) -> tuple[Comparison | None,
     """Return the last certificate of the incumbent, and the number of its last unfinished comparison, which
     `certify --resume` can finish; None if there is none."""
     with suppress(UsageError):
-        done = {comparison.plan.number: comparison for comparison in ledger.comparisons()}
-        numbers = [plan.number for plan in ledger.plans() if plan.split == "test" and not obsolete(plan, campaign)]
-        finished = [done[number] for number in numbers if number in done]
-        return [None, *finished][-1], [None, *(number for number in numbers if number not in done)][-1]
+        finished = {c.plan.number: c for c in ledger.comparisons() if c.plan.split == "test"}
+        current = [c for c in finished.values() if not obsolete(c.plan, campaign)]
+        plans = (plan for plan in ledger.plans() if plan.split == "test" and plan.number not in finished)
+        return [None, *current][-1], [None, *(plan.number for plan in plans if not obsolete(plan, campaign))][-1]
     return None, None
 
 

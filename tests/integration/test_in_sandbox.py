@@ -230,7 +230,7 @@ def test_a_token_that_was_renewed_survives_a_night_that_is_stopped_now(tmp_path:
     sandbox = choose("bwrap", ["claude"], PRESETS["claude"].login, user.root, environ, clone)
     agent = Agent("claude", ("claude",), 600.0, clone, sandbox)
 
-    work = agent.run(b"lr = 1\n", "", tmp_path / "log")
+    work = agent.run(b"lr = 1\n", "", tmp_path / "log", {})
     next(work)
     wait_for(lambda: next(work) is None and (clone.folder / "home" / ".claude" / "projects").exists())
     with pytest.raises(Interrupted):
@@ -246,7 +246,7 @@ def looked(user: User, sandbox: str, sees: Path, script: str) -> str:
     clone = Clone(Repo(user.root), user.folder / "temporary")
     login = login_of("my own", environ, ["HF_TOKEN"], [str(sees)])
     chosen = choose(sandbox, ["sh"], login, user.root, environ, clone)
-    clone.open(b"")
+    clone.open(b"", {})
     try:
         chosen.furnish(clone)
         clone.prompt.touch()

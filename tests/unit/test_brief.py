@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     context = context_of(tmp_path_factory.mktemp("campaign"), [f"{1 + n / 1000:g}e-5" for n in range(60)])
     steps = [Step(n, float(n), 0.5, entropy=1 / (n + 3)) for n in range(4_000)]
     samples = [Sample(n, "2 + 2?" + INJECTION * 500, INJECTION * 500, n / 40, n % 3 == 0) for n in range(40)]
-    lines = [json.dumps({name: getattr(sample, name) for name in Sample.__slots__}) for sample in samples]
+    lines = [json.dumps(asdict(sample)) for sample in samples]
     for record in context.campaign.decided:
         folder = context.ledger.run_dir(record.number)
         write_steps(folder / METRICS_NAME, steps if record.number == 61 else steps[:40])

@@ -152,7 +152,7 @@ def test_a_crashed_run_is_not_repeated_and_the_verdict_says_so(kept: Controller)
 
 def test_a_side_without_a_run_is_no_certificate(kept: Controller) -> None:
     fault(kept.ledger.runs_dir, "error", once=False)
-    with pytest.raises(EngineError, match="no run of the baseline was evaluated: loss is nan"):
+    with pytest.raises(EngineError, match="no run of the baseline was evaluated: crashed: loss is nan"):
         certified(kept, num_seeds=1)
     assert kept.ledger.comparisons() == []
     assert living_children() == []

@@ -194,9 +194,9 @@ FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
 @pytest.mark.parametrize(
     ("first", "figures", "cause", "key"),
     [
-        (1, {"all_wrong_share": 1.0}, "every answer is wrong [", "orchestrator.group_size"),
-        (60, {"all_right_share": 1.0}, "every answer is right [", "orchestrator.group_size"),
-        (60, {"all_right_share": 0.5, "equal_share": 0.6}, "the gradient norm is 0 [", "optim.lr"),
+        (1, {"all_wrong_share": 1.0}, "every answer is wrong; keys to try", "orchestrator.group_size"),
+        (60, {"all_right_share": 1.0}, "every answer is right; keys to try", "orchestrator.group_size"),
+        (60, {"all_right_share": 0.5, "equal_share": 0.6}, "the gradient norm is 0; keys to try", "optim.lr"),
     ],
 )
 def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, cause, key):
@@ -213,4 +213,6 @@ def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, cause, 
 def test_empty_batches_that_ended_a_run_are_told_with_the_last_step() -> None:
     ended = replace(USUAL, run=Result(1000, Training(Outcome.NO_GRADIENT, 100)))
     line = str(digest(healthy(1, 100), ended)[0])
-    assert line.startswith("no gradient after step 100: 10 batches in a row had equal rewards in every group [")
+    assert line.startswith(
+        "no gradient after step 100: 10 batches in a row had equal rewards in every group; keys to try"
+    )

@@ -136,12 +136,12 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     assert text.endswith("(in 6.0 h), or after 15 more experiments, or when you create the file STOP or press Ctrl-C")
     over = summary(state, Ledger(tmp_path), campaign_now, NOW)
     assert f"incumbent:        {standing_text(campaign_now.standing, campaign_now.kept)}\n" in over
-    assert "\nconfirmed:        0002\n" in over
+    assert "\nkept:             confirmed: 0002; unconfirmed: none\n" in over
     assert "\nstopped:          5 experiments are done\n" in over
-    steps = [*next_steps(Ledger(tmp_path), campaign_now, "tpe")]
+    steps = [*next_steps(Ledger(tmp_path), campaign_now, state)]
     assert [command for _, command in steps] == [
         *("uv run nightshift diff baseline incumbent", "uv run run.py --baseline", "uv run nightshift certify"),
-        *("uv run nightshift night --agent tpe --hours 8", "uv run nightshift export --to model"),
+        *(state.command, "uv run nightshift export --to model"),
     ]
     assert over.splitlines()[-5:] == [f"next:             {sentence} {command}" for sentence, command in steps]
     assert len(over.splitlines()) <= 20

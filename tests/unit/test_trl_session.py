@@ -80,14 +80,14 @@ def test_a_trainer_that_is_gone_or_deaf_is_one_error(start, end, monkeypatch):
         complete(session)
 
 
-def test_a_trainer_that_does_not_listen_meets_the_deadline(start: Start) -> None:
+def test_a_trainer_that_does_not_listen_meets_the_deadline(start, tmp_path):
     session = start(READY + "time.sleep(600)\n")
     session._deadline = time.monotonic() + 0.2
     with pytest.raises(EngineError, match="did not finish `complete` within 0 s; the machine's load is"):
         complete(session)
     assert session.train(1.0, lambda reading: None).outcome is Outcome.DEADLINE
     with pytest.raises(EngineError, match="did not finish `start` within 0 s"):
-        TrlSession(["-c", "import time; time.sleep(600)"], start.folder, {}, time.monotonic() + 0.2, math.inf)
+        TrlSession(["-c", "import time; time.sleep(600)"], tmp_path, {}, time.monotonic() + 0.2, math.inf)
 
 
 @pytest.mark.parametrize(

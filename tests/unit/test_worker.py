@@ -198,7 +198,7 @@ def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(control
     assert result.evaluation.weights.step == result.training.num_steps
     assert "\noutcome:          no_gradient: training ended early" in summary(record)
     assert (record.health or "").startswith(
-        "no gradient from step 1 on: every answer is wrong [orchestrator.group_size"
+        "no gradient from step 1 on: every answer is wrong; keys to try: orchestrator.group_size"
     )
 
 
