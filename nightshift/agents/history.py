@@ -89,9 +89,10 @@ class KeyHistory(msgspec.Struct, frozen=True):
     @property
     def lines(self) -> list[str]:
         """One line with the best value of the key, then one line per value."""
-        rows = [row for row in self.values if row.difference is not None and not row.others]
-        best = max(rows, key=lambda row: row.difference or 0.0).value  # the baseline's value has no others
-        title = f"{self.key}: baseline {self.baseline}, incumbent {self.now}, best by difference {best}"
+        alone = [row for row in self.values if row.difference is not None and not row.others]  # or the baseline's value
+        best = f"best by difference {max(alone, key=lambda row: row.difference or 0.0).value}"
+        best = best if len(alone) > 1 else "no other value was measured alone"
+        title = f"{self.key}: baseline {self.baseline}, incumbent {self.now}, {best}"
         return [title, *(f"  {row}" for row in self.values)]
 
 

@@ -99,7 +99,7 @@ def _facts(story: Story) -> list[str]:
     return [
         f"task: {' + '.join(last.environments)}",
         f"model: {rules.model if rules else 'not recorded'}",
-        f"score: on {num_examples or 'an unknown number of'} validation examples",
+        f"score: on {num_examples:,} validation examples" if num_examples else "score: number of examples not recorded",
         f"budget: {rules.budget_text if rules else 'not recorded'} of training a run",
         f"hardware: {last.hardware.replace(' side by side', ' runs at a time')}",
         f"engine: {last.engine}",
@@ -185,10 +185,9 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None) ->
         yield f"Comparison {unfinished:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {unfinished:04d}"
     elif campaign.kept and not is_on and certificate is None:
         yield "Certify the gain with fresh seeds on the test problems (each use makes a verdict harder):", CERTIFY
-    if night is None:
-        yield "Continue the search:", "uv run nightshift night --agent NAME --hours 8"
-    elif night.cause is not None:
-        yield "Continue the search with another night like the last:", night.command
+    if night is None or night.cause is not None:
+        command = night.command if night else ""  # of the last night
+        yield "Continue the search:", command or "uv run nightshift night --agent NAME --hours 8"
     if campaign.kept and campaign.incumbent_run:
         yield "Take the weights home:", "uv run nightshift export --to model"
 
