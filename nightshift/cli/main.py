@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -36,10 +36,6 @@ from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import read_file, remove_tree, write_atomically
 from nightshift.text import clean
-
-if TYPE_CHECKING:
-    pass
-
 
 _ENDINGS = {"csv": ".csv", "wandb": "-wandb", "model": "-model", "rl.toml": "-rl.toml"}
 _TEXTS = ("csv", "rl.toml")  # forms that can be written to stdout
@@ -405,7 +401,8 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
         if not output:  # the earlier export is removed when the new one is complete
             remove_tree(path)
             new.rename(path)
-    print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
+    place = path / "wandb" if form == "wandb" else path
+    print_text(f"{place}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
     for note in story.notes:
         print_error(note)
 

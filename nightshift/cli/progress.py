@@ -65,7 +65,7 @@ def describe_run(folder: Path, reading: Progress | None) -> Line:
     place = f"{clean(reading.slot, 40)}: " if reading and reading.slot else ""
     lasts, left = lasted(time.time() - began), ""
     if reading is None:
-        what = "waiting to start"
+        what = "starting, or waiting for a node"
     elif reading.phase is Phase.STARTING:
         what = "starting"
         left = f" of at most {lasted(job.deadline_seconds)} for the whole run" if job else ""

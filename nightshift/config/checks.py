@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from nightshift.config.allowlist import (
     ANY,
+    CURRICULUM,
     FOREIGN,
     LOSS,
     OTHER_VERSION,
@@ -194,3 +195,7 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[t
     ac, offloading = "trainer.model.ac", "trainer.model.ac_offloading"
     if resolved[ac] is None and values.get(offloading) is not None:  # the memory preset sets a key that is left out
         yield ": ac_offloading is on and would switch it on again", 'Write ac_offloading = "None" too', ac, offloading
+    for pool in (path for path in resolved if path.rpartition(".")[0] == f"{CURRICULUM}.sampler.pools"):
+        for leaf in ("threshold", "weight"):
+            if resolved[f"{pool}.{leaf}"] is None:
+                yield f": the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool, f"{pool}.{leaf}"

@@ -256,7 +256,7 @@ def _dialect(tree: Mapping[str, Any]) -> Dialect:
     for dialect in DIALECTS:
         if any(map(has, dialect.signs)) or (dialect.needs and all(map(has, dialect.needs))):
             return dialect
-    paths = [path for path, _ in _leaves(tree)]
+    paths = [path for path, _ in _leaves(tree) if path]
     is_prime_rl = any(path[1:] and (find_key(".".join(path)) or ".".join(path) in FORMER) for path in paths)
     origins = {renamed[1] for path in paths if (renamed := find_renamed(path))} - {"", OTHER_VERSION, PRIME_RL}
     return Dialect(PRIME_RL if is_prime_rl or not origins else listed(sorted(origins)))

@@ -356,7 +356,7 @@ def _finish(task: Task, run: ComparedRun) -> str:
         return f"infrastructure failure: {error}"
     run = ComparedRun(run.side, run.seed, training.num_steps, score, note)
     write_json(folder / RUN_NAME, run)
-    return "; ".join(filter(None, (str(run), note)))
+    return note if score is None else "; ".join(filter(None, (str(run), note)))
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:

@@ -41,7 +41,7 @@ from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import require_within
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.engines.base import Engine, on_cards, open_engine, used_keys
-from nightshift.errors import EngineError, Failure, Interrupted, UsageError
+from nightshift.errors import EngineError, Failure, Interrupted, UsageError, listed
 from nightshift.evaluation import environment
 from nightshift.executors.base import Executor, Slot
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
@@ -208,7 +208,14 @@ class Controller:
         if request.again and run.new and (run.new.experiment or run.new.commit):
             run, changes = Run(kept=run.changes), ()  # the same changes, none of which is new
         is_repeatable = is_baseline or request.again or (request.run and request.run.new is None)
-        tried = already_tried([*campaign.decided, *self.in_flight], run, candidate.hash, effective)
+        if changes and not is_repeatable and bench.engine.validate(before).settings == validated.settings:
+            cause = (
+                f"all changes are to keys that this engine does not use: {listed([change.key for change in changes])}"
+            )
+            raise UsageError(cause, "Change a key that the engine uses, or run the config anyway: --again.")
+        twins = [r for r in self.in_flight if run.new and r.run.new and r.run.new.keys == run.new.keys]
+        decided = [*campaign.decided, *self.in_flight]
+        tried = already_tried(decided, run, candidate.hash, effective) or next(iter(twins), None)
         if tried and not is_repeatable:
             cause = (
                 f"these values were already tried in experiment {tried.number:04d} ({verdict_of(tried) or UNDECIDED})"
@@ -326,10 +333,11 @@ class Controller:
         if record.decided is None and record.failure in (None, Failure.CONFIG):
             record = replace(record, decided=self.ledger.num_decided() + 1)
         # The monotonic clock excludes suspensions. If another process started the run, the worker's clock is left.
-        seconds = self.clock() - self._begins.pop(record.number, self.clock())
+        began = self._begins.pop(record.number, None)
+        seconds = None if began is None else self.clock() - began
         lines = [record.health] if record.health else []
         if record.result is not None:
-            seconds = max(seconds, record.result.total_seconds)
+            seconds = max(seconds or 0.0, record.result.total_seconds)
             try:
                 config, steps = self.ledger.stored_config(record), self.ledger.run_dir(record.number) / METRICS_NAME
                 keys = used_keys(self.bench.engine, config)
@@ -395,6 +403,9 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     if num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
         num_slots = fitting.num_runs
         reporter.note(f"--pairs auto: {fitting}")
+    if request.pairs == 0 and first is not None:
+        fix = "--branch NEW begins a campaign with another number"
+        reporter.note(f"--pairs auto: {counted(num_slots, 'run')} at a time, as {first.branch} began; {fix}")
     executor: Executor[Any] = LocalExecutor(root, environ)
     if cluster is not None:
         for name, value, needed in (

@@ -202,7 +202,8 @@ def prove(proof: MachineProof, flags: PrepareFlags, note: Note) -> int:
             if record.result and record.score is not None:
                 training, start = record.result.training, record.result.startup_seconds or 0.0
                 figure = f"{record.status}, score {record.score:.4f}, {training.num_steps} steps, "
-                figure += f"peak memory {training.peak_memory_gb} GB, ready after {start:.0f} s"
+                peak = "not measured" if training.peak_memory_gb is None else f"{training.peak_memory_gb:.1f} GB"
+                figure += f"peak memory {peak}, ready after {start:.0f} s"
             proof.write(missing[0], record.score is not None, figure, record.total_seconds)
         elif code not in (ExitCode.MEASURED, ExitCode.INTERRUPTED) and proof.rows == before:
             proof.mark(missing[0], " | ".join(tail(log, 1)) or f"exit code {code}", is_shown=False)

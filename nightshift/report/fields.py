@@ -1,5 +1,6 @@
 """What is known of one experiment as named texts, for the summary, `nightshift show` and the page."""
 
+import math
 from collections.abc import Callable, Iterator
 
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
@@ -41,7 +42,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         ("incumbent_score", None if record.is_keep and record.parent is None else row.incumbent_score),
         ("effect_at_decision", None if effect is None else ("-" if effect < 0 else "+") + score(abs(effect))),
-        ("p_helps", None if row.p_helps is None else f"{row.p_helps:.4f}"),
+        ("p_helps", None if row.p_helps is None else f"{math.floor(1e4 * row.p_helps) / 1e4:.4f}"),
         ("verdict", row.verdict or UNDECIDED),
         ("outcome", _NO_GRADIENT if training and training.outcome is Outcome.NO_GRADIENT else None),
         ("why", row.why),

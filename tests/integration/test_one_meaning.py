@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
     names = ("verdict", "now", "eval_score", "total_seconds", "effect_at_decision", "p_helps")
     assert {name: body[name] for name in names} == {name: getattr(row, name) for name in names}
     assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
-    p_helps = "" if row.p_helps is None else f"{row.p_helps:.4f}"
+    p_helps = "" if row.p_helps is None else f"{math.floor(1e4 * row.p_helps) / 1e4:.4f}"
     wanted = {"verdict": row.verdict, "why": row.why, "p_helps": p_helps}
     wanted |= {"effect_at_decision": formatted(row.effect_at_decision, "+.6f")}
     for lines in (summary(record).splitlines(), list(experiment_lines(record, row, Path("runs")))):
