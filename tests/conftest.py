@@ -44,7 +44,6 @@ sys.dont_write_bytecode = False
 # Workers share the cores: threads of torch and of BLAS would wait for each other, three times as long for tiny models.
 os.environ["OMP_NUM_THREADS"] = "1"
 arithmetic.load = cache(arithmetic.load)  # drawing 4,000 examples takes a second
-ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
 
 
 class Grouped(LoadScopeScheduling):  # type: ignore[misc]

@@ -33,7 +33,7 @@ from nightshift.config.train_toml import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError
 from nightshift.executors.process import Child, ProcessGroup
-from nightshift.files import read_file, write_atomically
+from nightshift.files import open_regular, write_atomically
 from nightshift.waiting import waiting
 
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
@@ -241,9 +241,10 @@ class AgentProposer:
 
 
 def _read_answer(path: Path) -> str:
-    """Return the text of a file; "" for a missing file. Raises ConfigError for a file that cannot be read."""
+    """Return the first 64 KiB of a file; "" for a missing file. Raises ConfigError for a file that cannot be read."""
     try:
-        return read_file(path, 64 * 1024).decode(errors="replace")
+        with open_regular(path) as file:
+            return file.read(64 * 1024).decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError as error:

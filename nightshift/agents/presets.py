@@ -108,7 +108,9 @@ def command_of(
     """Return the command of a preset, or your own command, as words. Raises UsageError if the program is not on PATH,
     or has no option for `model` or `effort`."""
     preset = PRESETS.get(agent) or Preset(agent, ("", ""), Login(), model="")
-    command = preset.command.replace("{sandbox}", preset.sandbox_options[is_contained])
+    command = preset.command
+    if agent in PRESETS:
+        command = command.replace("{sandbox}", preset.sandbox_options[is_contained])
     for flag, option, value in ("--agent-model", preset.model, model), ("--agent-effort", preset.effort, effort):
         if value and not option:
             raise UsageError(f"{flag}: Nightshift knows no such option of {agent}", "Write the option into --agent.")

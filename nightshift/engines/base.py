@@ -211,7 +211,7 @@ class Engine(ABC):
 
     def __init__(self, rules: Rules, root: Path, environ: Environ, gpus: str | None = None) -> None:
         """`gpus`: the flag --gpus. UsageError for GPUs that this engine cannot use."""
-        self.rules, self.root, self._environ = rules, root, environ
+        self.rules, self.root, self._environ, self._gpus = rules, root, environ, gpus
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
 
     @cached_property

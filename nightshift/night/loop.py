@@ -88,10 +88,11 @@ class Night(Proposals):
         state = self.state
         if (now := self.controller.repo.head().branch) != state.branch:
             return f"not certified: {now or 'a detached HEAD'} is checked out instead of {state.branch}"
-        if self.usable_seconds() < -self.run_seconds() / 2:  # the last run may be slow
-            return f"not certified: too few hours are left for {state.request.certify} runs of each config"
         try:
             task = certify.open_task(self.controller, state.request.certify, night=state.started)
+            needed = timedelta(seconds=(task.num_waves() - 0.5) * self.run_seconds())  # the last run may be slow
+            if state.deadline is not None and self.controller.now() + needed > state.deadline:
+                return f"not certified: too few hours are left for {2 * task.plan.num_seeds} runs"
             return certified_line(certify.certify(task))
         except (UsageError, EngineError, IntegrityError) as error:
             return f"not certified: {error}"

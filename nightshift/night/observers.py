@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -180,10 +181,12 @@ class Notifier:
             return
         self._report()
         log, pipe = self._log_path, subprocess.PIPE
+        if not os.access(log.parent, os.W_OK) or log.is_symlink():
+            log = Path(tempfile.gettempdir(), f"nightshift-notify-{os.getpid()}.log")
         try:
             child = self._group.start(event, self._words, log_path=log, env=os.environ, cwd=Path.cwd(), stdin=pipe)
         except EngineError as error:
-            self._note(f"--notify: {error.cause}")
+            self._note(f"--notify: the notification of {event} failed: {error.cause}")
             return
         assert child.stdin is not None
         with suppress(BrokenPipeError), child.stdin:  # a command need not read its stdin

@@ -219,6 +219,8 @@ class Proposals(Desk):
         if not keys:
             raise UsageError("train.toml trains exactly like the incumbent's", "Change a key.")
         change, direction = campaign.known(keys), context.direction
+        if any(other.change == change for other in self.queue()):
+            raise UsageError("this change is already queued", "Make another change.")
         run = Run(kept=campaign.kept, new=change)
         self.controller.admit(campaign.compose(run.changes), Request(run=run, only=scope_of(direction)), campaign)
         refusals = () if answer.proposal.proposer == FILL else self._refusals

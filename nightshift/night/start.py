@@ -121,7 +121,8 @@ def open_night(
     read_direction(root, request.direction, request.only)
     ledger, now = Ledger(root), datetime.now(UTC)
     old, start = load(ledger), plan(Repo(root), ledger.records(), now, name=branch)
-    if branch is None and old and old.branch != start.head.branch and _is_same(old, request, now):
+    is_elsewhere = old is not None and old.branch != start.head.branch and old.branch in Repo(root).branches()
+    if branch is None and old and is_elsewhere and _is_same(old, request, now):
         fix = f"To resume, git switch {shlex.quote(old.branch)} and run the command again; or --branch NEW."
         raise UsageError(f"the interrupted night is on {old.branch}, and {start.before} is checked out", fix)
     controller = open_controller(root, request.request, reporter, branch)

@@ -13,6 +13,7 @@ from statistics import median_low
 from typing import Any, Literal, NamedTuple
 
 from nightshift.agents.base import Answer
+from nightshift.agents.presets import SEARCHES
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import STARTED, Ledger, proposals_cost
 from nightshift.campaign.posterior import next_stage
@@ -95,7 +96,8 @@ class NightState(NightStatus):
     def fills(self) -> bool:
         """True if TPE proposes while the agent is unavailable. TPE can only follow the scope of a direction."""
         is_readable = not self.direction or bool(scope_of(self.direction))
-        return is_readable if self.request.fill is None else self.request.fill
+        is_wanted = is_readable if self.request.fill is None else self.request.fill
+        return is_wanted and self.request.agent not in SEARCHES
 
     @property
     def deadline(self) -> datetime | None:

@@ -1,8 +1,7 @@
 """The morning page: report.html, report.md and progress.png, from the ledger alone.
 
-report.html is one file that needs no network. Text from outside (descriptions, rollouts, file names) is made visible by
-`text.visible`, escaped by Jinja, and set as text by the script. The page's Content-Security-Policy allows only the two
-scripts of the page, by their hashes; Vega interprets its expressions without `eval`.
+report.html is one file that needs no network. Text from outside is made visible by `text.visible`, escaped by Jinja,
+and set as text by the script. The Content-Security-Policy allows only the two scripts of the page, by their hashes.
 """
 
 import base64

@@ -152,3 +152,11 @@ def test_its_text_is_what_a_record_and_doctor_show(root: Path) -> None:
     assert text.endswith(", startup_seconds = 700.0, no_step_seconds = 900.0")
     [check] = [check for check in checks(root, ARITHMETIC_TRL, {}, PrepareFlags()) if check.name == "machine.toml"]
     assert (check.ok, check.detail) == (True, text)
+
+
+def test_an_engine_under_other_rules_has_the_gpus_of_these_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "list_gpus", lambda: PAIR[:1])
+    for first, other in ((ARITHMETIC_TRL, GSM8K_TRL), (GSM8K_TRL, ARITHMETIC_TRL)):
+        fresh = open_engine(other, ROOT, {})
+        under = open_engine(first, ROOT, {}).under(other)
+        assert (under.hardware(), under.gpus_here()) == (fresh.hardware(), fresh.gpus_here())

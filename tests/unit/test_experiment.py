@@ -5,6 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,9 +15,9 @@ from nightshift.campaign.campaign import keep_model, uncommitted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Outcome, Proposal, Record, Request
 from nightshift.cli.output import summary
-from nightshift.config.train_toml import set_values
+from nightshift.config.train_toml import load, set_values
 from nightshift.engines.trl.session import TrlSession
-from nightshift.errors import Failure, Interrupted, UsageError
+from nightshift.errors import EngineError, Failure, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
 from tests.campaigns import judged, replace, stored
 from tests.conftest import git, living_children
@@ -219,7 +220,7 @@ def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_an
 def test_unused_keys_alone_and_other_rules_are_refused_and_nothing_is_recorded(controller: Controller) -> None:
     baseline(controller)
     write(controller, GOOD, "max_off_policy_steps = 2")
-    with pytest.raises(UsageError, match="already tried in experiment 0001"):
+    with pytest.raises(UsageError, match="all changes are to keys that this engine does not use"):
         run(controller)
     with pytest.raises(UsageError, match="began with rules "):
         with_bench(controller, rules_hash="other").run(Request())
@@ -339,3 +340,24 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
     assert f"\n{kept.kept_commit[:7]}\t" in controller.ledger.tsv_path.read_text()
     assert (controller.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
     assert list(controller.ledger.runs_dir.glob("*/weights")) == []
+
+
+def test_a_change_of_unused_keys_is_refused_also_if_the_incumbent_never_ran(controller: Controller) -> None:
+    baseline(controller)
+    path = controller.bench.root / "train.toml"
+    path.write_bytes(set_values(path.read_bytes(), {"trainer.optim.weight_decay": 0.5}))
+    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "mine")
+    path.write_bytes(set_values(path.read_bytes(), {UNUSED: 3}))
+    with pytest.raises(UsageError, match=f"all changes are to keys that this engine does not use: {UNUSED}"):
+        run(controller)
+
+
+def test_a_run_that_another_controller_started_and_that_was_lost_has_no_seconds(controller, monkeypatch):
+    baseline(controller)
+    record = controller.start(Request(again=True), load(controller.bench.root / "train.toml"), controller.campaign())
+    other = Controller(controller.bench, controller.ledger, controller.repo, controller.reporter)
+    monkeypatch.setattr(type(controller.bench.executor), "is_over", lambda *_: True)
+    monkeypatch.setattr(type(controller.bench.executor), "result", Mock(side_effect=EngineError("NODE_FAIL")))
+    assert other.collect(record.number).total_seconds is None
+    controller.cancel()
+    assert len(controller.ledger.records()) == 2

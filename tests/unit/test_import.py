@@ -352,3 +352,9 @@ def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: 
     campaign(Ledger(checkout), [], branch="my-campaign")
     assert "my-campaign is a campaign. Import on your own branch: git switch BRANCH" in answer(str(theirs))
     assert (checkout / "imported.toml").read_bytes() == TODAY
+
+
+def test_an_empty_config_is_one_line() -> None:
+    for source in (b"", b"# nothing\n"):
+        with pytest.raises(ConfigError, match=r"x\.toml has no key that is allowed in train\.toml"):
+            import_config(source, "x.toml")

@@ -2,15 +2,20 @@
 
 import os
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from nightshift.campaign.records import STARTED_NAME, Job, Outcome, Result, Training
-from nightshift.errors import EngineError
-from nightshift.executors import slurm
+from nightshift.errors import EngineError, Interrupted
+from nightshift.executors import base, slurm
 from nightshift.executors.base import read_result
+from nightshift.executors.local import LocalExecutor
+from nightshift.executors.process import Child, ProcessGroup, interruptible, is_alive
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL
@@ -171,3 +176,25 @@ def test_a_result_counts_and_jobs_are_cancelled_later_where_the_controller_is_aw
     controller.is_away = False
     executor.cancel([])
     assert controller.jobs == {}
+
+
+def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path, monkeypatch):
+    program, started, start = tmp_path / "worker.py", list[psutil.Process](), ProcessGroup.start
+
+    def stopped(*arguments: Any, **named: Any) -> Child:
+        child = start(*arguments, **named)
+        started.append(psutil.Process(child.pid))
+        os.kill(os.getpid(), signal.SIGINT)
+        return child
+
+    program.write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setattr(base, "PROGRAM", (str(program),))
+    monkeypatch.setattr(ProcessGroup, "start", stopped)
+    executor = LocalExecutor(tmp_path, dict(os.environ))
+    with pytest.raises(Interrupted), interruptible():
+        executor.submit(folder_of(tmp_path), JOB, enter)
+    executor.cancel([*executor.in_flight()])
+    left = [process for process in started if is_alive(process)]
+    for process in left:
+        process.kill()
+    assert (left, len(started)) == ([], 1)

@@ -83,10 +83,10 @@ def test_a_trainer_that_is_gone_or_deaf_is_one_error(start, end, monkeypatch):
 def test_a_trainer_that_does_not_listen_meets_the_deadline(start, tmp_path):
     session = start(READY + "time.sleep(600)\n")
     session._deadline = time.monotonic() + 0.2
-    with pytest.raises(EngineError, match="did not finish `complete` within 0 s; the machine's load is"):
+    with pytest.raises(EngineError, match="did not finish `complete` within 0 s \\(load of the machine: "):
         complete(session)
     assert session.train(1.0, lambda reading: None).outcome is Outcome.DEADLINE
-    with pytest.raises(EngineError, match="did not finish `start` within 0 s"):
+    with pytest.raises(EngineError, match="did not start within 0 s"):
         TrlSession(["-c", "import time; time.sleep(600)"], tmp_path, {}, time.monotonic() + 0.2, math.inf)
 
 

@@ -38,7 +38,8 @@ def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
     """Write up to NUM_ROLLOUTS rollouts of the last steps to `path` as lines of JSON (`Sample`), if there are any.
     Rollouts are evenly spaced over a step to cover several problems."""
     rollouts: list[Row] = []
-    steps = {int(file.parents[2].name.removeprefix("step_")): file for file in rollout_files(rollouts_dir)}
+    names = {file.parents[2].name.removeprefix("step_"): file for file in rollout_files(rollouts_dir)}
+    steps = {int(name): file for name, file in names.items() if name.isdecimal()}
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()

@@ -15,7 +15,7 @@ from typing import Any
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import WEIGHTS_NAME
 from nightshift.config.allowlist import KEYS, LOSS, OPPONENT, PRIME_RL_LOSSES, RATIO, find_key
-from nightshift.config.rules import NO_CARD
+from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
 from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, Settings, scaled_rates, size_of
@@ -68,6 +68,9 @@ class TrlEngine(Engine):
         if self._gpu_ids is None and self.rules.num_gpus == 0:
             self._gpu_ids = ()
         self._trainer, self._cuda = trainer, self._gpu_ids != ()
+
+    def under(self, rules: Rules) -> "TrlEngine":  # other rules may need a GPU
+        return TrlEngine(rules, self.root, self._environ, self._gpus, trainer=self._trainer)
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Fetch base model and data. With `smoke`, run the whole chain with the tiny model instead."""

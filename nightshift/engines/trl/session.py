@@ -162,9 +162,9 @@ class TrlSession(Session):
                     raise EngineError(event.cause, failure=failure, log=LOG_NAME)
                 yield event
         except TimeoutError:
-            cause = f"the trainer did not finish `{command}` within {time.monotonic() - began:.0f} s"
-            load = f"the machine's load is {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
-            raise EngineError(f"{cause}; {load}") from None
+            what = "start" if command == "start" else f"finish `{command}`"
+            load = f"load of the machine: {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+            raise EngineError(f"the trainer did not {what} within {time.monotonic() - began:.0f} s ({load})") from None
         except BrokenPipeError:
             with suppress(TimeoutExpired):  # the trainer may have closed the pipe without ending
                 self._trainer.wait(GRACE_SECONDS)

@@ -1,8 +1,7 @@
 """Runs of Weights & Biases, one per experiment. `export --to wandb` writes offline runs. `night --wandb PROJECT`, or
 `[wandb] project` in machine.toml, logs experiments while they run, from a separate process that nothing waits for.
 
-Both write only these fields, none of which can contain a path of this machine, an environment variable or free text:
-number, verdict, now, parent, rules hash, the changed keys as notes, the config, the numbers of the row, and the steps.
+Both write numbers, verdicts, keys and their values: no path of this machine, no environment variable and no free text.
 """
 
 import os
