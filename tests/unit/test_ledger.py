@@ -107,22 +107,3 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on(tmp_path, how, 
         done = CliRunner().invoke(commands, words)
         assert done.exit_code == 0, (words, done.output)
         assert ("0003/record.json is damaged" in done.output) == (words[0] != "show")
-
-
-@pytest.mark.parametrize("name", ["config.json", "record.json", "0002"])
-def test_a_kill_while_a_number_is_reserved_leaves_no_gap(ledger, name, monkeypatch):
-    closed(ledger)
-    really = os.replace if name != "0002" else os.rename
-
-    def killed(source: Path, target: Path) -> None:
-        if name in (Path(source).name, Path(target).name):
-            raise KeyboardInterrupt
-        really(source, target)
-
-    monkeypatch.setattr(os, really.__name__, killed)
-    with pytest.raises(KeyboardInterrupt):
-        ledger.reserve(a_record(), {"train.toml": b"", "config.json": b"{}"})
-    monkeypatch.undo()
-    assert ledger.numbers() == [1]
-    assert closed(ledger).number == 2
-    assert sorted(path.name for path in ledger.runs_dir.iterdir()) == ["0001", "0002"]
