@@ -205,7 +205,7 @@ def test_an_agent_in_a_sandbox_has_no_effect_beyond_its_clone(checkout: Checkout
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [
-        pytest.param("scorer of the checkout", "named", marks=pytest.mark.long),
+        slow("scorer of the checkout", "named"),
         slow("sitecustomize in the checkout", "succeeded"),
     ],
 )
