@@ -355,7 +355,8 @@ class ProcessGroup(ProcessTree):
         with _signals_deferred():
             left = self.end(self.grace_seconds)
             for child in self.children:
-                child.poll()
+                with suppress(subprocess.TimeoutExpired):  # a zombie can be reaped once its last thread has ended
+                    child.wait(0 if left else KILL_SECONDS)
                 for pipe in filter(None, (child.stdin, child.stdout)):
                     with suppress(BrokenPipeError):  # unsent input of a child that has just been killed
                         pipe.close()

@@ -96,11 +96,9 @@ def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
     None: MAX_SIZE. ValueError: the split or the size does not exist.
     """
     check(split, size, MAX_SIZE)
-    examples = []
-    for problem in distinct(problems(split, seed), lambda problem: problem.question, size or MAX_SIZE[split]):
-        text, solution = problem.question, problem.solution()
-        examples.append(Example(digest(text)[:16], text, solution, solution.rpartition("#### ")[2]))
-    return examples
+    chosen = distinct(problems(split, seed), lambda problem: problem.question, size or MAX_SIZE[split])
+    pairs = [(problem.question, problem.solution()) for problem in chosen]
+    return [Example(digest(text)[:16], text, solution, solution.rpartition("#### ")[2]) for text, solution in pairs]
 
 
 def slices(example: Example) -> dict[str, str]:

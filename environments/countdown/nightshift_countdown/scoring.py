@@ -45,12 +45,11 @@ def score(completion: str, answer: str) -> float:
         return 0.0
 
 
-def _value(node: ast.expr) -> Fraction | None:
-    """Return the exact value of a syntax tree; None for other nodes than numbers and + - * /, as in `2**3` or `-2`."""
+def _value(node: ast.expr) -> Fraction:
+    """Return the exact value of a syntax tree of numbers and + - * /. SyntaxError for other nodes: `2**3`, `-2`."""
     match node:
         case ast.Constant(value=int(number)):
             return Fraction(number)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            a, b = _value(left), _value(right)
-            return None if a is None or b is None else _OPERATORS[type(op)](a, b)
-    return None
+            return _OPERATORS[type(op)](_value(left), _value(right))
+    raise SyntaxError

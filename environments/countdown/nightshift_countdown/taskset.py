@@ -1,9 +1,5 @@
 """The countdown environment as a verifiers v1 taskset."""
 
-from nightshift_gsm8k.taskset import ChatHarness, WordProblemConfig, taskset_of
+from nightshift_gsm8k.taskset import taskset_of
 
-from nightshift_countdown import data, scoring
-
-__all__ = ["ChatHarness", "CountdownTaskset"]
-
-CountdownTaskset = taskset_of(data, scoring, WordProblemConfig)
+CountdownTaskset = taskset_of("nightshift_countdown")

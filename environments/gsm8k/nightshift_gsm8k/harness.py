@@ -51,7 +51,15 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
         wire = [] if system is None else [{"role": "system", "content": system}]
         messages = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt or ()
         wire += map(message_to_wire, messages)
-        tools, places = await _list_tools(mcp_urls)
+        tools: list[dict[str, Any]] = []
+        places: dict[str, tuple[str, str]] = {}  # by tool, the URL of the server and the tool's name on that server
+        for server, url in mcp_urls.items():
+            async with _tool_session(url) as session:
+                for tool in (await session.list_tools()).tools:
+                    name = f"{server}_{tool.name}" if server else tool.name
+                    places[name] = url, tool.name
+                    function = {"name": name, "description": tool.description or "", "parameters": tool.inputSchema}
+                    tools.append({"type": "function", "function": function})
         while True:
             ChatHarness.waiting += 1
             try:
@@ -72,19 +80,6 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
             for call in message["tool_calls"]:
                 content = await _call_tool(places, call["function"])
                 wire.append({"role": "tool", "tool_call_id": call["id"], "content": content})
-
-
-async def _list_tools(urls: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, tuple[str, str]]]:
-    """Return the tools for a request, and by tool the URL of the server and the tool's name on that server."""
-    tools, places = [], {}
-    for server, url in urls.items():
-        async with _tool_session(url) as session:
-            for tool in (await session.list_tools()).tools:
-                name = f"{server}_{tool.name}" if server else tool.name
-                places[name] = url, tool.name
-                function = {"name": name, "description": tool.description or "", "parameters": tool.inputSchema}
-                tools.append({"type": "function", "function": function})
-    return tools, places
 
 
 async def _call_tool(places: Mapping[str, tuple[str, str]], function: Mapping[str, str]) -> str:

@@ -2,15 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
-
-from nightshift_gsm8k import data, scoring
-from nightshift_gsm8k.harness import ChatHarness
-
-__all__ = ["ChatHarness", "Gsm8kTaskset"]
 
 
 class WordProblem(vf.TaskData):
@@ -30,10 +26,10 @@ class WordProblemConfig(vf.TasksetConfig):
     """Order of the train split, because prime-rl keeps the order of loading; for generated problems: which problems."""
 
 
-def taskset_of(data: Any, scoring: Any, kind: type[WordProblemConfig]) -> type[vf.Taskset[Any, Any]]:
-    """Return the taskset of a package's modules, with the prompts of the evaluation. Further fields of the config class
-    `kind` are further arguments of `data.load`."""
-    more = kind.model_fields.keys() - WordProblemConfig.model_fields.keys()
+def taskset_of(package: str, kind: type[WordProblemConfig] = WordProblemConfig) -> type[vf.Taskset[Any, Any]]:
+    """Return the taskset of a package's `data` and `scoring`, with the prompts of the evaluation. The fields of the
+    config class `kind` are the arguments of `data.load`."""
+    data, scoring = import_module(f"{package}.data"), import_module(f"{package}.scoring")
 
     class WordProblemTask(vf.Task[WordProblem]):
         """A task whose reward is the score of `scoring`."""
@@ -51,17 +47,14 @@ def taskset_of(data: Any, scoring: Any, kind: type[WordProblemConfig]) -> type[v
             return 0.0
 
     class WordProblems(vf.Taskset[WordProblemTask, kind]):
-        """The examples of `data` without the test split."""
-
         def load(self) -> Iterator[WordProblemTask]:
             """Yield the configured examples. ValueError: the data is not prepared, or the split has no such size."""
-            config = self.config
-            named = {name: getattr(config, name) for name in more}
-            for index, example in enumerate(data.load(config.split, config.size, config.seed, **named)):
+            arguments = self.config.model_dump(exclude={*vf.TasksetConfig.model_fields})
+            for index, example in enumerate(data.load(**arguments)):
                 problem = WordProblem(idx=index, prompt=data.messages(example), key=example.key, answer=example.answer)
-                yield WordProblemTask(problem, config.task)
+                yield WordProblemTask(problem, self.config.task)
 
     return WordProblems
 
 
-Gsm8kTaskset = taskset_of(data, scoring, WordProblemConfig)
+Gsm8kTaskset = taskset_of("nightshift_gsm8k")

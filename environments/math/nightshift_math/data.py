@@ -9,7 +9,6 @@ way, without MATH-500, because models have seen those problems.
 import hashlib
 import json
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -113,12 +112,9 @@ def _read() -> list[Example]:
 def _in_shares(examples: Sequence[Example]) -> list[Example]:
     """Return each text once, in an order whose every prefix has the levels in proportion."""
     unique = {example.key: example for example in examples}
-    total, rank = Counter(example.level for example in unique.values()), Counter[int]()
-    places = {}
-    for key, example in sorted(unique.items()):
-        places[(rank[example.level] + 0.5) / total[example.level], key] = example
-        rank[example.level] += 1
-    return [example for _, example in sorted(places.items())]
+    levels = [sorted(key for key, example in unique.items() if example.level == level) for level in range(6)]
+    places = sorted(((rank + 0.5) / len(keys), key) for keys in levels for rank, key in enumerate(keys))
+    return [unique[key] for _, key in places]
 
 
 def _rows(source: Path, split: str) -> Iterator[Example]:

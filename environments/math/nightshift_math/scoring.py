@@ -36,7 +36,7 @@ _DECIMAL, _SUBSCRIPT = re.compile(r"\.[0-9]"), re.compile(r"_\{?(\w+)")
 _BEFORE = re.compile(r"\$|\\[\[\]()]|\bis\b|:|####")  # precedes the answer in the last line
 _NUMBER = re.compile(
     r"(-?)(?:([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:/([0-9]+))?|([0-9]*\.[0-9]+)"
-    r"|([0-9]*)\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{([0-9]+)\}|([0-9])))"
+    r"|([0-9]*)\\frac(\{-?[0-9]+\}|[0-9])(\{[0-9]+\}|[0-9]))"
 )
 
 
@@ -76,22 +76,20 @@ def score(completion: str, answer: str) -> float:
     if _SUBSCRIPT.findall(plain) != _SUBSCRIPT.findall(right):
         return 0.0  # math-verify ignores subscripts: 210_5 would equal 210_6
     _load()
-    before = signal.signal(signal.SIGPROF, _stop)
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
             return _same(given, answer)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except _Late:
         raise TimeoutError(f"the comparison took more than {CPU_SECONDS:g} s of CPU time") from None
-    finally:
-        signal.signal(signal.SIGPROF, before)
 
 
 @functools.cache
 def _load() -> None:
-    """Load grammars and sympy, so that loading does not count as the time of the first answer."""
+    """Load grammars and sympy, so that loading does not count as the time of the first answer. Handle the timer."""
+    signal.signal(signal.SIGPROF, _stop)
     _same("(x+1)^2", "x^2+2x+1")
 
 
@@ -104,15 +102,11 @@ def _stop(*_: Any) -> None:
 
 
 def _same(given: str, answer: str) -> float:
+    """Return 1.0 if sympy reads equal answers. math-verify catches errors: an answer with an error equals nothing."""
     from math_verify import parse, verify
 
-    try:
-        expressions = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (answer, given))
-        return float(verify(*expressions, timeout_seconds=None))
-    except MemoryError:
-        raise
-    except Exception:  # sympy raises many kinds of errors: an answer that sympy cannot read equals nothing
-        return 0.0
+    expressions = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (answer, given))
+    return float(verify(*expressions, timeout_seconds=None))
 
 
 def _braced(text: str) -> str | None:
@@ -138,13 +132,11 @@ def _value(answer: str) -> Fraction | None:
     match = _NUMBER.fullmatch(answer)
     if match is None:
         return None
-    sign, whole, slash, decimal, mixed, *fraction = match.groups()
-    over, under = "".join(filter(None, fraction[:2])), "".join(filter(None, fraction[2:]))
-    if mixed and (over.startswith("-") or int(over) >= int(under)):
+    sign, whole, slash, decimal, mixed, over, under = (group.strip("{}") for group in match.groups(""))
+    top, bottom = int((whole or over or "0").replace(",", "")), int(slash or under or 1)
+    if bottom == 0 or (mixed and ("-" in over or top >= bottom)):
         return None
-    if (bottom := int(slash or under or 1)) == 0:
-        return None
-    value = Fraction(decimal) if decimal else Fraction(int((whole or over).replace(",", "")), bottom)
+    value = Fraction(decimal) if decimal else Fraction(top, bottom)
     if value.denominator != bottom and not decimal:
         return None
     return (-1 if sign else 1) * (value + int(mixed or 0))

@@ -1,10 +1,8 @@
 """MATH as a verifiers v1 taskset."""
 
-from nightshift_gsm8k.taskset import ChatHarness, WordProblemConfig, taskset_of
+from nightshift_gsm8k.taskset import WordProblemConfig, taskset_of
 
-from nightshift_math import data, scoring
-
-__all__ = ["ChatHarness", "MathTaskset"]
+from nightshift_math import data
 
 
 class MathConfig(WordProblemConfig):
@@ -13,4 +11,4 @@ class MathConfig(WordProblemConfig):
     levels: tuple[int, ...] = data.LEVELS
 
 
-MathTaskset = taskset_of(data, scoring, MathConfig)
+MathTaskset = taskset_of("nightshift_math", MathConfig)

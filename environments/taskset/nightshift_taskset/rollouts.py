@@ -44,13 +44,12 @@ def environment_type(name: str, spec: Mapping[str, Any]) -> type[vf.Env[Any]]:
     """Return the Env class of a package, by default SingleAgentEnv, with the limits of `spec` for each seat."""
     base, config = loaders.environment_class(name), loaders.env_config_type(name)
     seconds, after = spec["episode_seconds"], {"finalize": SCORING_SECONDS}
-    whole = TimeoutConfig(episode=seconds + SETUP_SECONDS, **after)
     limits = {
         "harness": {"id": HARNESS},
         "runtime": {"type": "subprocess"},  # the default is a paid remote sandbox
         "timeout": {"setup": SETUP_SECONDS, "rollout": seconds, "scoring": SCORING_SECONDS, **after},
     }
-    fields: dict[str, Any] = {"timeout": (TimeoutConfig, whole)}
+    fields: dict[str, Any] = {"timeout": (TimeoutConfig, TimeoutConfig(episode=seconds + SETUP_SECONDS, **after))}
     for seat, default in seats_of(name).items():
         limits["max_turns"] = min(spec["max_turns"], default.max_turns or spec["max_turns"])
         # A seat's sampling would replace the greedy decoding of the evaluation.
@@ -160,7 +159,7 @@ def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
         }
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        error = errors[0] if errors else vf.Error(type="Episode", message="not ok")
+        error = next(iter(errors), vf.Error(type="Episode", message="not ok"))
         is_server = error.type == "ProviderError" and (error.status_code or 0) >= 500
         is_server = is_server and not any(words in error.message for words in _HALF_CHARACTER)
         cause = f"{error.type}: {error.message or f'no answer, {error.status_code}'}"

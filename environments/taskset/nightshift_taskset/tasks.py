@@ -24,6 +24,7 @@ from verifiers.v1.types import content_text
 from verifiers.v1.utils import loaders
 
 ROUNDING = 1e-6  # error of a sum of weighted rewards
+_DEFAULT_KEY: Any = vf.Task.key  # a hash of all data, with the position of the task
 _BUILT_IN = ("verifiers.v1.envs.", "verifiers.v1.tasksets.")
 _SEVERAL = "Write max_turns = 8 (the most answers in an episode) in its table of rules.toml; the engine is prime-rl"
 _PARSER = 'Write vLLM\'s tool parser for the model: tool_parser = "hermes"'
@@ -104,11 +105,9 @@ def _check_class(kind: type[vf.Task[Any]], config: Any, spec: Mapping[str, Any],
 def check(task: vf.Task[Any], spec: Mapping[str, Any]) -> None:
     """Raise Refused for a task that needs more than `spec` allows."""
     _check_class(type(task), task.config, spec)
-    rewards, is_single = task.hooks("reward"), spec["max_turns"] == 1
-    hooks = {
-        hook.__name__: inspect.signature(hook).parameters.get("runtime") for hook in rewards + task.hooks("metric")
-    }
-    boxed = [name for name, runtime in hooks.items() if runtime and runtime.default is runtime.empty]
+    rewards, metrics, is_single = task.hooks("reward"), task.hooks("metric"), spec["max_turns"] == 1
+    runtimes = {hook.__name__: inspect.signature(hook).parameters.get("runtime") for hook in rewards + metrics}
+    boxed = [name for name, runtime in runtimes.items() if runtime and runtime.default is runtime.empty]
     refuse(
         type(task).__name__,
         (task.data.image, f"needs a container: {task.data.image}", _TRACE),
@@ -132,14 +131,10 @@ def chat(task: vf.Task[Any]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": content_text(message.content)} for message in prompt]
 
 
-def _has_key(task: vf.Task[Any]) -> bool:
-    """The default of verifiers, a hash of all data, includes the position of the task."""
-    return type(task).key is not vf.Task.key  # type: ignore[comparison-overlap]
-
-
 def key_of(task: vf.Task[Any]) -> str:
     """Return a task's own `key`, else its prompt, else its data."""
-    return task.key if _has_key(task) else json.dumps(chat(task) or _data(task), sort_keys=True)
+    has_key = type(task).key is not _DEFAULT_KEY
+    return task.key if has_key else json.dumps(chat(task) or _data(task), sort_keys=True)
 
 
 def _data(task: vf.Task[Any]) -> Any:
@@ -165,7 +160,7 @@ def split(taskset: vf.Taskset[Any, Any], spec: Mapping[str, Any]) -> dict[str, l
     for task in taskset:
         check(task, spec)
         other = kept.setdefault(key := key_of(task), task)
-        is_twice = other is not task and _has_key(task)
+        is_twice = other is not task and type(task).key is not _DEFAULT_KEY
         refuse(name, (is_twice, f"has the key {key[:80]!r} more than once", "Give each task a `key` of its own"))
         kept[key] = min(other, task, key=identity)  # independent of the order of loading
         if taskset.INFINITE and len(kept) == num_held_out + num_train:

@@ -30,11 +30,8 @@ def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], t
             super().__init__(data, settings)
 
     class TrainingSet(vf.Taskset[TrainingTask, config]):  # type: ignore[valid-type]
-        """The training tasks."""
-
         @classmethod
         def toolsets(cls, config: Any) -> list[Any]:
-            """Return the package's tools."""
             return type(inner).toolsets(inner.config)
 
         def load(self) -> Iterator[vf.Task[Any]]:
@@ -44,10 +41,8 @@ def training_set(spec: Mapping[str, Any]) -> tuple[type[vf.Taskset[Any, Any]], t
             yield from (TrainingTask(task.data) for task in training)
 
     class TrainingEnv(rollouts.environment_type(name, spec)):  # type: ignore[misc]
-        """The package's Env. The score replaces all rewards."""
-
         async def finalize(self, task: vf.Task[Any], episode: vf.Episode) -> None:
-            """Finalize as the package does, then record the score. A reward outside its range fails the episode."""
+            """Finalize as the package does; the score replaces all rewards. A reward outside its range is an error."""
             await super().finalize(task, episode)
             for trace in episode.traces if all(trace.ok for trace in episode.traces) else ():
                 score = tasks.as_score(float(trace.reward), spec["reward_range"])

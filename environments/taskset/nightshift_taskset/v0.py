@@ -58,14 +58,10 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
     client = resolve_client(ClientConfig(api_key_var="NO_KEY", api_base_url="http://127.0.0.1:9/v1"))  # never asked
 
     class V0Data(vf.TaskData):
-        """A row of the dataset."""
-
         answer: str = ""
         row: dict[str, Any]
 
     class V0Task(vf.Task[V0Data]):
-        """A row with the reward of the rubric."""
-
         @vf.reward
         async def rubric(self, trace: vf.Trace) -> float:
             """Score the last reply with v0's own rollout."""
@@ -81,7 +77,6 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
         """The rows of the training set, or of the evaluation set if there is no training set."""
 
         def load(self) -> Iterator[V0Task]:
-            """Yield a task for each row."""
             rows = env.get_dataset() if env.dataset_source or env.dataset is not None else env.get_eval_dataset()
             for index, row in enumerate(rows):
                 row = {key: value for key, value in row.items() if value is not None and key != "example_id"}

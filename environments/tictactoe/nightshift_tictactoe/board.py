@@ -21,11 +21,8 @@ def play(board: str, cell: str) -> str:
 
 def winner(board: str) -> str | None:
     """Return the player who has a line; None if neither has."""
-    for line in LINES:
-        marks = {board[START.index(cell)] for cell in line}
-        if len(marks) == 1 and marks < {"X", "O"}:
-            return marks.pop()
-    return None
+    lines = ["".join(board[START.index(cell)] for cell in line) for line in LINES]
+    return "X" if "XXX" in lines else "O" if "OOO" in lines else None
 
 
 def written(board: str) -> str:

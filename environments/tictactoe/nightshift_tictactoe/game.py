@@ -31,7 +31,7 @@ class Match:
     def ask(self) -> Sequence[dict[str, str]] | None:
         """Return the chat of the seat whose turn it is, after the opponent's move; None if the game is over."""
         if self._forfeit is None and moves(self.board) and mover(self.board) != self.seat and self._opponent:
-            self.take(self._opponent(self.board, self._rng))
+            self.answer(self._opponent(self.board, self._rng))
         if self._forfeit is not None or not moves(self.board):
             return None
         player = mover(self.board)
@@ -43,11 +43,12 @@ class Match:
         return list(chat)  # a copy: the chat grows
 
     def answer(self, text: str) -> None:
-        """Play the move in the answer to the last chat; any other answer forfeits the game."""
+        """Play the move in the answer of the player whose turn it is; any other answer forfeits the game."""
         player, cell = mover(self.board), text.strip()
         self._chats[player].append({"role": "assistant", "content": text})
         if len(cell) == 1 and cell in moves(self.board):
-            self.take(cell)
+            self.cells.append(cell)
+            self.board = play(self.board, cell)
         else:
             self._forfeit = player
 
@@ -67,11 +68,6 @@ class Match:
         ended = "forfeit" if self._forfeit == self.seat else {1.0: "won", 0.5: "drawn", 0.0: "lost"}[self.score()]
         start = {"opponent": self.opponent_name, "seat": self.seat, "opening": self.opening}
         return start | {"cells": " ".join(self.cells), "board": self.board, "ended": ended}
-
-    def take(self, cell: str) -> None:
-        """Take an empty cell for the player whose turn it is."""
-        self.cells.append(cell)
-        self.board = play(self.board, cell)
 
 
 def episodes(example: Example) -> list[Match]:

@@ -11,12 +11,10 @@ from dataclasses import asdict
 from typing import Literal
 
 import verifiers.v1 as vf
-from nightshift_gsm8k.taskset import ChatHarness, WordProblemConfig
+from nightshift_gsm8k.taskset import WordProblemConfig
 
 from nightshift_tictactoe import data
 from nightshift_tictactoe.game import SEATS, practice
-
-__all__ = ["ChatHarness", "TicTacToeEnv", "TicTacToeTaskset"]
 
 
 class Opening(vf.TaskData):
