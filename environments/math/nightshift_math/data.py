@@ -52,7 +52,7 @@ def load(split: Split, size: int | None = None, seed: int = 0, levels: Sequence[
 
     ValueError with the command to run: no such split, size or level, or the data is missing or was changed.
     """
-    if not levels or {*levels} - {1, 2, 3, 4, 5}:
+    if not levels or {*map(repr, levels)} - {*"12345"}:
         raise ValueError(f"levels = {levels!r} is not a list of levels. Write some of [1, 2, 3, 4, 5]")
     examples, public = _read(), {*MATH_500.read_text().split()}
     test_keys = {example.key for example in examples if example.split == "test"}
@@ -121,14 +121,15 @@ def _rows(source: Path, split: str) -> Iterator[Example]:
     """Yield the problems of a split in the user's copy."""
     lines = source / f"{split}.jsonl"
     for path in [lines] if lines.is_file() else sorted((source / split).glob("*/*.json")):
-        text = path.read_text("utf-8")
-        for number, line in enumerate(text.split("\n") if path == lines else [text], 1):
-            try:
+        number = 1
+        try:
+            text = path.read_text("utf-8")
+            for number, line in enumerate(text.split("\n") if path == lines else [text], 1):  # noqa: B007
                 if line.strip():
                     yield _example(split, json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                cause = f"{path}:{number} is not a problem of MATH: {type(error).__name__} {error}"
-                raise ValueError(f"{cause}. {_FIX}") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            cause = f"{path}:{number} is not a problem of MATH: {type(error).__name__} {error}"
+            raise ValueError(f"{cause}. {_FIX}") from None
 
 
 def _example(split: str, row: Any) -> Example:

@@ -6,6 +6,7 @@ Verifiers does not end code that blocks the event loop, so a signal handler rais
 
 import asyncio
 import math
+import re
 import signal
 import time
 from collections import Counter
@@ -31,7 +32,8 @@ SCORING_SECONDS = 10.0
 BLOCKED_SECONDS = 10.0
 PULSE_SECONDS = 1.0
 _WAITED = Path("/proc/self/schedstat")  # second number: nanoseconds that the first thread waited for a core
-_HALF_CHARACTER = ("hex escape", "unicode code point")  # pydantic's words if the policy wrote half a character
+# The message of verifiers with pydantic's words if the policy wrote half a character.
+_HALF_CHARACTER = re.compile(r"malformed upstream response.*(hex escape|unicode code point)", re.DOTALL)
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -161,12 +163,13 @@ def _episode(episode: vf.Episode, request: Mapping[str, Any]) -> dict[str, Any]:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         error = next(iter(errors), vf.Error(type="Episode", message="not ok"))
         is_server = error.type == "ProviderError" and (error.status_code or 0) >= 500
-        is_server = is_server and not any(words in error.message for words in _HALF_CHARACTER)
+        is_server = is_server and not _HALF_CHARACTER.search(error.message)
         cause = f"{error.type}: {error.message or f'no answer, {error.status_code}'}"
         return result | {"failed": cause, "is_server_fault": is_server}
     if trace is None or len(traces) < len(episode.traces):  # a comparison of answers is not a score of one task
         times = Counter(trace.agent.name for trace in episode.traces)
-        return result | {"failed": f"each seat may play once in an episode, not: {dict(times)}"}
+        played = ", ".join(f"{seat} {num}" for seat, num in times.items()) or "none"
+        return result | {"failed": f"each seat may play once in an episode; times played: {played}"}
     missing = [name for name, reward in trace.rewards.items() if reward is None]
     if missing or not trace.rewards:
         return result | {"failed": f"a reward is missing: {', '.join(missing) or 'none is recorded'}"}

@@ -28,7 +28,8 @@ _DEFAULT_KEY: Any = vf.Task.key  # a hash of all data, with the position of the 
 _BUILT_IN = ("verifiers.v1.envs.", "verifiers.v1.tasksets.")
 _SEVERAL = "Write max_turns = 8 (the most answers in an episode) in its table of rules.toml; the engine is prime-rl"
 _PARSER = 'Write vLLM\'s tool parser for the model: tool_parser = "hermes"'
-_ENV = "Choose an environment in which the trained policy has every seat, without another engine"
+_POLICY = "Choose an environment in which the trained policy plays every seat"
+_ENV = "Choose an environment that scores one policy and needs no other engine"
 _TRACE = "Choose a taskset whose reward is a function of the trace"
 _LOCAL = "Choose a taskset whose tools run on this machine"
 
@@ -62,7 +63,7 @@ def open_taskset(name: str, spec: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     refuse(
         name,
         (bases, f"is built on verifiers' {bases and bases[0].__name__}, which is not accepted", _ENV),
-        (models, f"has a seat with another model: {', '.join(models)}", _ENV),
+        (models, f"has a seat with another model: {', '.join(models)}", _POLICY),
     )
     config = loaders.taskset_config_type(name)(id=name, **spec["args"])
     taskset = loaders.load_taskset(config)
@@ -88,17 +89,17 @@ def _check_class(kind: type[vf.Task[Any]], config: Any, spec: Mapping[str, Any],
     judges = [*config.judges, *(value for _, value in config if isinstance(value, vf.JudgeConfig))]
     models = ", ".join(str(judge.id or judge.model) for judge in judges)
     hooks = [hook for hook in ("setup", "finalize") if getattr(kind, hook) is not getattr(vf.Task, hook)]
-    tools = {type(server).__name__: server.config for server in (*shared, *kind.toolsets(config))}
-    places = {tool: config.url or config.runtime.type for tool, config in tools.items()}
-    remote = [f"{tool} ({place})" for tool, place in places.items() if place != "subprocess"]
+    tools = [(type(server).__name__, server.config) for server in (*shared, *kind.toolsets(config))]
+    places = [(tool, config.url or config.runtime.type) for tool, config in tools]
+    remote, names = [f"{tool} ({place})" for tool, place in places if place != "subprocess"], ", ".join(dict(tools))
     refuse(
         kind.__name__,
         (judges, f"asks a judge: {models}", _TRACE),
         (kind.NEEDS_CONTAINER, "needs a container: NEEDS_CONTAINER", _TRACE),
         (hooks, f"prepares or reads a container in {', '.join(hooks)}", _TRACE),
         (remote, f"needs the tools {', '.join(remote)}", _LOCAL),
-        (tools and spec["max_turns"] == 1, f"needs tools: {', '.join(tools)}", _SEVERAL),
-        (tools and not spec["tool_parser"], f"needs tools: {', '.join(tools)}", _PARSER),
+        (tools and spec["max_turns"] == 1, f"needs tools: {names}", _SEVERAL),
+        (tools and not spec["tool_parser"], f"needs tools: {names}", _PARSER),
     )
 
 

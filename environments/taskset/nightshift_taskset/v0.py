@@ -37,7 +37,7 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
     from verifiers.legacy.clients import resolve_client
     from verifiers.legacy.types import ClientConfig, Response, ResponseMessage
 
-    rubrics = [env.rubric]
+    rubrics = [getattr(env, "rubric", None)]  # what load_environment returned need not be an environment
     for rubric in rubrics:  # which grows
         rubrics += getattr(rubric, "rubrics", ())
     judges = [str(rubric.judge_model) for rubric in rubrics if isinstance(rubric, v0.JudgeRubric)]
@@ -47,7 +47,7 @@ def _taskset(name: str, env: Any) -> type[vf.Taskset[Any, Any]]:
         (has_tools, f"with tools ({kind})", _FIX),
         (not isinstance(env, v0.SingleTurnEnv), f"with several turns or several environments ({kind})", _FIX),
         (judges, f"that asks a judge: {', '.join(judges)}", _FIX),
-        (env.requires_group_rollouts, "whose rewards compare several answers", _FIX),
+        (getattr(env, "requires_group_rollouts", False), "whose rewards compare several answers", _FIX),
     )
 
     async def get_model_response(state: Any, prompt: Any, *others: Any, **named: Any) -> Response:
