@@ -52,7 +52,7 @@ def load(split: Split, size: int | None = None, seed: int = 0, levels: Sequence[
 
     ValueError with the command to run: no such split, size or level, or the data is missing or was changed.
     """
-    if not levels or {*map(repr, levels)} - {*"12345"}:
+    if not isinstance(levels, Sequence) or not levels or {*map(repr, levels)} - {*"12345"}:
         raise ValueError(f"levels = {levels!r} is not a list of levels. Write some of [1, 2, 3, 4, 5]")
     examples, public = _read(), {*MATH_500.read_text().split()}
     test_keys = {example.key for example in examples if example.split == "test"}
