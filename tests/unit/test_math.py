@@ -105,6 +105,7 @@ def test_lines_of_the_hubs_copies_are_the_same_problems(copy: Path, tmp_path: Pa
         (None, "train has 39 problems, MATH has 40"),
         ("{", "0.json:1 is not a problem of MATH: JSONDecodeError Expecting property name"),
         ('{"problem": "?"}', "0.json:1 is not a problem of MATH: KeyError 'level'"),
+        ("[" * 100_000, "0.json:1 is not a problem of MATH: RecursionError"),
         ('{"problem": "?", "level": 1, "type": "x", "solution": "1"}', "MATH: ValueError the solution has no answer"),
     ],
 )
@@ -129,7 +130,7 @@ def test_data_or_a_scorer_that_is_missing_or_another_and_levels_that_hold_too_li
     data.prepare(copy)
     with pytest.raises(ValueError, match=r"levels = \[1\] have 8 usable problems of train and 4 of test, not 18 and 9"):
         data.load("train", levels=[1])
-    for levels in ([], [6], ["1"]):
+    for levels in ([], [6], ["1"], [[1]], [1.0], 3):
         with pytest.raises(ValueError, match=r"is not a list of levels. Write some of \[1, 2, 3, 4, 5\]"):
             data.load("train", levels=levels)
     path = Path(os.environ[data.ENV_VAR]) / "math.jsonl"
