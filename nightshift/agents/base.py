@@ -61,7 +61,7 @@ class Context:
         return history(self.campaign, self.configs, parse(self.source), self.used_keys)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One proposal: a train.toml and its hypothesis. The fields from `number` on are set when a night accepts it."""
 

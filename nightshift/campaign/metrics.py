@@ -14,7 +14,7 @@ NO_GRADIENT_STEPS = 10  # in a row; prime-rl ends itself after as many empty bat
 _ALL = 1 - 1e-9  # a share of 1, up to rounding, because it may be a sum of shares
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One policy update and its rollouts. None means not measured. Seconds are on the clock of the budget
     (Rules.budget_clock), shares are fractions of 1, rewards are means over all rollouts of the step, before filters."""

@@ -151,7 +151,7 @@ class Phase(StrEnum):
     EVALUATING = "evaluating"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     phase: Phase
     num_steps: Count
@@ -175,7 +175,7 @@ class Completion(Struct, frozen=True):
     truncated: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Training:
     """The result of `Session.train`."""
 
@@ -559,7 +559,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
         return self.evaluation.eval_score if self.evaluation else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """The input of a worker for one run: `job.json`. A worker with another rules hash or hardware refuses the job."""
 

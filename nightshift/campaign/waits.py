@@ -19,7 +19,7 @@ _MAX_LINES = 8  # of ended waits
 _MAX_TEXT = 400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wait:
     """A condition for which a night waits or waited. Times are ISO 8601, UTC."""
 
@@ -46,7 +46,7 @@ class Wait:
         return max(_seconds(self.since, self.ended or now.isoformat()), 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NightStatus:
     """The part of night.json that the page shows."""
 

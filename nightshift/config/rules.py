@@ -56,7 +56,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score or a share
 GSM8K_PRIOR_SD = 0.008  # the scale of the effects of changes on GSM8K, for which RuleConstants was chosen
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RuleConstants:
     """The constants of the decision rule (campaign/posterior.py) for GSM8K, chosen by simulation
     (benchmarks/decision_rules.py). Scores and effects are fractions of 1."""
@@ -109,7 +109,7 @@ class RuleConstants:
         return replace(self, kinds=kinds, seed_sd=seed_sd, least_worth=factor * self.least_worth)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decoding:
     """The sampling parameters of the evaluation. Sampling is greedy if `temperature` is 0."""
 
@@ -118,7 +118,7 @@ class Decoding:
     batch_size: int = 250
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TasksetRules:
     """A user's verifiers environment (docs/environments.md). `module`: the import name of its package or single file.
     `folder`: the folder of the checkout with the package; "" if it is installed."""
@@ -167,7 +167,7 @@ def package_in(folder: Path) -> Path:
     return packages[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EnvironmentRules:
     """One environment: its code is in `environments/<name>/`, or in the package of a user's `taskset`.
 
@@ -224,7 +224,7 @@ class LossRules:
     parameters: dict[str, Parameter]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rules:
     """The rules of one campaign. `budget_clock`: `cpu` counts the CPU time of the trainer's only thread, so that other
     processes on the machine have little influence on the number of steps. With a GPU the clock is `wall`."""

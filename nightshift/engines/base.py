@@ -135,7 +135,7 @@ class PrepareFlags:
         return self.engine or ("prime-rl" if self.smoke or is_pair or self.prime_rl else None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """The result of one check of doctor. Only a problem that is needed and no warning prevents a run."""
 

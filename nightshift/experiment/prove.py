@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +81,7 @@ class Row(Struct, frozen=True):
     is_shown: bool  # True if the measurement succeeded
     figure: str  # the measured figure, or the line of the error
     seconds: float | None
+    time: str  # ISO 8601, UTC
 
 
 class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
@@ -146,7 +148,8 @@ class MachineProof:
         engine = self.engine
         if not engine.rules.num_gpus or engine.hardware() == NO_GPU:
             return
-        rows = {**self.rows, name: Row(is_shown, public(figure), seconds and round(seconds, 1))}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")  # two equal measurements make different rows
+        rows = {**self.rows, name: Row(is_shown, public(figure), seconds and round(seconds, 1), now)}
         machines = {**self._machines(), self.machine: rows}
         versions = {"nightshift": metadata.version("nightshift"), "machine.toml": public(engine.machine.text)}
         proof = ProofFile(

@@ -29,7 +29,7 @@ MAX_CRASHES = 5  # in a row; then the user has to act
 FIRST_SECONDS, MAX_SECONDS = 30.0, 900.0  # pause after a failed try; it doubles with each failure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NightRequest:
     """The flags of `nightshift night`. The same flags resume a night."""
 
@@ -80,7 +80,7 @@ class NightRequest:
         return Request(**flags, slurm=Path(self.slurm) if self.slurm else None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NightState(NightStatus):
     """`runs/night.json`."""
 

@@ -148,7 +148,7 @@ def test_a_campaign_keeps_its_number_of_slots(root: Path) -> None:
     """Free memory changes, and results of another number do not compare."""
     assert whole_night(root, agent="lr", proposer="lr", pairs=1, experiments=1)[0] == 0
     _, stderr = good_night(root, agent="lr", proposer="lr", pairs=0, experiments=1)
-    assert "--pairs auto" not in stderr
+    assert "--pairs auto: 1 run at a time, as autoresearch/test began" in stderr
     assert len({r.hardware for r in records(root)}) == 1
 
 
