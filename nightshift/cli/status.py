@@ -236,7 +236,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             running=tuple(Running.of(ledger, r, now) for r in records if is_running and r.status == STARTED),
             branch=campaign[0] or None,
             rules_hash=campaign[1] or None,
-            counted=Counts.of([row(record, fates) for record in ours]),
+            counted=Counts.of([row(record, fates) for record in ours if record.status != STARTED]),
             cost=campaign_cost(ledger.runs_dir, ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),

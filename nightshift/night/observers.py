@@ -140,8 +140,8 @@ def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str
 
 def certified_line(c: Comparison) -> str:
     """Return the result of --certify in one line."""
-    text = f"certified: {c.verdict}, {measured(c)} ({c.plan.num_seeds} fresh runs each, {c.plan.split} split)"
-    return "; ".join(filter(None, (text, c.crashes)))
+    runs = f"{counted(c.plan.num_seeds, 'fresh run')} each, {c.plan.split} split"
+    return "; ".join(filter(None, (f"certified: {c.verdict}, {measured(c)} ({runs})", c.crashes)))
 
 
 class Notifier:

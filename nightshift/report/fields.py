@@ -8,7 +8,7 @@ from nightshift.campaign.results import UNDECIDED, Row, decisions_text
 
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 _PROPOSED = ("hypothesis", "proposer", "predicted", "mechanism", "falsifier", "reported", "notes", "lesson")
-PROPOSAL = (*_PROPOSED, "now", "with")
+PROPOSAL = (*_PROPOSED, "now", "on top of")
 _FORMATS = {
     "reward_mean": "{:.6f}",
     "training_seconds": "{:.1f}",
@@ -34,7 +34,7 @@ def fields(record: Record, row: Row, score: Callable[[float], str] = "{:.6f}".fo
         ("notes", "; ".join(proposal.notes)),
         ("lesson", proposal.lesson),
         ("now", row.now),
-        ("with", ", ".join(row.kept)),
+        ("on top of", ", ".join(row.kept)),
         ("eval_score", row.eval_score),
         ("eval_stderr", row.eval_stderr),
         *row.environment_scores.items(),  # of several environments

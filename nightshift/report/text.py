@@ -65,9 +65,8 @@ def headline(morning: Morning) -> Headline:
     words = f"Estimated gain of {_INCUMBENT}, not certified: {gain} ({estimates(standing)}).{remarks}"
     if standing.gain > standing.gain_halfwidth:
         return Headline(f"Better: {gain}", words, "good")
-    title = f"Perhaps better: {gain}" if standing.gain > 0 else "No gain so far"
-    interval = " The interval includes no gain at all." if abs(standing.gain) <= standing.gain_halfwidth else ""
-    return Headline(title, f"{words}{interval}")
+    words += " The interval includes no gain at all." if abs(standing.gain) <= standing.gain_halfwidth else ""
+    return Headline(f"Perhaps better: {gain}" if standing.gain > 0 else "No gain so far", words)
 
 
 def _remarks(morning: Morning) -> Iterator[str]:
@@ -83,7 +82,8 @@ def certificate_line(morning: Morning) -> str:
     """Return what was measured on the test split of baseline and incumbent."""
     if (c := morning.certificate) is None:
         why = morning.obsolete and f"the last certificate is not of this incumbent: {morning.obsolete}"
-        return f"Not certified yet: {why or 'nothing was measured on the test split'} (uv run nightshift certify)."
+        command = "uv run nightshift certify" if morning.story.campaign.kept else "now no change is kept"
+        return f"Not certified yet: {why or 'nothing was measured on the test split'} ({command})."
     return (
         f"Certified on {counted(c.num_examples, 'test example')} with {counted(c.plan.num_seeds, 'fresh seed')} for "
         f"each config: {measured(c)}: {c.verdict}, at level {c.level:.3g}. Use {c.access} of the test split by this "
