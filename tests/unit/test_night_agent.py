@@ -245,10 +245,10 @@ def test_changes_outside_the_scope_are_not_measured_again(controller: Controller
     def riders() -> list[Record]:
         return [record for record in controller.ledger.records() if record.run.rider]
 
-    a_night(controller, Timed(1, clock), Thinker(clock, 10.0), experiments=10)
+    a_night(controller, Timed(1, clock), Thinker(clock, 10.0), experiments=6)
     num_before = len(riders())
     assert num_before, "this test needs a change that is measured again"
     proposer = Rates(clock, [2.9e-6 - 7e-8 * number for number in range(30)])
-    a_night(controller, Timed(1, clock), proposer, experiments=10, only=LR)
+    a_night(controller, Timed(1, clock), proposer, experiments=5, only=LR)
     assert {key for record in riders()[num_before:] for key in record.run.rider.keys} <= {LR}
     assert proposer.num > 3
