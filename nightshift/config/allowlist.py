@@ -272,6 +272,7 @@ def is_name(segment: str) -> bool:
     return _NAME.fullmatch(segment) is not None
 
 
+@lru_cache(4096)
 def _pattern(path: str) -> str:
     """Return the path with "*" for the name of a pool, a gate or an environment."""
     return _NAMED.sub(rf"\1.{ANY}", path)
@@ -324,7 +325,13 @@ def applies(key: Key, path: str, resolved: Mapping[str, Value]) -> bool:
     """Return whether the key's variant is selected and every table around the key is switched on."""
     if key.only_if is not None and resolved.get(key.only_if[0]) not in key.only_if[1]:
         return False
-    return not any(find_key(table) and resolved.get(table) is None for table in tables_around(path.split(".")))
+    return None not in map(resolved.get, _switches(path))
+
+
+@lru_cache(4096)
+def _switches(path: str) -> list[str]:
+    """Return the tables around a path that are open keys, and so can be off."""
+    return [table for table in tables_around(path.split(".")) if find_key(table)]
 
 
 def default(path: str, resolved: Mapping[str, Value]) -> Value:
