@@ -47,8 +47,10 @@ def _source(root: Path, given: str | None) -> tuple[str, str]:
             text = _COMMENT.sub("", read_file(os.path.realpath(root / name), _MAX_BYTES).decode())
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the direction in {name} cannot be read: {error}", "Write a plain text file.") from None
-        section = _SECTION.search("\n".join(text.splitlines()))
-        return name, text if given is not None else section[1] if section else ""
+        if given is None:
+            section = _SECTION.search("\n".join(text.splitlines()))
+            text = section[1] if section else ""
+        return name, text
     if name.lower().endswith((".md", ".txt")) and given is not None:  # a typo, or the file was removed in the night
         raise UsageError(f"--direction {name}: no such file", 'Name a file, or write a sentence: --direction "TEXT".')
     return "--direction", given or ""

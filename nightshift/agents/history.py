@@ -23,13 +23,14 @@ from nightshift.text import clean
 
 KEPT_TITLE = """\
 The incumbent is the baseline with these kept changes, the most certain first (effect now ± half of its 95 % interval; \
-confirmed: P(it helps) is above 95 %; unconfirmed: any other kept change):"""
+P(it helps) is rounded down; confirmed: it is above 95 %; unconfirmed: any other kept change):"""
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
 run | score | difference | training steps | verdict: change"""
 KEYS_TITLE = """\
 Scores by key and value. Counted are the runs whose only new change set the value, and the runs with the value and no \
-new change. Difference: to the baseline's value of the key, adjusted for the other changes of the counted runs:
+new change. A score is as measured, with the changes that the incumbent contained then, also those reverted later. \
+Difference: to the baseline's value of the key, adjusted for the other changes of the counted runs:
 value | runs counted | mean score of these runs | difference"""
 
 
@@ -89,7 +90,8 @@ class KeyHistory(msgspec.Struct, frozen=True):
     @property
     def lines(self) -> list[str]:
         """One line with the best value of the key, then one line per value."""
-        alone = [row for row in self.values if row.difference is not None and not row.others]  # or the baseline's value
+        # Values that were changed without other keys; the baseline's value is one of them.
+        alone = [row for row in self.values if row.difference is not None and not row.others]
         best = f"best by difference {max(alone, key=lambda row: row.difference or 0.0).value}"
         best = best if len(alone) > 1 else "no other value was measured alone"
         title = f"{self.key}: baseline {self.baseline}, incumbent {self.now}, {best}"

@@ -69,7 +69,7 @@ def status(as_json: bool) -> None:
 @option("--budget-seconds", type=Finite(1, 86_400), help="Compare with this training budget.")
 @option("--baseline", metavar="REV", help="The commit of the baseline's train.toml. Default: the campaign's.")
 @option("--incumbent", metavar="REV", help="The commit of the incumbent's train.toml. Default: the campaign's.")
-@option("--seeds", "num_seeds", type=IntRange(1, 100), help="Fresh runs of each; 5 find smaller gains. [3]")
+@option("--seeds", "num_seeds", type=IntRange(1, 100), help="Fresh runs of each; 1 finds only large gains. [3]")
 @option("--resume", type=int, metavar="NNNN", help="Make the missing runs of comparison NNNN, with its options.")
 @option("--dry-run", is_flag=True, help="Print the plan, without a use of the test split.")
 @shell.GPUS
@@ -378,6 +378,8 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
     if experiment is not None and form not in _OF_ONE:
         raise UsageError(f"--experiment {experiment} needs --to {' or '.join(_OF_ONE)}", "Leave it out.")
+    for note in story.notes:
+        print_error(note)
     if form in _TEXTS:
         text = as_csv(story) if form == "csv" else as_rl_toml(story, experiment, root, os.environ)
         if output == "-":
@@ -403,8 +405,6 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
             new.rename(path)
     place = path / "wandb" if form == "wandb" else path
     print_text(f"{place}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
-    for note in story.notes:
-        print_error(note)
 
 
 @commands.command("import")

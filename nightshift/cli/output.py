@@ -24,7 +24,7 @@ from nightshift.errors import NightshiftError
 from nightshift.report.fields import PROPOSAL, fields
 from nightshift.text import ANSI
 
-_NEXT = (
+NEXT = (
     'edit train.toml, then: uv run run.py -m "<hypothesis>: expect <prediction>"; '
     "or: uv run nightshift night --agent NAME"
 )
@@ -39,7 +39,7 @@ def summary(record: Record) -> str:
     """Return the block that agents grep: `key: value` lines. A value that was not measured has no line."""
     lines = [field for field in fields(record, row(record, {})) if field[0] not in PROPOSAL]
     if record.is_keep:
-        lines.append(("next", _NEXT))
+        lines.append(("next", NEXT))
     if record.is_keep and record.run.new:
         lines.append(("to undo", f"uv run nightshift revert {record.run.new.name}"))
     return "\n".join(["---", *(printable(f"{name + ': ':18}{text}") for name, text in lines)])

@@ -158,10 +158,10 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
     import subprocess
 
     log = ledger.runs_dir / DETACHED_NAME
-    log.unlink(missing_ok=True)
+    own_log = log.with_name(f"{os.getpid()}-{log.name}")  # not shared with another start at the same moment
     program, *arguments = (word for word in sys.argv if word != "--detach")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: closing the terminal does not end the child
-    with log.open("xb") as file:  # does not follow a link of that name
+    with own_log.open("xb") as file:  # does not follow a link of that name
         child = subprocess.Popen(
             [sys.executable, Path(program).absolute(), *arguments],
             stdin=subprocess.DEVNULL,
@@ -171,13 +171,18 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
         )
     signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + _DETACH_SECONDS
-    while time.monotonic() < deadline:
-        if ledger.holder.startswith(f"process {child.pid} ") and has_begun():
-            break
-        if (code := child.poll()) is not None:
-            print_error(read_file(log).decode(errors="replace").rstrip())
-            return code
-        time.sleep(_POLL_SECONDS)
+    try:
+        while time.monotonic() < deadline:
+            if ledger.holder.startswith(f"process {child.pid} ") and has_begun():
+                break
+            if (code := child.poll()) is not None:
+                print_error(read_file(own_log).decode(errors="replace").rstrip())
+                own_log.unlink()
+                return code
+            time.sleep(_POLL_SECONDS)
+    finally:  # also after Ctrl-C, after which the child continues
+        if own_log.exists():
+            own_log.replace(log)
     print_text(f"running in process {child.pid}; its output: {log}\n{then}")
     return ExitCode.MEASURED
 

@@ -25,7 +25,7 @@ from nightshift.campaign.records import (
     Verdict,
 )
 from nightshift.campaign.results import Counts, Row, fates_of, last_campaign, one_baseline, row, standing_text
-from nightshift.cli.output import print_error, print_text, summary
+from nightshift.cli.output import NEXT, print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
 from nightshift.config.train_toml import UNSET
 from nightshift.errors import ExitCode, UsageError
@@ -277,8 +277,9 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
             rows += [("note", note) for note in night.notes]
             rows.append(("stops", night.next_stop))
-        if self.incumbent and self.incumbent.kept and not self.is_running:
-            rows.append(("next", f"see the net change: {_DIFF}; see what to copy and what to do next: {_REPORT}"))
+        if self.incumbent and not self.is_running:
+            look = f"see the net change: {_DIFF}; see what to copy and what to do next: {_REPORT}"
+            rows.append(("next", look if self.incumbent.kept else NEXT))
         return [f"{name and name + ':':12} {value}" for name, value in rows if value]
 
 

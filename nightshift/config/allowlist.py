@@ -99,14 +99,14 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         if self.kind is Kind.TABLE:
             return '[table] or "None"' if self.nullable else "[table]"
         if self.kind is Kind.CHOICE:
-            return " | ".join([*self.choices_of(engine), *["NAME of rules.toml"] * self.named])
+            return " | ".join([*self.choices_of(engine), *(["NAME of rules.toml"] if self.named else [])])
         if self.kind in (Kind.LIST, Kind.BOOL):
             return f"list of {len(self.choices)} names" if self.kind is Kind.LIST else "true or false"
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
         words = [f"{word} {number_text(bound)}" for word, bound in bounds.items() if bound is not None]
         if self.minimum is not None and self.maximum is not None:
             words = [f"{number_text(self.minimum)} to {number_text(self.maximum)}"]
-        texts = [*self.choices, *["None"] * (self.nullable and self.default is not None)]
+        texts = [*self.choices, *(["None"] if self.nullable and self.default is not None else [])]
         return " or ".join([f"{self.kind} {', '.join(words)}".strip(), *map(quoted, texts)])
 
 
@@ -373,7 +373,8 @@ def describe_keys(unused: Collection[str] = (), engine: str = "", keys: Iterable
         lines += [f"{head:<39} {key.allowed(engine)}", f"      {key.meaning}"]
         if key.only_if is not None:
             selector = ".".join(key.only_if[0].split(".")[-2:])
-            lines.append(f"      only with {selector} = {' or '.join(map(str, key.only_if[1]))}")
+            values = ('"None"' if value is None else str(value) for value in key.only_if[1])
+            lines.append(f"      only with {selector} = {' or '.join(values)}")
     lines += ["", "locked keys: not allowed in train.toml, nor any key below them (*: in every table)"]
     for entry in LOCKS:
         if entry.paths:

@@ -14,6 +14,7 @@ from nightshift.config.allowlist import (
     PRIME_RL_LOSSES,
     ROWS,
     Kind,
+    Lock,
     Value,
     accept,
     find_key,
@@ -25,6 +26,7 @@ from nightshift.config.allowlist import (
     lock,
     spelled_out,
     suggest,
+    tables_around,
     value_text,
     written,
 )
@@ -38,7 +40,7 @@ KeyPath = tuple[str, ...]
 class Problem(NamedTuple):
     """One reason to refuse a train.toml.
 
-    `path` and `value`: the key to report. `owner`: of a key that is not allowed in train.toml. `target`: the open key
+    `path` and `value`: the key to report. `lock`: of a key that is not allowed in train.toml. `target`: the open key
     that another name stands for, with the same meaning and unit unless the target `is_guess`.
     """
 
@@ -46,7 +48,7 @@ class Problem(NamedTuple):
     value: Any
     cause: str
     fix: str
-    owner: str = ""
+    lock: Lock | None = None
     target: str = ""
     is_guess: bool = False
 
@@ -117,8 +119,10 @@ def _problem(path: KeyPath, value: Any) -> Problem:
     owner = owner or lock(path, FOREIGN)
     if owner is not None:
         verb = "has no counterpart" if owner.owner == "nobody" else f"is locked by the {owner.owner}"
-        fix = "; ".join(filter(None, ("Delete it", owner.use)))
-        return Problem(path, value, f"{spelled} {verb}: {owner.reason}", fix, owner.owner)
+        table = next((table for table in tables_around(path) if table in (*owner.paths, *owner.former)), "")
+        delete = f"Delete [{table}]" if table else "Delete it"  # an empty [table] would be refused too
+        fix = "; ".join(filter(None, (delete, owner.use)))
+        return Problem(path, value, f"{spelled} {verb}: {owner.reason}", fix, owner)
     similar = suggest(path)
     fix = f"Did you mean {' or '.join(similar)}?" if similar else "Delete it; uv run run.py --keys lists every key"
     if len(similar) != 1:

@@ -85,15 +85,15 @@ class Import:
     def places(self, key: str) -> list[str]:
         """Return the paths of an open key in the config; [] if the config does not have the key."""
         is_there = any(f"{'.'.join(path)}.".startswith(f"{key}.") for path, _ in _leaves(self.tree))
-        return [key] * is_there + self.names.get(key, [])
+        return [*([key] if is_there else []), *self.names.get(key, [])]
 
     def leave_out(self, path: str, cause: str) -> None:
         """Remove a key and the keys below it from the values."""
         self.values = {p: value for p, value in self.values.items() if not f"{p}.".startswith(f"{path}.")}
         self.left_out.append(Problem(tuple(path.split(".")), None, cause, ""))
 
-    def translated(self, *paths: str) -> None:
-        """Remove these keys from the keys that were left out."""
+    def remove_left_out(self, *paths: str) -> None:
+        """Remove these keys, which were translated, from the keys that were left out."""
         self.left_out = [problem for problem in self.left_out if ".".join(problem.path) not in paths]
 
     def report(self) -> list[str]:
@@ -101,10 +101,10 @@ class Import:
         lines = [f"read as a config of {self.dialect.name}: {len(self.values)} keys in train.toml"]
         lines += [f"  {note}" for note in [*self.notes, self.dialect.note] if note]
         for owner, title in _TITLES.items():
-            problems = [problem for problem in self.left_out if problem.owner == owner]
+            problems = [problem for problem in self.left_out if (problem.lock.owner if problem.lock else "") == owner]
             lines += [title] if problems else []
             for problem in problems:
-                use = problem.fix.removeprefix("Delete it") if owner else ""
+                use = f"; {problem.lock.use}" if problem.lock and problem.lock.use else ""
                 use += f". Did you mean {problem.target}?" if problem.is_guess else ""
                 lines.append(f"  {problem.cause}{use}")
         return lines
@@ -200,13 +200,13 @@ def import_config(source: bytes, name: str, losses: Sequence[LossRules] = ()) ->
     for path, name, ratio in ratios if are_valid and are_distinct else ():
         values[f"{RATIO}.{name}"] = accept(ratio_key, ratio)
         result.notes.append(f"{path} -> {RATIO}.{name} = {value_text(ratio)}")
-        result.translated(path)
+        result.remove_left_out(path)
     import_path = at(tree, LOSS) == "custom" and at(tree, IMPORT_PATH)
     for loss in losses:
         if loss.import_path == import_path:
             values[LOSS] = loss.name
             result.notes.append(f"{IMPORT_PATH} = {value_text(import_path)} -> {LOSS} = {value_text(loss.name)}")
-            result.translated(LOSS, IMPORT_PATH)
+            result.remove_left_out(LOSS, IMPORT_PATH)
             break
     for problem in loss_problems(values, losses):
         result.leave_out(".".join(problem.path), problem.cause)
@@ -315,5 +315,5 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     elif any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
     if "model" in settings:
-        imported.translated(*CARRIED["model"])
+        imported.remove_left_out(*CARRIED["model"])
     return data, [*(f"{RULES_NAME}: {line}" for line in tomlkit.dumps(settings).splitlines()), *notes]

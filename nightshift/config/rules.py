@@ -245,7 +245,7 @@ class Rules:
     decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
-    first_seed: int = 1000  # of a campaign's runs, which count up from here
+    first_seed: int = 1000  # of a campaign's first run; those of later runs count up from it
     memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/base.py)
     infer_gpus: int = 1  # only for an engine that serves and trains on different GPUs
     train_gpus: int = 1

@@ -117,9 +117,8 @@ class Question:
         with suppress(TypeError, ValueError):
             if 0 <= (value := float(score)) <= 1:
                 return value
-        raise EngineError(
-            clean(f"{self._scoring.__name__}: score {score!r} is not 0..1"), "Correct the environment's scoring."
-        )
+        name = getattr(self._scoring, "__name__", "scoring")
+        raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Correct the environment's scoring.")
 
     def is_formatted(self) -> bool | None:
         check = getattr(self._scoring, "is_formatted", None)
@@ -332,8 +331,9 @@ def _put_on_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     spec = importlib.util.find_spec(package.name)
-    origin = Path(spec.origin or "") if spec else None
-    if origin is None or origin.parent.resolve() != package.resolve():
-        cause = f"Python imports {package.name} from {origin}, not from {package}"
-        fix = "If its files are missing: git checkout environments. Else remove the other package, then: uv sync."
+    if spec is None or spec.origin is None:
+        raise UsageError(f"{package} is not a package", "Restore it: git checkout environments.")
+    if Path(spec.origin).parent.resolve() != package.resolve():
+        cause = f"Python imports {package.name} from {spec.origin}, not from {package}"
+        fix = "Take that folder off PYTHONPATH and out of .venv, then run: uv sync --reinstall."
         raise UsageError(cause, fix)

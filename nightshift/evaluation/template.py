@@ -34,14 +34,14 @@ def create(root: Path, name: str, has_turns: bool = False) -> list[str]:
         elsewhere.get(path.name, package / path.name).write_text(path.read_text().replace("NAME", name))
     (package / "py.typed").touch()
     files, engine = ": data.py makes the questions, scoring.py the scores, and prime-rl uses taskset.py", ""
-    table = f'choose the environment in {RULES_NAME}: environments = ["{name}"]'
+    choice = f'choose the environment in {RULES_NAME}: environments = ["{name}"]'
     if has_turns:
         files = f"/{name}_env: the taskset contains the tasks, the Env plays the episodes"
         engine = " --engine prime-rl"
-        table += f'\n[environment.{name}]\npackage = "environments/{name}"\nnum_validation = 200\nmax_turns = 2'
+        choice += f'\n[environment.{name}]\npackage = "environments/{name}"\nnum_validation = 200\nmax_turns = 2'
     return [
         f"wrote environments/{name}{files}",
-        table,
+        choice,
         f"check the environment: uv run nightshift doctor --environment {name}",
         f"commit the folder, then start a campaign: uv run run.py{engine} --branch {name}",
     ]

@@ -86,8 +86,8 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
         fix = "Run with --engine trl, with --gpus 0,0 (inference and trainer on one GPU), or lower infer_gpus and "
         raise EngineError(cause, f"{fix}train_gpus in {RULES_NAME}." if num > 1 else _CHOOSE_OTHERS)
     chosen = [*visible][:num] if ids is None else ids
-    for index in {*chosen} - {*visible}:
-        cause = f"--gpus: GPU {index} does not exist, or CUDA_VISIBLE_DEVICES hides it"
+    if missing := [index for index in chosen if index not in visible]:
+        cause = f"--gpus: GPU {missing[0]} does not exist, or CUDA_VISIBLE_DEVICES hides it"
         raise EngineError(cause, f"Choose from: {', '.join(map(str, visible)) or 'none'}.")
     return tuple(visible[index] for index in chosen)
 

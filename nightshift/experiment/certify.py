@@ -22,6 +22,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -144,6 +145,8 @@ def open_task(
     old_plan = next(
         (plan for plan in reversed(plans) if plan.number == resume or (night and plan.night == night)), None
     )
+    if resume is not None and (num_seeds or environment or revisions or budget_seconds):
+        raise UsageError("--resume uses the options with which the comparison began", "Leave out other options.")
     if old_plan is not None:
         environment, budget_seconds, revisions = old_plan.environment, old_plan.budget_seconds, old_plan.revisions
     for side, revision in revisions.items():
@@ -163,8 +166,7 @@ def open_task(
             raise UsageError("no change is kept, so the incumbent is the baseline", fix)
         configs = {"baseline": campaign.compose(()), "incumbent": campaign.compose(campaign.kept)} | configs
         names["baseline"] = f"experiment {first.number:04d}"
-        changes = " and ".join(change.name for change in campaign.kept)
-        names["incumbent"] = f"{names['baseline']} with the kept changes {changes}"
+        names["incumbent"] = " + ".join([names["baseline"], *(change.name for change in campaign.kept)])
     elif configs["baseline"].hash == configs["incumbent"].hash:
         raise UsageError("both commits have the same train.toml", "Name two commits whose train.toml differs.")
     if environment or budget_seconds:
@@ -330,11 +332,11 @@ def _make_runs(task: Task) -> None:
                     note(f"{run.side}, seed {run.seed}: {_finish(task, run)}")
             except Interrupted as error:
                 fix = f"To finish the comparison: uv run nightshift certify --resume {plan.number:04d}"
-                raise Interrupted(error.cause, fix) from None
+                raise Interrupted(error.cause, "" if plan.night else fix) from None  # a night resumes its own
             finally:
                 executor.cancel(folders)
-                # Weights, files with examples, which agents could read, and jobs, for which a later command would wait.
-                for path in (path for folder in folders for path in folder.glob("*")):
+                # Delete weights, files with examples (agents could read them) and jobs (a later command would wait).
+                for path in chain.from_iterable(folder.glob("*") for folder in folders):
                     if path.name not in _STORED_FILES and path.suffix != ".log":
                         remove_tree(path)
 

@@ -399,7 +399,9 @@ def open_controller(root: Path, request: Request, reporter: Reporter, branch: st
     engine, rules_hash = open_engine(rules, root, environ, request.gpus, request.prime_rl), rules.hash(root)
     if first is not None and first.branch != here and first.rules_hash != rules_hash:
         first = baseline_of(records, continued(repo, records, rules_hash))
-    num_slots = request.pairs or (num_slots_of(first.hardware) if first else 1 if request.pairs is None else 0)
+    num_slots = 1 if request.pairs is None else request.pairs  # 0: --pairs auto
+    if not request.pairs and first is not None:
+        num_slots = num_slots_of(first.hardware)
     if num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
         num_slots = fitting.num_runs
         reporter.note(f"--pairs auto: {fitting}")

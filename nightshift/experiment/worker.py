@@ -84,7 +84,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         hardware = engine.hardware() + job.layout  # before this process is pinned to a part of the hardware
         expected, actual = (job.rules_hash, job.hardware or hardware), (rules.hash(root), hardware)
         if expected != actual:
-            raise EngineError(f"the worker's rules hash or hardware differs from the job's: {actual}, not {expected}")
+            cause = f"{', '.join(actual)}, not {', '.join(expected)}"
+            raise EngineError(f"the worker's rules hash or hardware differs from the job's: {cause}")
         if job.cores and hasattr(os, "sched_setaffinity"):  # not on macOS
             os.sched_setaffinity(0, job.cores)
         examples = examples_of(job.split, rules, root)

@@ -25,6 +25,7 @@ from nightshift.campaign.records import (
     NOT_ISOLATED,
     NOTEBOOK_NAME,
     PAGE_NAME,
+    SIDES,
     Comparison,
     Record,
     Verdict,
@@ -87,8 +88,8 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
     """Return the summary, a dozen lines."""
     records, began = campaign.records, datetime.fromisoformat(state.started)
     closed = state.closed(records)
-    names = {change.name: campaign.is_confirmed(change) for change in campaign.kept}
-    sure, unsure = (", ".join(name for name in names if names[name] is is_sure) or "none" for is_sure in (True, False))
+    sure = ", ".join(change.name for change in campaign.kept if campaign.is_confirmed(change))
+    unsure = ", ".join(change.name for change in campaign.kept if not campaign.is_confirmed(change))
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
@@ -96,7 +97,7 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
         ("this night", str(Counts.of(campaign.rows(closed)))),
         ("cost", str(night_cost(state, ledger) + runs_cost(closed))),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
-        ("kept", f"confirmed: {sure}; unconfirmed: {unsure}" if names else ""),
+        ("kept", f"confirmed: {sure or 'none'}; unconfirmed: {unsure or 'none'}" if campaign.kept else ""),
         ("final check runs", last_scores(closed)),
         ("git", clean(uncommitted(records, state.branch) or campaign.unread or "", 500)),
         *(("note", line) for line in state.morning(records, now)),
@@ -140,7 +141,8 @@ def next_stop(state: NightState, closed: Sequence[Record], now: datetime) -> str
 
 def certified_line(c: Comparison) -> str:
     """Return the result of --certify in one line."""
-    runs = f"{counted(c.plan.num_seeds, 'fresh run')} each, {c.plan.split} split"
+    num = min(len(c.scores(side)) for side in SIDES)
+    runs = f"{counted(num, 'scored run')} of each config, {c.plan.split} split"
     return "; ".join(filter(None, (f"certified: {c.verdict}, {measured(c)} ({runs})", c.crashes)))
 
 
@@ -172,7 +174,7 @@ class Notifier:
                 self.send(name, message(name, desk, wait.describe()))
 
     @cached_property
-    def _group(self) -> ProcessGroup:  # not made before the first notification, when this process is the controller
+    def _group(self) -> ProcessGroup:  # made by the first notification, when this process is the controller
         return ProcessGroup("notify", grace_seconds=2.0)
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
@@ -202,7 +204,7 @@ class Notifier:
             seconds = 3.0
             raise
         finally:
-            if self._words:
+            if "_group" in vars(self):  # a command was started
                 ends_at = time.monotonic() + seconds
                 try:
                     with waiting("waiting for the --notify command", seconds):

@@ -48,7 +48,7 @@ class _Work:
 
 
 class Proposals(Desk):
-    """Asks the proposer, and TPE while the proposer is unavailable. Night is the only subclass, and sets both."""
+    """Asks the proposer, and TPE while the proposer is unavailable. The subclass Night sets `proposer` and `filler`."""
 
     proposer: Proposer
     filler: Proposer | None  # TPE

@@ -199,12 +199,13 @@ def _fate(row: Row, record: Record, campaign: Campaign, reverts: Mapping[Setting
 def certificates(ledger: Ledger, campaign: Campaign) -> tuple[Comparison | None, int | None]:
     """Return the last certificate of the incumbent, and the number of its last unfinished comparison, which
     `certify --resume` can finish; None if there is none."""
+    certificate = unfinished = None
     with suppress(UsageError):
         finished = {c.plan.number: c for c in ledger.comparisons() if c.plan.split == "test"}
-        current = [c for c in finished.values() if not obsolete(c.plan, campaign)]
-        plans = (plan for plan in ledger.plans() if plan.split == "test" and plan.number not in finished)
-        return [None, *current][-1], [None, *(plan.number for plan in plans if not obsolete(plan, campaign))][-1]
-    return None, None
+        certificate = next((c for c in reversed(finished.values()) if not obsolete(c.plan, campaign)), None)
+        plans = [plan for plan in ledger.plans() if plan.split == "test" and not obsolete(plan, campaign)]
+        unfinished = next((plan.number for plan in reversed(plans) if plan.number not in finished), None)
+    return certificate, unfinished
 
 
 def obsolete(plan: Plan, campaign: Campaign) -> str:

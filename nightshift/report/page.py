@@ -141,8 +141,7 @@ def _flips(e: Experiment, parent: Experiment | None, examples: SelectionSet, led
         key, problem = list(examples.texts.items())[place]
         if key in before and key in after:
             answers = f"{parent.number:04d}: {before[key]}\n{e.number:04d}: {after[key]}"
-            # JSON escapes control characters, which `render` therefore does not find
-            details.append((word, text.visible(f"{text.cut(problem, _MAX_PROBLEM)}\n{answers}")))
+            details.append((word, f"{text.cut(problem, _MAX_PROBLEM)}\n{answers}"))
     return details
 
 
@@ -186,8 +185,7 @@ def render(view: View, is_live: bool = False) -> str:
     scripts = [_vega(), (TEMPLATES / "report.js").read_text(encoding="utf-8")] if view.morning.experiments else []
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    data = as_json(view.data).decode()
-    data = text.visible(data, len(data))
+    data = as_json(text.visible(view.data)).decode()
     picture = view.data["specs"]["progress"]
     return (
         _environment()

@@ -24,11 +24,11 @@ from nightshift.waiting import lasted
 
 # Definitions below the headings of two tables.
 KEPT_TERMS = (
-    "P(it helps) is the probability that the effect is above 0. A change is kept at 60 %, reverted below 50 %, and "
-    "confirmed above 95 %, which is rare in one night; until then it is unconfirmed. 'Kept later' means that later "
-    "runs raised P to 60 %. Effects are estimated now, from all runs, ± half of their 95 % intervals. So an effect is "
-    "not the difference of two measured scores. A row shows a change as it was tried, against the incumbent of its "
-    "day; the net change is in the table above."
+    "P(it helps) is the probability that the effect is above 0, rounded down. A change is kept at 60 %, reverted below "
+    "50 %, and confirmed above 95 %, which is rare in one night; until then it is unconfirmed. 'Kept later' means that "
+    "later runs raised P to 60 %. Effects are estimated now, from all runs, ± half of their 95 % intervals. So an "
+    "effect is not the difference of two measured scores. A row shows a change as it was tried, against the incumbent "
+    "of its day; the net change is in the table above."
 )
 RUN_TERMS = (
     "Effect and P(it helps) are those of the experiment's own change, as estimated at its decision. A re-run has no "

@@ -82,7 +82,7 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
     if source is None:  # only check the prepared data
         _read()
         return
-    examples = [example for split in NUM_OFFICIAL for example in _rows(source, split)]
+    examples = [example for split in NUM_OFFICIAL for example in _examples(source, split)]
     for split, size in NUM_OFFICIAL.items():
         if (number := sum(example.split == split for example in examples)) != size:
             raise ValueError(f"{source}: {split} has {number} problems, MATH has {size}. {_FIX}")
@@ -117,7 +117,7 @@ def _in_shares(examples: Sequence[Example]) -> list[Example]:
     return [unique[key] for _, key in places]
 
 
-def _rows(source: Path, split: str) -> Iterator[Example]:
+def _examples(source: Path, split: str) -> Iterator[Example]:
     """Yield the problems of a split in the user's copy."""
     lines = source / f"{split}.jsonl"
     for path in [lines] if lines.is_file() else sorted((source / split).glob("*/*.json")):
@@ -127,7 +127,9 @@ def _rows(source: Path, split: str) -> Iterator[Example]:
             for number, line in enumerate(text.split("\n") if path == lines else [text], 1):  # noqa: B007
                 if line.strip():
                     yield _example(split, json.loads(line))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}. {_FIX}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             cause = f"{path}:{number} is not a problem of MATH: {type(error).__name__} {error}"
             raise ValueError(f"{cause}. {_FIX}") from None
 

@@ -76,6 +76,7 @@ def score(completion: str, answer: str) -> float:
     if _SUBSCRIPT.findall(plain) != _SUBSCRIPT.findall(right):
         return 0.0  # math-verify ignores subscripts: 210_5 would equal 210_6
     _load()
+    signal.signal(signal.SIGPROF, _stop)
     try:
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
@@ -88,8 +89,7 @@ def score(completion: str, answer: str) -> float:
 
 @functools.cache
 def _load() -> None:
-    """Load grammars and sympy, so that loading does not count as the time of the first answer. Handle the timer."""
-    signal.signal(signal.SIGPROF, _stop)
+    """Load grammars and sympy, so that loading does not count as the time of the first answer."""
     _same("(x+1)^2", "x^2+2x+1")
 
 

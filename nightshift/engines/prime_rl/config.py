@@ -62,7 +62,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> Tree:
     if length is not None and length > cap:  # longer than the server's context: it would refuse every request
         cause = f"{where(config, _LENGTH)}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")
-    values: Tree = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
+    values: dict[str, Any] = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
     values |= in_prime_rl(config, rules.losses)
     for environment in rules.environments:
         if environment.taskset and environment.taskset.max_turns > 1:
@@ -128,8 +128,8 @@ def _nested(values: Settings) -> Tree:
     return tree
 
 
-def fixed(rules: Rules, prompt_tokens: int) -> Tree:
-    """Return the locked keys, which train.toml cannot set."""
+def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
+    """Return the locked keys with their values, which train.toml cannot set."""
     tasksets = [scored.taskset for scored in rules.scored if scored.taskset and scored.taskset.max_turns > 1]
     completion = max(rules.max_completion_tokens, rules.decoding.max_completion_tokens)
     context = max([prompt_tokens + completion, *(taskset.room(completion) for taskset in tasksets)])

@@ -76,7 +76,7 @@ def whole_files(folder: Path) -> list[str]:
                 _INDEX,
                 *parse_json(read_file(folder / _INDEX), dict[str, dict[str, Any]])["weight_map"].values(),
             }
-        if not weights or not weights <= expected <= names:
+        if not weights or weights != expected - {_INDEX, _ADAPTER[0]} or not expected <= names:
             raise ValueError(f"expected {sorted(expected)}, the folder has {sorted(names)}")
         for name in weights:
             with safe_open(folder / name, framework="numpy"):  # compares the header with the size of the file

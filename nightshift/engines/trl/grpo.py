@@ -242,7 +242,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         episode.answer(text)
         return episode.score()
 
-    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, Batch]:
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [self._prompt_ids[prompt] for prompt in prompts], None, {}
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -271,7 +271,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._end_in_time()
         return inputs
 
-    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         began, self._indices = self._clock(), [row["index"] for row in inputs]
         batch = super()._generate_and_score_completions(inputs)
         now = self._clock()
