@@ -14,10 +14,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from nightshift.executors.gpus import list_gpus
 from nightshift.executors.process import WATCHDOG, is_alive
-from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
+from tests.checkouts import CAMPAIGN, ROOT, git, small_checkout  # noqa: F401  (tests take them from here)
 from tests.waiting import Clock
 
-ROOT = Path(__file__).parents[1]
 slow = partial(pytest.param, marks=pytest.mark.slow)  # one case of a parametrized test
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU")]
 GROUPS = {

@@ -30,7 +30,8 @@ def problems(root: Path) -> list[str]:
         f"{r.number:04d} has no git action" for r in records if r.git_action is None and r.failure != "interrupted"
     ]
     for r in records:
-        if r.status in ("keep", "discard", "measured") and not _is_measured(r):
+        is_measured = r.evaluation is not None and len(r.evaluation.example_scores) in SIZES
+        if r.status in ("keep", "discard", "measured") and not is_measured:
             found.append(f"{r.number:04d} was decided without a whole evaluation")
     if ledger.tsv_path.read_text() != results_tsv(records):
         found.append("results.tsv is not what the records say")
@@ -39,10 +40,6 @@ def problems(root: Path) -> list[str]:
     left += [p for p in root.glob("runs/*/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
     found += [f"left behind: {p.relative_to(root)}" for p in left]
     return found
-
-
-def _is_measured(record: Record) -> bool:
-    return record.evaluation is not None and len(record.evaluation.example_scores) in SIZES
 
 
 def _problems_of_git(root: Path, records: Sequence[Record]) -> list[str]:

@@ -76,6 +76,8 @@ class ValueRow(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         crashed = f" (and {self.num_crashes} crashed)" if self.num_crashes else ""
         difference = _points(self.difference, self.difference_halfwidth)
+        if difference and self.others:
+            difference += " by all these keys together"
         return f"{self.name} | {len(self.numbers)}{crashed} | {_percent(self.mean_score)} | {difference}"
 
 

@@ -193,14 +193,13 @@ class Counts(msgspec.Struct, frozen=True):
 
 def measured_text(record: Record) -> str:
     """Return a run's score, the prediction for it, and the decision about the new change, if there are any:
-    `measured 51.2 %; predicted for the incumbent without the new change: 50.4 %; effect +0.9 ± 2.0 pp, ...: keep`."""
+    `measured 51.2 %; predicted without the new change: 50.4 %; effect +0.9 ± 2.0 pp, ...: keep`."""
     run, decision = record.run, record.decision
     assert record.score is not None
     text = f"measured {percents(record.score)}{run.with_rider}"
     if record.judgement and record.judgement.expected_score is not None:
-        name = "incumbent" if run.new or run.kept else "baseline"
-        name += " without the new change" if run.new else ""
-        text += f"; predicted for the {name}: {percents(record.judgement.expected_score)}"
+        name = "without the new change" if run.new else "for the incumbent" if run.kept else "for the baseline"
+        text += f"; predicted {name}: {percents(record.judgement.expected_score)}"
     if decision and decision.estimate:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text

@@ -351,6 +351,8 @@ def revert(number: int) -> None:
         raise UsageError(f"{number:04d} is not kept", fix)
     commit = revert(repo, campaign.config, campaign.kept, change)
     print_text(f"took out {change}", f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
+    if ledger.is_running():
+        print_text(f"{ledger.holder} continues; a certificate stays one of the incumbent with which it began")
     print_text("the page shows this after: uv run nightshift report")
 
 

@@ -65,7 +65,7 @@ def describe_run(folder: Path, reading: Progress | None) -> Line:
     place = f"{clean(reading.slot, 40)}: " if reading and reading.slot else ""
     lasts, left = lasted(time.time() - began), ""
     if reading is None:
-        what = "starting, or waiting for a node"
+        what = "not started yet"
     elif reading.phase is Phase.STARTING:
         what = "starting"
         left = f" of at most {lasted(job.deadline_seconds)} for the whole run" if job else ""

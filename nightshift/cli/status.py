@@ -252,7 +252,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows.append(("running", f"{running.number:04d}: {running.phase}, since {began:%H:%M:%S %Z}"))
             rows.append(("", running.description))
         if not self.running:
-            rows.append(("running", f"no run at this moment; {self.controller}" if self.is_running else "nothing"))
+            rows.append(("running", f"no experiment now, but {self.controller}" if self.is_running else "nothing"))
         rows += [("start", self.next_start), ("results", self.counted), ("cost", f"{self.cost} (without certificates)")]
         night = self.night
         if (incumbent := self.incumbent) is not None:

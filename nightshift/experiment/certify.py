@@ -111,7 +111,7 @@ class Task(NamedTuple):
         """Return the plan as lines of text."""
         rules, plan, access = self.controller.bench.rules, self.plan, _access(self.controller.ledger, self.plan)
         num_examples = sum(environment.num_validation for environment in rules.scored)
-        seeds, level = counted(plan.num_seeds, "new seed"), f"needs p < {level_of_access(access):.3g}"
+        seeds, level = counted(plan.num_seeds, "new seed"), f"p < {level_of_access(access):.3g} (less in later uses)"
         return [
             f"certify:  {plan.names['incumbent']} (incumbent), compared with {plan.names['baseline']} (baseline)",
             f"number:   comparison {plan.number:04d}; to resume: uv run nightshift certify --resume {plan.number:04d}",
@@ -119,7 +119,7 @@ class Task(NamedTuple):
             f"runs:     {seeds} for each config, {num_examples} examples of the {plan.split} split",
             f"time:     {lasted(self.num_waves() * rules.budget_seconds)} of training, plus start-up and evaluation",
             *(
-                [f"access:   use {access} of the test split by this campaign; 'better' or 'worse' {level}"]
+                [f"access:   use {access} of the test split by this campaign; 'better' or 'worse' needs {level}"]
                 if access
                 else ()
             ),
@@ -377,9 +377,7 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Rul
         rest_variance = residuals / (df * (n - 1)) / n  # E / n
         run_variance = max(squares / df, rest_variance)  # S
     else:
-        note = (
-            f"the standard deviation between seeds is assumed to be {100 * rules.seed_sd:g} pp: the runs do not show it"
-        )
+        note = f"{100 * rules.seed_sd:g} pp is assumed as the standard deviation between seeds: the runs cannot show it"
         run_variance, rest_variance, df = rules.seed_sd**2, 0.0, SEED_DF
     larger_variance = example_variance + k * (2 * run_variance - rest_variance)  # U
     df = larger_variance**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
@@ -420,6 +418,7 @@ class Certified(Document, frozen=True, kw_only=True, tag="certify"):
             tested = f"{c.verdict} (p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g})"
             lines += [
                 "---",
+                f"compared:         {c.plan.names['incumbent']} with {c.plan.names['baseline']}",
                 f"difference:       {c.estimate.difference:+.6f}",
                 f"interval_95:      {low:+.6f} {high:+.6f}",
                 f"verdict:          {'; '.join(filter(None, (tested, c.crashes)))}",

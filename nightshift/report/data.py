@@ -90,13 +90,13 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Morning:
-    """What the page shows. `certificate`: of this incumbent. `obsolete`: why the last one is not, if there is none."""
+    """What the page shows. `certificate`: of this incumbent. `obsolete`: the last one, if of another incumbent."""
 
     story: Story
     standing: Standing | None  # the current estimates; None before the baseline
     experiments: tuple[Experiment, ...]
     certificate: Comparison | None
-    obsolete: str
+    obsolete: Comparison | None
     night: tuple[str, ...] = ()  # of the branch's last night: waits, proposers, directions
     last_night: NightStatus | None = None  # of the branch
 
@@ -168,13 +168,13 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     campaign = story.campaign
     pairs, reverts = zip(story.records, story.rows, strict=True), _reverts(campaign)
     experiments = tuple(Experiment(record, row, _fate(row, record, campaign, reverts)) for record, row in pairs)
-    on_test = [(c, obsolete(c.plan, campaign)) for c in reversed(ledger.comparisons()) if c.plan.split == "test"]
-    certificate = next((c for c, why in on_test if not why), None)
-    reason = on_test[0][1] if on_test and certificate is None else ""
+    on_test = [c for c in reversed(ledger.comparisons()) if c.plan.split == "test"]
+    certificate = next((c for c in on_test if not obsolete(c.plan, campaign)), None)
+    last = on_test[0] if on_test and certificate is None else None
     night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "Move it away.")
     night = night if night and night.branch == story.branch else None
     lines = night.morning(story.records, datetime.now(UTC)) if night else ()
-    return Morning(story, campaign.standing, experiments, certificate, reason, lines, night)
+    return Morning(story, campaign.standing, experiments, certificate, last, lines, night)
 
 
 def _reverts(campaign: Campaign) -> dict[Settings, str]:

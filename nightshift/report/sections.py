@@ -25,10 +25,10 @@ from nightshift.waiting import lasted
 # Definitions below the headings of two tables.
 KEPT_TERMS = (
     "P(it helps) is the probability that the effect is above 0, rounded down. A change is kept at 60 %, reverted below "
-    "50 %, and confirmed above 95 %, which is rare in one night; until then it is unconfirmed. 'Kept later' means that "
-    "later runs raised P to 60 %. Effects are estimated now, from all runs, ± half of their 95 % intervals. So an "
-    "effect is not the difference of two measured scores. A row shows a change as it was tried, against the incumbent "
-    "of its day; the net change is in the table above."
+    "50 %, and confirmed above 95 %, which is rare in one night if effects are small; until then it is unconfirmed. "
+    "'Kept later' means that later runs raised P to 60 %. Effects are estimated now, from all runs, ± half of their "
+    "95 % intervals: quote these for a change. So an effect is not the difference of two measured scores. A row shows "
+    "a change as it was tried, against the incumbent of its day; the net change is in the table above."
 )
 RUN_TERMS = (
     "Effect and P(it helps) are those of the experiment's own change, as estimated at its decision. A re-run has no "
@@ -187,7 +187,7 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None) ->
         yield "Certify the gain with fresh seeds on the test problems (each use makes a verdict harder):", CERTIFY
     if night is None or night.cause is not None:
         command = night.command if night else ""  # of the last night
-        yield "Continue the search:", command or "uv run nightshift night --agent NAME --hours 8"
+        yield "Search on, in a new night:", command or "uv run nightshift night --agent NAME --hours 8"
     if campaign.kept and campaign.incumbent_run:
         yield "Take the weights home:", "uv run nightshift export --to model"
 

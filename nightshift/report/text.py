@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from nightshift.campaign.records import SIDES, Comparison, Effect, Stage
 from nightshift.campaign.results import contradiction, decisions_text, estimates, gain_text, last_scores, percents
-from nightshift.report.data import BY_USER, Experiment, Morning
+from nightshift.report.data import BY_USER, Experiment, Morning, obsolete
 from nightshift.text import clean, counted
 
 UNKNOWN = "\N{EN DASH}"
@@ -64,9 +64,9 @@ def headline(morning: Morning) -> Headline:
         return Headline(title, words, _TONES.get(certificate.verdict, "open"))
     words = f"Estimated gain of {_INCUMBENT}, not certified: {gain} ({estimates(standing)}).{remarks}"
     if standing.gain > standing.gain_halfwidth:
-        return Headline(f"Better: {gain}", words, "good")
+        return Headline(f"Better, not certified: {gain}", words, "good")
     words += " The interval includes no gain at all." if abs(standing.gain) <= standing.gain_halfwidth else ""
-    return Headline(f"Perhaps better: {gain}" if standing.gain > 0 else "No gain so far", words)
+    return Headline(f"Perhaps better, not certified: {gain}" if standing.gain > 0 else "No gain so far", words)
 
 
 def _remarks(morning: Morning) -> Iterator[str]:
@@ -81,9 +81,12 @@ def _remarks(morning: Morning) -> Iterator[str]:
 def certificate_line(morning: Morning) -> str:
     """Return what was measured on the test split of baseline and incumbent."""
     if (c := morning.certificate) is None:
-        why = morning.obsolete and f"the last certificate is not of this incumbent: {morning.obsolete}"
-        command = "uv run nightshift certify" if morning.story.campaign.kept else "now no change is kept"
-        return f"Not certified yet: {why or 'nothing was measured on the test split'} ({command})."
+        why, campaign = "nothing was measured on the test split", morning.story.campaign
+        if old := morning.obsolete:
+            why = f"{obsolete(old.plan, campaign)}: {old.verdict}, {measured(old)}"
+            why = f"the last certificate is not of this incumbent: {why}"
+        command = "uv run nightshift certify" if campaign.kept else "now no change is kept"
+        return f"Not certified yet: {why} ({command})."
     return (
         f"Certified on {counted(c.num_examples, 'test example')} with {counted(c.plan.num_seeds, 'fresh seed')} for "
         f"each config: {measured(c)}: {c.verdict}, at level {c.level:.3g}. Use {c.access} of the test split by this "

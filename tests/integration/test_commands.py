@@ -104,7 +104,7 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     wait_for(lambda: nightshift(root, "status")[1].startswith("running:     0001: training, "))
     assert nightshift(root, "wait", "--timeout", "0.1")[0] == 124
     code, _, stderr = finish(start(root, "--detach"))  # leaves the log of the first alone
-    assert (code, "another controller works in this checkout" in stderr) == (2, True)
+    assert (code, "another command works in this checkout" in stderr) == (2, True)
     (root / "stand-in.json").unlink()
     code, stdout, _ = nightshift(root, "wait", "--timeout", "60")
     assert code == 0
@@ -113,6 +113,15 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     no_process_left(root)
     counts = "running:     nothing\nresults:     1 experiment: 1 baseline\n"
     assert nightshift(root, "status")[1].startswith(counts)
+
+
+def test_a_missing_model_is_one_line_and_no_experiment(root: Path) -> None:
+    (root / "models").unlink()
+    code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
+    assert "models/arithmetic-base is missing" in stderr
+    assert "git checkout models" in stderr
+    assert Ledger(root).numbers() == []
 
 
 def test_a_closed_pipe_is_no_traceback(root: Path) -> None:

@@ -20,13 +20,12 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import SUBMODULES, Installation, Pins, install
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError
-from tests.conftest import git, living_children
+from tests.conftest import ROOT, git, living_children
 from tests.integration.conftest import ORG, with_stand_in_uv
 from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.stand_ins import TRAINER, small
 
-ROOT = Path(__file__).parents[2]
 PINS = Pins.read(ROOT / "pyproject.toml")
 
 

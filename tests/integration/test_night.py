@@ -214,7 +214,7 @@ def test_a_certificate_is_made_in_all_slots_resumed_by_its_night_and_told(root: 
     stdout, _ = good_night(root, **asked)
     line = state(root)["certificate"]
     assert re.match(r"certified: better, .* %, \+", line), line
-    assert line.endswith(" pp (2 fresh runs each, test split)")
+    assert line.endswith(" pp (2 scored runs of each config, test split)")
     assert f"certificate:      {line}" in stdout
     assert f"certificate: {line}" in nightshift(root, "status")[1]
     [comparison] = Ledger(root).comparisons()

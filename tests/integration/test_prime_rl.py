@@ -23,11 +23,10 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import EngineError, Failure
 from tests import stand_in_prime_rl
-from tests.conftest import living_children, slow
+from tests.conftest import ROOT, living_children, slow
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, Clock
 
-ROOT = Path(__file__).parents[2]
 RULES = prime_rl_rules()
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
 PROMPTS = [[{"role": "user", "content": f"question {n}"}] for n in range(16)]
@@ -35,11 +34,6 @@ DECODING = Decoding(max_completion_tokens=24)
 
 Open = Callable[..., PrimeRlSession]
 BUDGET_SECONDS = 600.0
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -25,13 +25,12 @@ from nightshift.executors import network
 from nightshift.experiment.experiment import Controller
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
-from tests.conftest import git, living_children
+from tests.conftest import ROOT, git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run
 from tests.stand_in_controller import make_controller
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, wait_for
 
-ROOT = Path(__file__).parents[2]
 RULES = replace(
     prime_rl_rules(),
     budget_seconds=HANG_SECONDS,  # max_steps ends the training

@@ -17,9 +17,8 @@ from nightshift.engines.prime_rl.served import CHATS, READER, Answers, ServedPro
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.errors import EngineError
 from nightshift.executors.process import python_command
-from tests.conftest import living_children
+from tests.conftest import ROOT, living_children
 
-ROOT = Path(__file__).parents[2]
 BASE = ROOT / "models" / "arithmetic-base"
 DRAW = random.Random(0)
 TOKENS = [[DRAW.randrange(516) for _ in range(40)] for _ in CHATS]

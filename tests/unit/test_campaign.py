@@ -3,13 +3,14 @@
 import re
 import subprocess
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.records import Action, Change, Decision, Record, Run, Stage, percent, prediction_in
 from nightshift.campaign.results import Counts, decisions_text, standing_text
-from nightshift.config.train_toml import Config, parse
+from nightshift.config.train_toml import parse
 from nightshift.errors import ConfigError, Failure
 from nightshift.night.observers import experiment_line
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, judged, replace
@@ -63,7 +64,7 @@ def test_the_incumbent_is_the_set_of_kept_changes_and_each_keep_is_told_with_its
     assert campaign.kept == (a_change(3), a_change(5))
     assert campaign.parent.number == 5
     assert records[4].run.kept == (a_change(3),)
-    expected = r"measured 80\.0 %; predicted for the incumbent without the new change: \d\d\.\d %; effect "
+    expected = r"measured 80\.0 %; predicted without the new change: \d\d\.\d %; effect "
     assert re.fullmatch(expected + r"\+\d+\.\d ± \d+\.\d pp, P\(it helps\) > 99 %: keep", records[4].judgement.why)
     standing = records[4].judgement.standing
     assert standing.incumbent - standing.baseline == pytest.approx(standing.gain)
@@ -158,10 +159,7 @@ def test_a_change_that_fits_no_train_toml_with_the_others_is_discarded_and_why_s
     assert (record.status, record.judgement.kept) == ("discard", ())
     assert "0002 cannot be kept: " in record.judgement.why
     assert folded([*records, record]).kept == ()
-
-    def refuse(config: Config) -> None:
-        raise ConfigError("no such memory", "Write less.")
-
+    refuse = Mock(side_effect=ConfigError("no such memory", "Write less."))
     record = next_record(records, 0.8, run=Run(new=a_change(2)))
     assert record.status == "keep"
     refused = folded(records).judge(record, parse(BASELINE), refuse)

@@ -118,7 +118,8 @@ def test_an_interrupted_certificate_is_resumed_by_its_number_and_is_the_same_acc
     assert living_children() == []
     assert kept.ledger.comparisons() == []
     kept.reporter.on_note = lambda text: None
-    assert open_task(kept, 5, resume=1).plan.num_seeds == 3
+    with pytest.raises(UsageError, match="Leave out other options"):
+        open_task(kept, 5, resume=1)
     with pytest.raises(UsageError, match="--resume 0002: there is no such comparison"):
         open_task(kept, resume=2)
     another = open_task(kept)
@@ -177,10 +178,7 @@ def test_the_plan_reads_nothing(kept: Controller, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(data, "load", lambda split, size: load(split, size) if split != "test" else pytest.fail("read"))
     task = open_task(kept)
     lines = task.describe()
-    assert (
-        lines[0]
-        == "certify:  experiment 0001 with the kept changes 0002 (incumbent), compared with experiment 0001 (baseline)"
-    )
+    assert lines[0] == "certify:  experiment 0001 + 0002 (incumbent), compared with experiment 0001 (baseline)"
     assert "runs:     3 new seeds for each config, 400 examples of the test split" in lines
     assert kept.ledger.accesses() == []
     assert not (kept.ledger.runs_dir / "certify").exists()
@@ -203,6 +201,8 @@ def test_two_commits_are_compared(kept: Controller) -> None:
     assert answer.plan.names == revisions
     assert (answer.plan.split, answer.access) == ("test", 1)
     assert answer.estimate.difference > 0
+    with pytest.raises(UsageError, match="both commits have the same train"):
+        open_task(kept, revisions={"baseline": "HEAD", "incumbent": "HEAD"})
     with pytest.raises(UsageError, match="--incumbent 1234567: there is no such commit"):
         open_task(kept, revisions={"baseline": "HEAD", "incumbent": "1234567"})
 

@@ -23,7 +23,7 @@ LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '
         (SMALL.decode() + "type = adamw\n", 'train.toml:9: "type = adamw" is not TOML', "text in double quotes"),
         (SMALL.decode() + "lr = 1e-6\n", 'train.toml:9: "lr = 1e-6" is not TOML', "every key and table once"),
         (added("optim.lr = 1e-6"), "train.toml:1: optim.lr = 1e-6 is prime-rl", "under [trainer.optim]"),
-        (added('model.name = "gpt2"'), 'train.toml:1: model.name = "gpt2" is locked by', "Delete it; "),
+        (added('model.name = "gpt2"'), 'train.toml:1: model.name = "gpt2" is locked by', "Delete [model]; "),
         (added("trainer.max_steps = 9"), "train.toml:1: trainer.max_steps = 9 is now max_", "steps = 9 at the top"),
         (SMALL.replace(b"3e-6", b'"3e-6"'), 'train.toml:8: trainer.optim.lr = "3e-6" is not allowed', "lr = 3e-6"),
         (SMALL.replace(b"3e-6", b"nan"), "train.toml:8: trainer.optim.lr = nan is not allowed", "lr = 1e-6"),

@@ -224,6 +224,12 @@ def test_unused_keys_alone_and_other_rules_are_refused_and_nothing_is_recorded(c
         run(controller)
     with pytest.raises(UsageError, match="began with rules "):
         with_bench(controller, rules_hash="other").run(Request())
+    path = controller.bench.root / "train.toml"
+    path.write_bytes(set_values(path.read_bytes(), {"trainer.optim.weight_decay": 0.5}))
+    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "mine")  # an incumbent that never ran
+    path.write_bytes(set_values(path.read_bytes(), {UNUSED: 3}))
+    with pytest.raises(UsageError, match=f"all changes are to keys that this engine does not use: {UNUSED}"):
+        run(controller)
     assert controller.ledger.numbers() == [1]
 
 
@@ -340,16 +346,6 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
     assert f"\n{kept.kept_commit[:7]}\t" in controller.ledger.tsv_path.read_text()
     assert (controller.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
     assert list(controller.ledger.runs_dir.glob("*/weights")) == []
-
-
-def test_a_change_of_unused_keys_is_refused_also_if_the_incumbent_never_ran(controller: Controller) -> None:
-    baseline(controller)
-    path = controller.bench.root / "train.toml"
-    path.write_bytes(set_values(path.read_bytes(), {"trainer.optim.weight_decay": 0.5}))
-    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "mine")
-    path.write_bytes(set_values(path.read_bytes(), {UNUSED: 3}))
-    with pytest.raises(UsageError, match=f"all changes are to keys that this engine does not use: {UNUSED}"):
-        run(controller)
 
 
 def test_a_run_that_another_controller_started_and_that_was_lost_has_no_seconds(controller, monkeypatch):

@@ -3,15 +3,19 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import convert, structs
+from msgspec import convert, inspect, structs
 
-from nightshift.campaign.records import Proposal
+from nightshift.campaign.metrics import Sample, Step
+from nightshift.campaign.records import Comparison, Job, Progress, Proposal, Record
+from nightshift.engines.doctor import Doctor
 from nightshift.errors import UsageError
 from nightshift.files import open_regular, parse_json, parse_toml, read_file, read_json, read_rows
+from nightshift.night.state import NightState
 from nightshift.text import clean
 
 
@@ -88,3 +92,19 @@ def test_a_proposal_and_an_error_hold_clean_text_only() -> None:
     assert Proposal(prediction="\udcff+1 pp").prediction == "+1 pp"
     assert Proposal().prediction is None
     assert str(UsageError("a\x1b[31m\udcff\nb", "Fix\u202e it.")) == "a b. Fix it."
+
+
+def test_a_decoded_dataclass_with_defaults_has_slots_without_which_msgspec_would_not_write_them() -> None:
+    nodes: list[Any] = [*inspect.multi_type_info([Comparison, Doctor, Job, NightState, Progress, Record, Sample, Step])]
+    kinds: dict[type, Any] = {}
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, inspect.StructType | inspect.DataclassType):
+            nodes += [field.type for field in node.fields if node.cls not in kinds]
+            kinds[node.cls] = node
+        elif isinstance(node, inspect.Type | tuple):
+            nodes += node if isinstance(node, tuple) else structs.astuple(node)
+    decoded = [kind for kind, node in kinds.items() if isinstance(node, inspect.DataclassType)]
+    assert {"Rules", "Step", "Training", "Wait"} <= {kind.__name__ for kind in decoded}
+    bare = [kind for kind in decoded if any("__slots__" not in vars(base) for base in kind.__mro__[:-1])]
+    assert [kind for kind in bare if not all(field.required for field in kinds[kind].fields)] == []

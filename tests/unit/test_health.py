@@ -188,9 +188,6 @@ def test_no_numbers_break_it(outcome: Outcome) -> None:
         assert 1 <= len(lines) <= 5
 
 
-FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
-
-
 @pytest.mark.parametrize(
     ("first", "figures", "cause", "key"),
     [
@@ -202,8 +199,8 @@ FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
 def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, cause, key):
     """Also of a baseline, which trains on."""
     steps = [replace(step, all_right_share=0.3, all_wrong_share=0.3, equal_share=0.6) for step in healthy(1, 100)]
-    shares = {"all_right_share": 0.0, "all_wrong_share": 0.0}
-    dead = [replace(step, **(FLAT | shares | figures)) for step in steps[first - 1 :]]
+    flat = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0, "all_right_share": 0.0, "all_wrong_share": 0.0}
+    dead = [replace(step, **(flat | figures)) for step in steps[first - 1 :]]
     line, *others = map(str, digest([*steps[: first - 1], *dead], USUAL))
     assert line.startswith(f"no gradient from step {first} on: {cause}")
     assert key in line

@@ -126,7 +126,7 @@ def test_research_keys_are_translated_and_every_other_key_has_an_owner(
     text = imported.train_toml("rl.toml")
     assert dict(parse(text).values) == values
     assert re.search(rb"^\w+ = .*\n\w+ = ", text, re.MULTILINE) is None  # git revert needs a line between two keys
-    owners = {".".join(problem.path): problem.owner for problem in imported.left_out}
+    owners = {".".join(problem.path): problem.lock.owner if problem.lock else "" for problem in imported.left_out}
     assert owners == left_out
     report = "\n".join(imported.report())
     assert all(path in report for path in owners)
@@ -212,6 +212,11 @@ def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
     assert heading == "train.toml has 13 problems:"
     assert [int(line.split(":")[1]) for line in lines] == [1, 2, 5, 7, 10, 12, 14, 17, 20, 21, 24, 25, 27]
     assert "rollouts_per_example = 4 is now orchestrator.group_size. Write group_size = 4 under [orch" in lines[4]
+    many = "".join(f"a{number} = 1\n" for number in range(300))
+    with pytest.raises(ConfigError, match=r"^train\.toml has more than 50 problems:\n"):
+        parse(many.encode())
+    imported = import_config(f"{many}[trainer.optim]\nlr = 3e-6\n".encode(), "x")
+    assert (imported.values["trainer.optim.lr"], len(imported.left_out)) == (3e-6, 300)
 
 
 SOURCES = b"""\

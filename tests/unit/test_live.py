@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_evaluation_counts_its_examples(run: Path) -> None:
     total = sum(environment.num_validation for environment in JOB.rules.environments)
-    assert describe_run(run, None) == ("starting, or waiting for a node, 0 s", None)
+    assert describe_run(run, None) == ("not started yet, 0 s", None)
     line = describe_run(run, Progress(Phase.EVALUATING, 9, num_done=1200))
     assert line == (f"evaluating 1,200 of {total:,}, 0 s", 1200 / total)
     (run / JOB_NAME).write_text("null")

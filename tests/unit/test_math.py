@@ -105,6 +105,7 @@ def test_lines_of_the_hubs_copies_are_the_same_problems(copy: Path, tmp_path: Pa
         (None, "train has 39 problems, MATH has 40"),
         ("{", "0.json:1 is not a problem of MATH: JSONDecodeError Expecting property name"),
         ('{"problem": "?"}', "0.json:1 is not a problem of MATH: KeyError 'level'"),
+        ("\udcff", "0.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
         ("[" * 100_000, "0.json:1 is not a problem of MATH: RecursionError"),
         ('{"problem": "?", "level": 1, "type": "x", "solution": "1"}', "MATH: ValueError the solution has no answer"),
     ],

@@ -94,10 +94,6 @@ class Filler(Thinker):
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
-    return timed(checkout, monkeypatch, clock)
-
-
-def timed(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
     """A controller whose times are those of `clock`, and which writes no page: each takes a second."""
     monkeypatch.setattr(observers, "write_summary", lambda state, controller: "")
     made = make_poor(checkout, RULES, monkeypatch)

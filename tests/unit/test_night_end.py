@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,11 +51,8 @@ def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Sen
 
 
 def test_a_page_that_cannot_be_written_stops_neither_summary_nor_notification(controller, monkeypatch):
-    def refused(*arguments: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(observers, "write_summary", WRITE_SUMMARY)
-    monkeypatch.setattr(page, "write_report", refused)
+    monkeypatch.setattr(page, "write_report", Mock(side_effect=OSError(28, "No space left on device")))
     made, told, said = night(controller, lambda: None)
     stop = made.run()
     assert stop.cause.startswith("8 proposals in a row were refused")
@@ -82,11 +80,7 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
         made.run()
     assert [event for event, _ in told.events] == ["end"]
     assert told.events[0][1].startswith("ZeroDivisionError: ")
-
-    def reboot() -> None:
-        raise Interrupted("stopped by SIGTERM")
-
-    made, told, said = night(controller, reboot)
+    made, told, said = night(controller, Mock(side_effect=Interrupted("stopped by SIGTERM")))  # a reboot
     with pytest.raises(Interrupted):
         made.run()
     assert told.events == []

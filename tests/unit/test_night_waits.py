@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec import structs
 
 from nightshift.agents.base import Context, Proposing
@@ -26,16 +25,13 @@ from nightshift.night.loop import Night
 from nightshift.night.state import Stop, load
 from nightshift.report.data import gather
 from tests.conftest import CAMPAIGN, git
-from tests.unit.test_night_agent import Sent, Thinker, Timed, a_night, busy_share, timed
+from tests.unit import test_night_agent
+from tests.unit.test_night_agent import Sent, Thinker, Timed, a_night, busy_share
 from tests.waiting import Clock
 
+controller = test_night_agent.controller
 RUN_SECONDS = 300.0
 BEGINS = 1_000.0  # of what a night waits for: a run is under way, and an answer waits for it
-
-
-@pytest.fixture
-def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
-    return timed(checkout, monkeypatch, clock)
 
 
 class Watched(Timed):

@@ -16,7 +16,7 @@ from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse, set_values
 from nightshift.engines.prime_rl.config import effective, fixed
 from nightshift.engines.prime_rl.launch import Launch, free_ports
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, EngineError
 from nightshift.executors.process import engine_environment
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, samples, variant
 from tests.rules import GSM8K_PRIME_RL as RULES
@@ -242,3 +242,6 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         for _ in range(20):
             first = free_ports(1)
             assert taken not in range(first, first + 5)
+        monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken, taken + 1))
+        with pytest.raises(EngineError, match=rf"no free ports in {taken}-{taken + 1}\. List listening"):
+            free_ports(1)

@@ -42,6 +42,14 @@ def test_no_sum_exceeds_its_budget() -> None:
     assert size.excesses(size.sizes_of(ROOT), PROJECT["tool"]["nightshift"]["budget"]) == []
 
 
+def test_the_budget_is_lowered_but_never_raised_and_all_else_is_kept() -> None:
+    sums = {"nightshift_lines": 850, "nightshift_tokens": 6000, "tests_lines": 300, "benchmarks_lines": 7}
+    before = "# tests_lines = 1\n[project]\ntests_lines = 9999\n\n[tool.nightshift.budget]\n"
+    after = "\n[tool.other]\ntests_lines = 9999\n"
+    budget = "nightshift_lines = {}  # a comment\nnightshift_tokens = 5000\ntests_lines = 300\nbenchmarks_lines = {}\n"
+    assert size.lowered(before + budget.format(900, 20) + after, sums) == before + budget.format(850, 7) + after
+
+
 def test_one_version_everywhere() -> None:
     version = PROJECT["project"]["version"]
     assert metadata.version("nightshift") == version

@@ -51,8 +51,8 @@ def crash(number: int, failure: Failure = Failure.CONFIG) -> Record:
         (judged(STORY[:1]), "Baseline: 51.5 %", "nothing to compare"),
         (judged([*STORY[:1], 0.45]), "No gain so far", "1 experiment after the baseline, none kept now."),
         ([*judged(STORY[:1]), a_record(number=2)], "Baseline: 51.5 %", "nothing to compare"),  # in flight
-        (judged(UNSURE), "Perhaps better: +2.6 ± 6.9 pp", "no gain at all"),  # within its interval
-        (judged(SURE), "Better: +16.7 ± 7.9 pp", "not certified: +16.7 ± 7.9 pp (estimated scores 5"),  # beyond it
+        (judged(UNSURE), "Perhaps better, not certified: +2.6 ± 6.9 pp", "no gain at all"),  # within its interval
+        (judged(SURE), "Better, not certified: +16.7 ± 7.9 pp", "pp (estimated scores 5"),  # beyond it
     ],
 )
 def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, sentence):
@@ -162,7 +162,7 @@ def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: 
     line = certificate_line(found)
     assert line.startswith("Not certified yet: the last certificate is not of this incumbent")
     assert reason in line
-    assert headline(found).title == "Better: +16.7 ± 7.9 pp"
+    assert headline(found).title == "Better, not certified: +16.7 ± 7.9 pp"
     assert "Certified" not in headline(found).sentence
 
 
@@ -230,7 +230,7 @@ def test_a_markdown_cell_links_to_nowhere() -> None:
 )
 def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verdict, title, tone):
     found = certified_morning(tmp_path, judged(scores), verdict=verdict)
-    assert found.obsolete == ""
+    assert found.obsolete is None
     line = headline(found)
     assert line.title.startswith(title)
     assert line.tone == tone

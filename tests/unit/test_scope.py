@@ -20,20 +20,16 @@ from nightshift.night.start import begin
 from nightshift.night.state import FILL, NightRequest, Stop
 from tests.stand_in_controller import with_bench, write
 from tests.stand_in_proposer import StandInProposer
-from tests.unit.test_night_agent import Timed, timed
-from tests.waiting import Clock
+from tests.unit import test_night_agent
+from tests.unit.test_night_agent import Timed
 
+controller = test_night_agent.controller
 LR, DECAY = "trainer.optim.lr", "trainer.optim.weight_decay"
 OUTSIDE: dict[str, object] = {
     "seq_len": 1024,
     "orchestrator.group_size": 8,
     "trainer.optim.max_norm": 0.5,
 }
-
-
-@pytest.fixture
-def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    return timed(checkout, monkeypatch, Clock())
 
 
 def a_night(controller: Controller, proposer: Proposer, **asked: object) -> tuple[Stop, list[Record]]:

@@ -14,10 +14,9 @@ import pytest
 from nightshift.errors import EngineError
 from nightshift.evaluation import scorer as module
 from nightshift.evaluation.scorer import Scorer, TaskExample
-from tests.conftest import living_children
+from tests.conftest import ROOT, living_children
 from tests.waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
 PROCESS = ROOT / "environments" / "taskset" / "nightshift_taskset" / "process.py"
 # What the true module of this name does with verifiers. A text is what its reward does.
 TASKS = """

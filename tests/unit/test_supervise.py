@@ -90,11 +90,6 @@ def make_group(signature: str) -> Iterator[Callable[..., ProcessGroup]]:
 
 
 @pytest.fixture
-def group(make_group: Callable[..., ProcessGroup]) -> ProcessGroup:
-    return make_group()
-
-
-@pytest.fixture
 def launch(tmp_path: Path, signature: str) -> Callable[..., Child]:
     """Start Python code as a child and wait until it has touched its ready file (READY)."""
 
@@ -136,8 +131,8 @@ def test_stop_ends_a_tree_and_waits_for_its_grace_at_most(make_group, launch, si
     assert group.stop() == []
 
 
-def test_child_gets_one_sigterm_and_the_time_to_clean_up(group, launch, tmp_path):
-    terms = tmp_path / "terms"
+def test_child_gets_one_sigterm_and_the_time_to_clean_up(make_group, launch, tmp_path):
+    group, terms = make_group(), tmp_path / "terms"
     child = launch(
         group,
         "import signal, os, time\n"
@@ -199,7 +194,8 @@ def test_signal_during_a_stop_is_delivered_after_it(make_group, launch, signatur
     assert not with_signature(signature)
 
 
-def test_program_that_cannot_be_started_is_an_engine_error(group, tmp_path):
+def test_program_that_cannot_be_started_is_an_engine_error(make_group, tmp_path):
+    group = make_group()
     with pytest.raises(
         EngineError, match=r"^server cannot be started: No such file.*'/no/vllm'\. Run: uv run prepare\.py"
     ):

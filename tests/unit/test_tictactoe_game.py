@@ -31,11 +31,6 @@ def played(policy: Policy, match: Match) -> Match:
     return match
 
 
-def of_pool(name: str) -> Policy:
-    rng = random.Random(name)
-    return lambda match: POOL[name](match.board, rng)
-
-
 def test_the_splits_hold_all_openings() -> None:
     sets = [data.load(split) for split in ("train", "validation", "test")]
     assert [len(openings) for openings in sets] == [890, 100, 100]
@@ -86,7 +81,7 @@ class Player:
 
     def complete(self, chats: Sequence[Sequence[Any]], *_: Any) -> list[Completion]:
         matches = [Match(read(chat[-1]["content"]), "X", None, "", random.Random(0)) for chat in chats]
-        return [Completion(of_pool("perfect")(match), 2, False) for match in matches]
+        return [Completion(POOL["perfect"](match.board, random.Random(0)), 2, False) for match in matches]
 
 
 @pytest.mark.slow

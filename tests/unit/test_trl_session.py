@@ -27,6 +27,7 @@ ECHO = READY + (
     "        print(json.dumps({'event': 'completions', 'completions': [one]}), flush=True)\n"
     '    print(\'{"event": "completed"}\', flush=True)\n'
 )
+STEP = '{"event": "step", "row": {"step": 1, "time": 0.1, "reward_mean": 0.5}}'
 # Ten times what a pipe holds.
 PROMPTS = [[{"role": "user", "content": f"{n} pens à 3 € " * 200}] for n in range(400)]
 DECODING = Decoding(max_completion_tokens=8)
@@ -65,8 +66,7 @@ def test_long_messages_pass_both_ways_and_touch_no_file(start: Start, tmp_path: 
 
 def test_a_trainer_that_talks_before_it_listens_is_no_deadlock(start: Start) -> None:
     """It fills its pipe before it reads: whoever only writes until all is written waits for it for ever."""
-    step = '{"event": "step", "row": {"step": 1, "time": 0.1, "reward_mean": 0.5}}'
-    session = start(ECHO.replace("for line in", f"print('{step}\\n' * 5000, end='', flush=True)\nfor line in", 1))
+    session = start(ECHO.replace("for line in", f"print('{STEP}\\n' * 5000, end='', flush=True)\nfor line in", 1))
     assert len(complete(session)) == len(PROMPTS)
 
 
@@ -101,14 +101,11 @@ def test_an_environment_that_cannot_score_is_no_fault_of_the_config(start: Start
     assert training.log == "trainer.log"
 
 
-STEP = 'print(json.dumps({"event": "step", "row": {"step": 1, "time": 0.1, "reward_mean": 0.5}}), flush=True)\n'
-
-
 def test_a_trainer_that_stands_still_is_shown_ended_and_no_fault_of_the_config(start: Start, monkeypatch) -> None:
     ten_times = partial(Standstill, seconds=30.0, clock=lambda: 10 * time.monotonic())
     monkeypatch.setattr(trl_session, "Standstill", ten_times)
     monkeypatch.setattr(trl_session, "LOOK_SECONDS", 0.1)
-    session = start(f"{READY}sys.stdin.readline()\n{STEP}os.kill(os.getpid(), 19)\n")  # SIGSTOP
+    session = start(f"{READY}sys.stdin.readline()\nprint('{STEP}', flush=True)\nos.kill(os.getpid(), 19)\n")  # SIGSTOP
     readings: list[Progress] = []
     training = session.train(math.inf, readings.append)
     assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.INFRASTRUCTURE, 1)
