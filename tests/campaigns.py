@@ -139,7 +139,7 @@ def stored(root: Path, records: Sequence[Record]) -> Ledger:
     """A ledger in `root` with closed records, numbered in their order."""
     ledger = Ledger(root)
     for record in records:
-        number = ledger.reserve(record, {"train.toml": BASELINE}).number
+        number = ledger.reserve(record, BASELINE).number
         ledger.close(replace(record, number=number))
     return ledger
 
@@ -177,7 +177,7 @@ def tell(
         result=replace(a_result(score or 0.0, 1000, 1000 + number), **({"evaluation": None} if score is None else {})),
         git_action="git_action",
     )
-    record = ledger.reserve(replace(record, **fields), {"train.toml": candidate.source})
+    record = ledger.reserve(replace(record, **fields), candidate.source)
     record = replace(record, decided=number)
     if score is None:
         failed = {"status": Verdict.CRASH, "failure": Failure.CONFIG, "judgement": Judgement(why="loss is nan")}

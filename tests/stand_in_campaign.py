@@ -155,7 +155,7 @@ def _experiment(state: State, stage: Stage) -> None:
         diff=lines,
         prediction="+1 to +2 pp, and a shorter completion" if lines else None,
     )
-    record = state.ledger.reserve(record, {"train.toml": config.source})
+    record = state.ledger.reserve(record, config.source)
     state.campaign.step(True, record)
     is_crash = bool(lines) and state.rng.random() < 0.1
     record = _crashed(state, record) if is_crash else _decided(state, record, config)

@@ -145,17 +145,17 @@ class Repo:
             if mode is not None:
                 id = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
             entries += f"{mode or 0} {id}\t{name}\0"
-        change: dict[str, Any] = {"stdin": os.fsencode(entries)}
+        index_info = os.fsencode(entries)
         with tempfile.TemporaryDirectory() as folder:  # the user's index may contain other files
             index = Path(folder, "index")
             self._git("read-tree", parent, index=index)
-            self._git("update-index", "-z", "--index-info", index=index, **change)
+            self._git("update-index", "-z", "--index-info", index=index, stdin=index_info)
             tree = self._git("write-tree", index=index).strip()
         arguments = (*self._author(), "commit-tree", tree, "-p", parent, "-F", "-")
         commit = self._git(*arguments, stdin=message.encode()).strip()
         # The user's index is updated first: with the old index, the user's next commit would revert this one. A damaged
         # index does not stop the commit.
-        self._run("update-index", "-z", "--index-info", **change)
+        self._run("update-index", "-z", "--index-info", stdin=index_info)
         # Compare-and-swap: a commit that another program makes at this moment is not lost.
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
         return Head(head.branch, commit)
@@ -168,10 +168,11 @@ class Repo:
 
     def _author(self) -> list[str]:
         """Return the options for the author of a commit: the user's name and address, or else Nightshift."""
-        names = {"user.name": "Nightshift", "user.email": "nightshift@localhost"}
-        for key in names:
-            names[key] = self._git("config", "--get", key, check=False, is_personal=True).strip() or names[key]
-        return [word for key, value in names.items() for word in ("-c", f"{key}={value}")]
+        options = list[str]()
+        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
+            value = self._git("config", "--get", key, check=False, is_personal=True).strip()
+            options += ["-c", f"{key}={value or default}"]
+        return options
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first. Empty after a reset."""
@@ -252,14 +253,22 @@ class Repo:
     ) -> subprocess.CompletedProcess[bytes]:
         """Run git, with the user's configuration if `is_personal`. Try again while a lock file is in the way."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        environment |= {"LC_ALL": "C"} if is_personal else {"LC_ALL": "C", **_NO_CONFIGURATION}
-        environment |= {"GIT_INDEX_FILE": str(index)} if index else {}
+        environment["LC_ALL"] = "C"
+        if not is_personal:
+            environment |= _NO_CONFIGURATION
+        if index is not None:
+            environment["GIT_INDEX_FILE"] = str(index)
         command, deadline = [_PROGRAM, *_SAFE_OPTIONS, *arguments], time.monotonic() + LOCK_SECONDS
-        pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
         while True:
             try:
                 with subprocess.Popen(
-                    command, **pipes, cwd=self.root, env=environment, start_new_session=True
+                    command,
+                    cwd=self.root,
+                    env=environment,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    start_new_session=True,
                 ) as process:
                     try:
                         stdout, stderr = process.communicate(stdin, _TIMEOUT_SECONDS)

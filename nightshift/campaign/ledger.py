@@ -10,7 +10,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,31 +135,28 @@ class Ledger:
         raise UsageError(cause, "Put the folder back, then repeat the command.")
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all experiments in order. Links are ignored."""
+        """Return the numbers of all experiments in order."""
         if not self.runs_dir.is_dir():
             return []
-        with os.scandir(self.runs_dir) as entries:  # much faster than a Path for each entry
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+        return sorted(int(path.name) for path in self.runs_dir.iterdir() if _NUMBER.fullmatch(path.name))
 
     def next_number(self, last_committed: int = 0) -> int:
         """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
-        names = [path.name for path in self.runs_dir.glob("*")]  # with links
-        return 1 + max([last_committed, *(int(name) for name in names if _NUMBER.fullmatch(name))])
+        return 1 + max([last_committed, *self.numbers()])
 
     def num_decided(self) -> int:
         """Return the position of the last verdict in the order of decisions; 0 before the first."""
         return max((record.place for record in self.records()), default=0)
 
-    def reserve(self, record: Record, files: Mapping[str, bytes], last_committed: int = 0) -> Record:
-        """Give a record the next number, above `last_committed`, and atomically create its folder with `files`."""
+    def reserve(self, record: Record, source: bytes, last_committed: int = 0) -> Record:
+        """Give a record the next number, above `last_committed`, and atomically create its folder. `source`: the
+        content of its train.toml."""
         self.require_in_place()
-        record = replace(record, number=self.next_number(last_committed), status=STARTED)
+        record = replace(record, number=self.next_number(last_committed))
         if (new := record.run.new) and not new.experiment:
             record = replace(record, run=replace(record.run, new=replace(new, experiment=record.number)))
         with whole_folder(self.run_dir(record.number)) as partial:
-            for name, data in files.items():
-                write_atomically(partial / name, data)
+            write_atomically(partial / CONFIG_NAME, source)
             write_json(partial / RECORD_NAME, record)
         sync_folder(self.runs_dir)
         return record
@@ -301,21 +298,18 @@ def baseline_of(records: Sequence[Record], branch: str) -> Record | None:
     return next((r for r in records if r.branch == branch and r.is_keep), None)
 
 
-class _ProposalCost(msgspec.Struct, frozen=True):
+class ProposalCost(msgspec.Struct, frozen=True):
+    """A line of proposals.jsonl."""
+
     branch: str
     rules_hash: str
     night: str  # when the night started
     cost: Cost
 
 
-def log_proposal(runs_dir: Path, branch: str, rules_hash: str, night: str, cost: Cost) -> None:
-    """Append the cost of a proposal to proposals.jsonl. EngineError if the disk refuses."""
-    append(runs_dir / PROPOSALS_NAME, _ProposalCost(branch, rules_hash, night, cost))
-
-
 def proposals_cost(runs_dir: Path, branch: str, rules_hash: str, night: str | None = None) -> Cost:
     """Return the cost of the proposals of one campaign, or of one of its nights. Damaged lines are ignored."""
-    lines = read_rows(runs_dir / PROPOSALS_NAME, _ProposalCost)
+    lines = read_rows(runs_dir / PROPOSALS_NAME, ProposalCost)
     ours = [line for line in lines if (line.branch, line.rules_hash) == (branch, rules_hash)]
     return sum((line.cost for line in ours if night in (None, line.night)), NOTHING)
 

@@ -21,29 +21,29 @@ _MAX_TEXT = 400
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A condition for which a night waits or waited. Times are ISO 8601, UTC."""
+    """A condition for which a night waits or waited. Times are in UTC."""
 
     kind: WaitKind
     cause: str  # one line
     ends_when: str  # the condition, in words
-    since: str
-    checks_at: str | None = None  # time of the next check; None: every CHECK_SECONDS
+    since: datetime
+    checks_at: datetime | None = None  # time of the next check; None: every CHECK_SECONDS
     num_checks: int = 1  # failed checks
     meaning: str = ""  # why an agent is unavailable: a Meaning of agents/availability.py
     meanwhile: str = ""  # what the night does during the wait
-    ended: str | None = None
+    ended: datetime | None = None
     place: str = ""  # the slot or node that lost a run
 
     def describe(self) -> str:
         """Return a sentence about the wait."""
         check = f"within {CHECK_SECONDS:.0f} s" if self.checks_at is None else f"at {_clock(self.checks_at)}"
-        cause, since = clean(self.cause, _MAX_TEXT), local(datetime.fromisoformat(self.since))
         meanwhile = f"; {self.meanwhile}" if self.meanwhile else ""
-        return f"waiting since {since}: {cause}; ends when {self.ends_when}; next check {check}{meanwhile}"
+        begin = f"waiting since {local(self.since)}: {clean(self.cause, _MAX_TEXT)}"
+        return f"{begin}; ends when {self.ends_when}; next check {check}{meanwhile}"
 
     def seconds(self, now: datetime) -> float:
         """Return the duration of the wait, until `now` if it has not ended."""
-        return max(_seconds(self.since, self.ended or now.isoformat()), 0.0)
+        return max(((self.ended or now) - self.since).total_seconds(), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ class NightStatus:
     @property
     def waiting(self) -> tuple[str, ...]:
         """A sentence for each open wait; none for a slot that may be used again, and when the night is over."""
-        now, waits = datetime.now(UTC).isoformat(), [w for w in self.waits if w.ended is None and self.cause is None]
-        return tuple(w.describe() for w in waits if w.kind != "run" or _seconds(now, w.checks_at or now) > 0)
+        now, waits = datetime.now(UTC), [w for w in self.waits if w.ended is None and self.cause is None]
+        return tuple(w.describe() for w in waits if w.kind != "run" or (w.checks_at or now) > now)
 
     def morning(self, records: Sequence[Record], now: datetime) -> tuple[str, ...]:
         """Return the lines about the agent, TPE, pauses and directions of the night. `records`: of the campaign."""
@@ -81,7 +81,7 @@ class NightStatus:
         proposers = [record.proposal.proposer for record in records if record.run.new is not None]
         lines = [*self.waiting]
         queued = [
-            _seconds(record.started, record.result.started)
+            (datetime.fromisoformat(record.result.started) - datetime.fromisoformat(record.started)).total_seconds()
             for record in records
             if record.result and JOB_OF in record.result.hardware
         ]
@@ -94,16 +94,12 @@ class NightStatus:
         ended = [wait for wait in self.waits if wait.ended is not None or self.cause is not None]
         for wait in sorted(ended, key=lambda wait: -wait.seconds(now))[:_MAX_LINES]:
             title = "Agent unavailable" if wait.kind == "agent" else f"Paused {wait.place}".strip()
-            since, end = local(datetime.fromisoformat(wait.since)), _clock(wait.ended or now.isoformat())
-            lines.append(f"{title}: {since} to {end} ({lasted(wait.seconds(now))}): {clean(wait.cause, _MAX_TEXT)}")
+            period = f"{local(wait.since)} to {_clock(wait.ended or now)}"
+            lines.append(f"{title}: {period} ({lasted(wait.seconds(now))}): {clean(wait.cause, _MAX_TEXT)}")
         for number, direction in self.directions:
             lines.append(f"Direction from experiment {number:04d} on: {clean(direction, 1_500) or 'none'}")
         return tuple(lines)
 
 
-def _seconds(start: str, end: str) -> float:
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
-
-
-def _clock(text: str) -> str:
-    return datetime.fromisoformat(text).astimezone().strftime("%H:%M:%S %Z")
+def _clock(moment: datetime) -> str:
+    return moment.astimezone().strftime("%H:%M:%S %Z")

@@ -260,7 +260,7 @@ class Controller:
         record, rules = self.admit(config, request, campaign), self.bench.rules
         self.bench.require_ready()
         self.require_disk(campaign)
-        record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
+        record = self.ledger.reserve(record, config.source, self.repo.last_experiment())
         self._begins[record.number] = self.clock()
         limits = f"{rules.budget_text} for training, at most {lasted(self.bench.engine.deadline_seconds)} in total"
         self.reporter.note(f"experiment {record.number:04d}: {limits}")

@@ -28,7 +28,7 @@ from nightshift.experiment import certify
 from nightshift.experiment.checkout import IntegrityError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
-from nightshift.night.observers import Notifier, Page, certified_line
+from nightshift.night.observers import Page, certified_line
 from nightshift.night.proposals import Proposals, attempts, undecided
 from nightshift.night.state import STOP_NAME, Kind, NightState, Stop
 from nightshift.waiting import waiting
@@ -50,13 +50,12 @@ class Night(Proposals):
         controller: Controller,
         proposer: Proposer,
         tell: Callable[[str], None],
-        notifier: Notifier | None = None,
-        filler: Proposer | None = None,
+        filler: Proposer,
     ) -> None:
         """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` is unavailable."""
         super().__init__(state, replace(controller, is_stopping=lambda: self._asked_to_stop is not None))
         self.proposer, self.filler = proposer, filler
-        self.observers = [Page(tell), *filter(None, [notifier])]
+        self.observers = [Page(tell)]
 
     def run(self) -> Stop:
         """Run until a stop rule applies or a measuring file changed. Returns the reason."""
@@ -214,7 +213,8 @@ class Night(Proposals):
         self.over = stop
         try:
             self.controller.interrupt(cut_off)
-            waits = tuple(replace(wait, ended=wait.ended or self.time()) for wait in self.state.waits)
+            now = self.controller.now()
+            waits = tuple(replace(wait, ended=wait.ended or now) for wait in self.state.waits)
             self.update(waits=waits, cause=stop and stop.cause, is_planned=stop is None or stop.is_planned, pid=0)
             self._tidy()
         except (NightshiftError, OSError) as error:

@@ -13,7 +13,7 @@ from nightshift.agents.direction import read_direction
 from nightshift.agents.notebook import store_lessons
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys
-from nightshift.campaign.ledger import log_proposal
+from nightshift.campaign.ledger import PROPOSALS_NAME, ProposalCost, append
 from nightshift.campaign.records import Change, Record, Request, Run, Stage
 from nightshift.campaign.waits import FILL
 from nightshift.config.scope import is_within, scope_of
@@ -51,7 +51,7 @@ class Proposals(Desk):
     """Asks the proposer, and TPE while the proposer is unavailable. The subclass Night sets `proposer` and `filler`."""
 
     proposer: Proposer
-    filler: Proposer | None  # TPE
+    filler: Proposer  # TPE
     _work: _Work | None = None
     _refusals: tuple[str, ...] = ()  # of the agent since its last accepted proposal
     _fill_refusals: tuple[str, ...] = ()  # of TPE, whose next draw has another seed each time
@@ -134,7 +134,7 @@ class Proposals(Desk):
     def _fill(self, campaign: Campaign) -> bool:
         """Let TPE propose for a free slot while the agent is unavailable. Returns True if there is a proposal."""
         before = self.state.pending
-        if self.filler is not None and self.state.fills and self.open_waits("agent") and self._num_wanted(0):
+        if self.state.fills and self.open_waits("agent") and self._num_wanted(0):
             work = self._open(self.filler, campaign, 1)
             work.answers = complete(work.proposing)
             self._take(work, campaign)
@@ -185,7 +185,7 @@ class Proposals(Desk):
             return
         if (unavailable := answers[0].unavailable) is not None:
             meaning, cause = unavailable.meaning, f"{name}: {unavailable.meaning}: {unavailable.text}"
-            meanwhile = "TPE fills the free slots meanwhile" if self.filler and self.state.fills else ""
+            meanwhile = "TPE fills the free slots meanwhile" if self.state.fills else ""
             at_once = not unavailable.is_away  # an agent that was reached is asked again at once
             self.begin_wait("agent", cause, f"{name} answers", at_once=at_once, meaning=meaning, meanwhile=meanwhile)
             return
@@ -206,7 +206,8 @@ class Proposals(Desk):
         """Log the cost, which the first answer has. Warn if --max-cost cannot be enforced."""
         state, cost, most = self.state, answer.proposal.cost, self.state.request.max_cost
         if cost is not None:
-            log_proposal(self.ledger.runs_dir, state.branch, state.rules_hash, state.started, cost)
+            line = ProposalCost(state.branch, state.rules_hash, state.started, cost)
+            append(self.ledger.runs_dir / PROPOSALS_NAME, line)
         # An agent that was stopped or is unavailable may report no cost.
         if most is not None and answer.source is not None and not (cost and cost.is_whole("dollars")):
             self.note(f"warning: --max-cost {most:g} is not enforced: {self.proposer.name} did not report all dollars")

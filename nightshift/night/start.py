@@ -69,8 +69,8 @@ def night(
         note(f"task {'+'.join(rules.environment_names)}, model {rules.model}, {rules.budget_text} per run")
         note(f"the night stops {next_stop(state, state.closed(ledger.records()), controller.now())}")
         note("per experiment: change (+: a new key), measured score, effect ± half of its 95 % interval, verdict: why")
-        night = Night(state, controller, proposer, tell, notifier, filler=search_of("tpe", request))
-        night.observers += [lambda *_: look(), *([tag_night] if has_tag else [])]
+        night = Night(state, controller, proposer, tell, filler=search_of("tpe", request))
+        night.observers += [notifier, lambda *_: look(), *([tag_night] if has_tag else [])]
         stop = night.run()
         missing = uncommitted(ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH

@@ -187,22 +187,21 @@ class Desk:
         before = next((w for w in self.open_waits(kind) if w.place == more.get("place", "")), None)
         # Runs that are lost together count as one try.
         num = before.num_checks + (before.place not in self.pauses(kind)) if before else 1 - at_once
-        since, checks_at = before.since if before else self.time(), None
+        now, checks_at = self.controller.now(), None
         if kind in ("agent", "run"):
-            checks_at = self.time(min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0)
+            pause = min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
+            checks_at = now + timedelta(seconds=pause)
         elif before and before.cause == cause:
             return
-        wait = Wait(kind, cause, ends_when, since, checks_at, num, **more)
+        wait = Wait(kind, cause, ends_when, before.since if before else now, checks_at, num, **more)
         self._set_waits(*(other for other in self.state.waits if other is not before), wait)
         self.note(wait.describe())
-
-    def time(self, seconds: float = 0.0) -> str:
-        return (self.controller.now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
     def end_wait(self, kind: WaitKind, place: str = "") -> None:
         """End the open waits of this kind at this place, and at an unknown place."""
         if waits := [wait for wait in self.open_waits(kind) if wait.place in (place, "")]:
-            self._set_waits(*(replace(w, ended=self.time()) if w in waits else w for w in self.state.waits))
+            now = self.controller.now()
+            self._set_waits(*(replace(w, ended=now) if w in waits else w for w in self.state.waits))
 
     def _set_waits(self, *waits: Wait) -> None:
         with suppress(EngineError):  # if the disk is full, the next update writes the waits
@@ -211,8 +210,7 @@ class Desk:
     def pauses(self, kind: WaitKind) -> dict[str, float]:
         """Return the seconds until the next try, by place, of the waits of this kind whose pause is not over."""
         now, waits = self.controller.now(), self.open_waits(kind)
-        tries = {wait.place: datetime.fromisoformat(wait.checks_at) for wait in waits if wait.checks_at}
-        return {place: (time - now).total_seconds() for place, time in tries.items() if time > now}
+        return {w.place: (w.checks_at - now).total_seconds() for w in waits if w.checks_at and w.checks_at > now}
 
     def require_disk(self) -> None:
         """Raise EngineError if runs/ is not writable."""

@@ -83,7 +83,7 @@ def revert_by_user(ledger: Ledger, change: Change) -> None:
     record = a_record(number=ledger.next_number(), decided_before=num_decided, user_decisions=(decision,), **fields)
     kept = Campaign.of([*records, record], BRANCH, "rules").kept
     record = replace(record, run=Run(kept=kept), **measured(0.7))
-    record = ledger.reserve(record, {"train.toml": ledger.source(1)})
+    record = ledger.reserve(record, ledger.source(1))
     campaign = Campaign.of([*records, record], BRANCH, "rules")
     assert campaign.baseline
     ledger.close(campaign.judge(replace(record, decided=num_decided + 1), ledger.stored_config(campaign.baseline)))

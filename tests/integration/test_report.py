@@ -136,7 +136,7 @@ def test_few_experiments(tmp_path: Path, count: int) -> None:
 
 def test_only_crashes(tmp_path: Path) -> None:
     crash = a_record(judgement=Judgement(why="loss became nan at step 3"), notes=("looked at the curves",))
-    stored(tmp_path, [replace(crash, status="crash")] * 3).reserve(a_record(), {"train.toml": b""})
+    stored(tmp_path, [replace(crash, status="crash")] * 3).reserve(a_record(), b"")
     page = rendered(tmp_path)
     assert page.details(1)["notes"] == "looked at the curves"
     assert page.details(1)["why"] == "loss became nan at step 3"

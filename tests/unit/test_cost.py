@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import json
 
-from nightshift.campaign.ledger import campaign_cost, log_proposal, proposals_cost, runs_cost
+from nightshift.campaign.ledger import PROPOSALS_NAME, ProposalCost, append, campaign_cost, proposals_cost, runs_cost
 from nightshift.campaign.records import NOTHING, Cost, Outcome, Record, Result, Training, together
 from tests.campaigns import BRANCH, a_record, replace
 
@@ -55,7 +55,7 @@ def test_what_nights_refused_stays_in_the_cost_of_the_campaign(tmp_path: Path) -
     """Also where a night of another campaign is between. Each proposal here costs a dollar."""
     for night, rules_hash, num_asked in (("1", "a", 4), ("2", "b", 2), ("3", "a", 3), ("4", "a", 1)):
         for _ in range(num_asked):
-            log_proposal(tmp_path, BRANCH, rules_hash, night, Cost(dollars=1.0))
+            append(tmp_path / PROPOSALS_NAME, ProposalCost(BRANCH, rules_hash, night, Cost(dollars=1.0)))
     assert [proposals_cost(tmp_path, BRANCH, name).dollars for name in ("a", "b")] == [8.0, 2.0]
     assert proposals_cost(tmp_path, BRANCH, "a", "3") == Cost(dollars=3.0, num_proposals=3)
     assert proposals_cost(tmp_path, BRANCH, "c") == NOTHING

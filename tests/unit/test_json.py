@@ -33,9 +33,8 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for record in ledger.records():
         result = record.result and replace(record.result, slot=f"slot {record.number % 2}")
         ledger.write(replace(record, result=result, description=f"{record.proposal.description} \u202e\ud83d \x1b[31m"))
-    cut = ledger.reserve(
-        a_record(branch=BRANCH, rules_hash=record.rules_hash, parent=1, description="cut off"), {"train.toml": b""}
-    )
+    cut = a_record(branch=BRANCH, rules_hash=record.rules_hash, parent=1, description="cut off")
+    cut = ledger.reserve(cut, b"")
     judgement = Judgement(why="interrupted: Ctrl-C")
     ledger.write(replace(cut, status="crash", failure=Failure.INTERRUPTED, judgement=judgement))
     for name in ("run.py", "train.toml", "rules.toml", "pyproject.toml"):

@@ -18,9 +18,7 @@ from tests.campaigns import a_record, a_result, campaign, replace
 
 
 def closed(ledger: Ledger, **changes: object) -> Record:
-    record = ledger.reserve(
-        a_record(run=Run(new=Change(keys={"trainer.optim.lr": "5e-6"}))), {"train.toml": b"x = 1\n"}
-    )
+    record = ledger.reserve(a_record(run=Run(new=Change(keys={"trainer.optim.lr": "5e-6"}))), b"x = 1\n")
     decision = Decision(change=record.run.new, action=Action.KEEP, effect=0.01, effect_stderr=0.01)
     judgement = Judgement(why="why", decisions=(decision,))
     record = replace(record, status="keep", judgement=judgement, result=a_result(), total_seconds=80.0)

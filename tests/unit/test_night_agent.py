@@ -121,8 +121,8 @@ def a_night(
 ) -> tuple[Night, Stop, Sent]:
     controller, sent = with_bench(controller, executor=executor), Sent()
     state = begin(NightRequest("thinker", fill=fills, **asked), controller)
-    filler = Filler(controller.clock) if fills else None
-    night = Night(state, controller, proposer, lambda text: None, notifier=sent, filler=filler)
+    night = Night(state, controller, proposer, lambda text: None, Filler(controller.clock))
+    night.observers.append(sent)
     return night, night.run(), sent
 
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from nightshift.agents.base import Answer, Context
+from nightshift.agents.search import SearchProposer
 from nightshift.campaign.records import NIGHT_NAME, Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
@@ -47,7 +48,9 @@ def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Sen
     rules_hash, started = controller.bench.rules_hash, controller.now().isoformat()
     state = NightState(NightRequest("acting"), rules_hash, started=started, first=1, branch=CAMPAIGN)
     told, said = Sent(), list[str]()
-    return Night(state, controller, Acting(act), said.append, notifier=told), told, said
+    night = Night(state, controller, Acting(act), said.append, SearchProposer("tpe", 0))
+    night.observers.append(told)
+    return night, told, said
 
 
 def test_a_page_that_cannot_be_written_stops_neither_summary_nor_notification(controller, monkeypatch):

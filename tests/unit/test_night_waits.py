@@ -119,7 +119,7 @@ def test_a_branch_switch_pauses_the_night_and_the_sentence_names_what_is_checked
     night, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=8)
     assert stop.cause == "8 experiments are done"
     assert idle_seconds(controller.ledger.records(), executor) <= 80 + 30 + 5 + 30
-    [minute] = {wait.since[14:16] for wait in night.state.waits}
+    [minute] = {f"{wait.since:%M}" for wait in night.state.waits}
     sentences = [
         f"waiting since 2026-11-25 01:{minute} UTC: the checkout moved from autoresearch/test to {branch}; "
         "ends when autoresearch/test is checked out again; next check within 30 s"

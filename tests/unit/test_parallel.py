@@ -127,7 +127,7 @@ def night_of(
     state = NightState(
         request, controller.bench.rules_hash, started=controller.now().isoformat(), first=1, branch=CAMPAIGN
     )
-    return Night(state, controller, proposer or Rates(0), lambda text: None)
+    return Night(state, controller, proposer or Rates(0), lambda text: None, Rates(0))
 
 
 def night(
@@ -214,7 +214,7 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(contro
     made = night_of(controller, executor, experiments=7)
     with pytest.raises(Killed):
         any(made._step() for _ in itertools.count())  # `run` would end what is in flight
-    stop = Night(made.state, made.controller, Rates(1), lambda text: None).run()
+    stop = Night(made.state, made.controller, Rates(1), lambda text: None, Rates(0)).run()
     assert stop.is_planned, stop
     ours = controller.ledger.records()
     assert [r.number for r in ours if r.git_action is None] == []
