@@ -70,7 +70,8 @@ def compare(night: str) -> dict[str, Any]:
 def decision_lines(campaign: Campaign) -> list[str]:
     """Return a line for each decision that changed the incumbent."""
     return [
-        f"after {number:04d}: {d.action} {d.change}; effect {d.estimate and d.estimate.with_p}"
+        f"after {number:04d}: {d.action} {d.change.name}: {d.change.settings}; "
+        f"effect {d.estimate and d.estimate.with_p}"
         for number, decisions in decisions_of(campaign).items()
         for d in decisions
     ]

@@ -49,7 +49,6 @@ from nightshift.errors import EngineError, Failure, UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
-_BASELINE_WHY = "the first experiment of the campaign: later ones are compared with it"
 _GUARD_LEVEL = 0.9  # at this P(a change lowers a guard by more than its limit) the change is not kept
 Array = NDArray[np.float64]
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
@@ -83,7 +82,7 @@ class Campaign:
     def copy(self) -> Campaign:
         """Return a copy. A change of one of the two does not change the other."""
         other = copy.copy(self)
-        other.records, other.decided, other.differences = [*self.records], [*self.decided], dict(self.differences)
+        other.decided, other.differences = [*self.decided], dict(self.differences)
         other._posteriors = copy.deepcopy(self._posteriors)
         return other
 
@@ -167,7 +166,8 @@ class Campaign:
         first experiment; None if `record` is the first."""
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posteriors(record)[""], record)
-            judgement = Judgement(why=_BASELINE_WHY, standing=standing)
+            first = "the first experiment of the campaign: later ones are compared with it"
+            judgement = Judgement(why=first, standing=standing)
             return replace(record, status=Verdict.KEEP, judgement=judgement)
         after = self.copy()
         posterior = after._posteriors[""]
@@ -335,7 +335,7 @@ def already_tried(
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:
     """Return the starts and decisions of a campaign's experiments in the order in which they happened."""
-    ours = [record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)]
+    ours = [record for record in records if record.campaign == (branch, rules_hash)]
     starts = [((record.decided_before, True, record.number), record) for record in ours]
     decisions = [((record.decided, False, 0), record) for record in ours if record.decided is not None]
     events = sorted(starts + decisions, key=itemgetter(0))
@@ -422,11 +422,13 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:
     """Return a line about the first decisions of a campaign that git did not commit; None if all are committed."""
-    owed = (r for r in records if r.branch == branch and r.git_error and r.judgement and r.judgement.steps)
-    if (record := next(owed, None)) is None or record.judgement is None:
-        return None
-    names = ", ".join(step.name for step in record.judgement.steps)
-    return f"{names}: decided, but not committed: {record.git_error}. Each later experiment and start tries again."
+    for record in records:
+        if record.branch == branch and record.git_error and record.judgement and record.judgement.steps:
+            names = ", ".join(step.name for step in record.judgement.steps)
+            return (
+                f"{names}: decided, but not committed: {record.git_error}. Each later experiment and start tries again."
+            )
+    return None
 
 
 def _owed(records: Sequence[Record], branch: str) -> list[Record]:
@@ -441,17 +443,15 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
     """Close the experiments that an earlier controller left open, except those `in_flight`. Needs the lock."""
     ledger.sweep()
     records = [record for record in ledger.records() if record.number not in in_flight]
-    unclosed = [record for record in records if record.git_action is None]
-    due = {record.number: record for record in (*unclosed, *_owed(records, repo.head().branch))}
-    for record in sorted(due.values(), key=lambda record: (record.decided is None, record.place, record.number)):
+    owed = _owed(records, repo.head().branch)
+    due = [record for record in records if record.git_action is None or record in owed]
+    for record in sorted(due, key=lambda record: (record.decided is None, record.place, record.number)):
         if record.status == STARTED:
             cause = "interrupted: the process ended before the verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted")
         elif record.judgement and (git_action := close(record, ledger, repo).git_action) != record.git_action:
             note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
-    if records:
-        keep_model(ledger, ledger.record(records[-1].number))  # the disk may have been full when it was closed
 
 
 def keep_model(ledger: Ledger, record: Record) -> None:
@@ -470,7 +470,7 @@ def keep_model(ledger: Ledger, record: Record) -> None:
         sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
         if sum(sizes.values()) <= MODELS_GB * 1e9:
             return
-        campaign = Campaign.of(ledger.records(), record.branch, record.rules_hash)
+        campaign = Campaign.of(ledger.records(), *record.campaign)
         needed = filter(None, (campaign.baseline, campaign.parent, campaign.incumbent_run, record))
         spared = {ledger.run_dir(other.number) for other in needed}
         for model in models:

@@ -323,7 +323,7 @@ def runs_cost(records: Iterable[Record]) -> Cost:
 
 def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:
     """Return the cost of these experiments and of all proposals of their campaigns."""
-    campaigns = {(record.branch, record.rules_hash) for record in records}
+    campaigns = {record.campaign for record in records}
     return sum((proposals_cost(runs_dir, *campaign) for campaign in campaigns), runs_cost(records))
 
 

@@ -5,6 +5,7 @@ change that no later change of the config sets are its rest.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import NormalDist, fmean
 
@@ -38,7 +39,7 @@ class Posterior:
         self._kept_by_key: dict[str, Settings] = {}  # key -> the kept change that sets it
         self._fixed = set[Settings]()  # changes that the user kept or reverted, or that a guard forbids
         self._accident_configs = set[Settings]()  # configs of runs that were probably accidents
-        self._final_scores: dict[Settings, tuple[float, ...]] = {}  # config -> scores of its final check runs
+        self._final_scores = defaultdict[Settings, list[float]](list)  # config -> scores of its final check runs
         self._rows: dict[Settings, int] = {}  # change, or rest of a change -> its row of the Gaussian
         self._kind_counts = rules.shares_worth * np.array([share for _, _, share in rules.kinds])  # number of changes
         factors, priors = np.array(rules.noises).T
@@ -80,8 +81,8 @@ class Posterior:
         """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval: those of
         `estimated_gain`, or of the final check runs if the estimate lies outside of their interval (Student's t)."""
         estimate = self.estimated_gain(num_slots)
-        incumbent = self._final_scores.get(Settings().union(*self._kept.values()), ())
-        baseline = self._final_scores.get(Settings(), ())
+        incumbent = self._final_scores.get(Settings().union(*self._kept.values()), [])
+        baseline = self._final_scores.get(Settings(), [])
         if not self._kept or min(len(incumbent), len(baseline)) < 2:
             return estimate
         df = SEED_DF + len(incumbent) + len(baseline) - 2
@@ -136,7 +137,7 @@ class Posterior:
         rests = remaining(changes)
         config = Settings().union(*(rest for _, rest in rests))
         if run.stage is not Stage.SEARCH:
-            self._final_scores[config] = (*self._final_scores.get(config, ()), score)
+            self._final_scores[config].append(score)
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
         if not is_new and config in self._accident_configs:
             kinds = kinds[:1]

@@ -119,10 +119,9 @@ class Proposal(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if isinstance(value := getattr(self, name), str) and value:
+            if isinstance(value := getattr(self, name), str):
                 force_setattr(self, name, clean(value))
-        if self.notes:
-            force_setattr(self, "notes", tuple(map(clean, self.notes)))
+        force_setattr(self, "notes", tuple(map(clean, self.notes)))
 
 
 class Outcome(StrEnum):
@@ -339,10 +338,6 @@ class Change(Struct, frozen=True, kw_only=True):
         """`trainer.optim.lr = 5e-6, max_steps = unset`."""
         return ", ".join(f"{key} = {'unset' if value is None else value}" for key, value in self.keys.items())
 
-    def __str__(self) -> str:
-        """`0003: trainer.optim.lr = 5e-6`."""
-        return f"{self.name}: {self.settings}"
-
 
 def settings_of(changes: Iterable[Change]) -> dict[str, str | None]:
     """Return the keys and values that changes set together."""
@@ -502,6 +497,11 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     git_action: str | None = None  # what Nightshift did to git and train.toml, or why it did nothing
     git_error: str | None = None  # why the planned commits are still owed
     commits: dict[str, str] = msgspec.field(default_factory=dict)  # commit ids by decision: `keep 0012` -> id
+
+    @property
+    def campaign(self) -> tuple[str, str]:
+        """Branch and rules hash: the campaign of the experiment."""
+        return self.branch, self.rules_hash
 
     @property
     def environments(self) -> tuple[str, ...]:

@@ -11,7 +11,18 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import asdict
 
-from nightshift.campaign.records import Change, Decision, Effect, Guard, Part, Record, Settings, Stage, Standing
+from nightshift.campaign.records import (
+    Change,
+    Decision,
+    Effect,
+    Guard,
+    Part,
+    Record,
+    Settings,
+    Stage,
+    Standing,
+    settings_of,
+)
 from nightshift.errors import Failure
 from nightshift.text import clean, counted, escape_formula
 
@@ -144,7 +155,7 @@ def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) ->
     kept = kept if kept is not None else incumbents[-1] if incumbents else ()
     commit_items = [item for record in records for item in record.commits.items()]  # ("keep 0012", commit id)
     commits = {words.partition(" ")[2]: commit for words, commit in commit_items if not words.startswith("revert")}
-    kept_keys, kept_settings = {key for change in kept for key in change.keys}, {change.identity for change in kept}
+    kept_keys, kept_settings = settings_of(kept).keys(), {change.identity for change in kept}
     fates = dict[Settings, Fate]()
     for change in chain(*incumbents, kept):
         now: Now = "replaced" if change.keys.keys() <= kept_keys else "reverted"
@@ -155,10 +166,9 @@ def fates_of(records: Sequence[Record], kept: Sequence[Change] | None = None) ->
 
 def results_tsv(records: Sequence[Record]) -> str:
     """Return the text of results.tsv, with one line per experiment that has a verdict, from all campaigns."""
-    campaign_of = attrgetter("branch", "rules_hash")
-    names = {campaign_of(record) for record in records}
-    fates = {name: fates_of([record for record in records if campaign_of(record) == name]) for name in names}
-    table = [row(record, fates[campaign_of(record)]) for record in records if verdict_of(record)]
+    campaigns = {record.campaign for record in records}
+    fates = {name: fates_of([record for record in records if record.campaign == name]) for name in campaigns}
+    table = [row(record, fates[record.campaign]) for record in records if verdict_of(record)]
     lines = [(*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))]
     for line in table:
         parent = "" if line.parent is None else f"{line.parent:04d}"
@@ -268,4 +278,4 @@ def last_scores(records: Sequence[Record]) -> str:
 
 def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
     """Return branch and rules hash of the last experiment with a verdict; two empty strings without a verdict."""
-    return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))
+    return next((r.campaign for r in reversed(records) if r.judgement is not None), ("", ""))

@@ -61,8 +61,7 @@ class NightStatus:
 
     def is_on(self, ledger: Ledger) -> bool:
         """Return True if the night runs, False if it is over or was cut off."""
-        is_held = ledger.is_running() and ledger.holder.startswith(f"process {self.pid} ")
-        return self.cause is None and is_held
+        return self.cause is None and ledger.is_running() and ledger.holder.startswith(f"process {self.pid} ")
 
     @property
     def direction(self) -> str:

@@ -141,7 +141,7 @@ class Night(Proposals):
             return stop
         sentence = " And ".join(self.state.waiting)
         with waiting(sentence) if sentence and not self.bench.in_flight else nullcontext():
-            self._wait(asked)
+            self._wait()
         return None
 
     def _is_away(self) -> bool:
@@ -175,14 +175,14 @@ class Night(Proposals):
         executor.cancel([folder for folder in executor.in_flight() if not executor.has_begun(folder)])
         return False
 
-    def _wait(self, asked: Stop | None) -> None:
-        """Wait at most CHECK_SECONDS, until the time of a try, or until the user's request to stop is not `asked`. If
-        the night is not paused, a run that ended or an answer ends the wait, too."""
+    def _wait(self) -> None:
+        """Wait at most CHECK_SECONDS, until the time of a try, or until the user's request to stop changes. If the
+        night is not paused, a run that ended or an answer ends the wait, too."""
         clock, is_paused = self.controller.clock, self.open_waits("branch") or self.open_waits("machine")
         ends_at = clock() + min([CHECK_SECONDS, *self.pauses("agent").values(), *self.pauses("run").values()])
         self.emit(Kind.IDLE)
         due = [self.ledger.run_dir(number) for number in self.bench.in_flight]
-        while self._asked_to_stop == asked and clock() < ends_at:
+        while self._asked_to_stop == self._asked and clock() < ends_at:
             self.controller.wait()
             has_answers = self.advance()  # this also applies the agent's time limit
             if not is_paused and (has_answers or any(map(self.executor.is_over, due))):

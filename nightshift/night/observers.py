@@ -104,9 +104,8 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
         ("certificate", state.certificate),
         ("stopped", clean(state.cause or "", 400)),
         ("page", f"runs/{PAGE_NAME}"),
+        *(("next", f"{sentence} {command}") for sentence, command in next_steps(ledger, campaign, state)),
     ]
-    steps = next_steps(ledger, campaign, state)
-    rows += [("next", f"{sentence} {command}") for sentence, command in steps]
     return "\n".join(f"{name + ':':17} {text}" for name, text in rows if text)
 
 

@@ -107,10 +107,8 @@ class NightState(NightStatus):
 
     def closed(self, records: Sequence[Record]) -> list[Record]:
         """Return the night's closed experiments."""
-        mine = self.branch, self.rules_hash
-        return [
-            r for r in records if r.number >= self.first and r.status != STARTED and (r.branch, r.rules_hash) == mine
-        ]
+        ours = [record for record in records if record.campaign == (self.branch, self.rules_hash)]
+        return [record for record in ours if record.number >= self.first and record.status != STARTED]
 
 
 class Stop(NamedTuple):
@@ -139,7 +137,7 @@ def night_cost(state: NightState, ledger: Ledger) -> Cost:
 
 def decided(records: Sequence[Record]) -> list[Record]:
     """Return the decided experiments in the order of their decisions, without interrupted and lost runs."""
-    return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
+    return sorted((record for record in records if record.place), key=lambda record: record.place)
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
