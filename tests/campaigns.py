@@ -33,7 +33,7 @@ from nightshift.campaign.records import (
     packed,
 )
 from nightshift.config.rules import RuleConstants
-from nightshift.config.train_toml import Config, diff, parse, set_values
+from nightshift.config.train_toml import Config, diff, parse, set_values, spelled
 from nightshift.errors import Failure
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL
@@ -98,7 +98,7 @@ def a_record(**changes: object) -> Record:
 def a_change(number: int) -> Change:
     """A change that experiment `number` proposes: of neighbours each has a key of its own."""
     key, scale = KEYS[number % len(KEYS)]
-    return Change(experiment=number, keys={key: f"{scale * number:g}"})
+    return Change(experiment=number, keys={key: spelled(float(f"{scale * number:g}"))})
 
 
 def judged(

@@ -18,18 +18,18 @@ MAX_SUBJECT = 71  # characters
 UNREAD = "your own commits to train.toml since the last experiment cannot be read"  # in read-only commands
 _PATHS = {key.path for key in KEYS}
 _UNSET = {key.path for key in KEYS if key.default is None}
-Values = dict[str, Value]  # by dotted key
+Values = dict[str, str]  # by dotted key, spelled as in `Change.keys`
 Validate = Callable[[Config], object]  # raises UsageError for an invalid config
 
 
 def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
     """Return the values of train.toml with the kept changes, which are in the order in which they were kept. A key
-    whose value and default are None is left out, as in the file. ConfigError if a value is not allowed."""
-    values: dict[str, Any] = dict(baseline.values)
+    whose value and default are None is left out, as in the file."""
+    values: dict[str, str | None] = {key: spelled(value) for key, value in baseline.values.items()}
     for change in kept:
-        values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
-    unset = {key for key, value in values.items() if value is ABSENT or (value is None and key in _UNSET)}
-    return {key: value for key, value in values.items() if key not in unset}
+        values |= change.keys
+    unset = {key for key, text in values.items() if text == spelled(None) and key in _UNSET}
+    return {key: text for key, text in values.items() if text is not None and key not in unset}
 
 
 def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
@@ -39,7 +39,8 @@ def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
 
 def change_keys(before: Config, after: Config) -> dict[str, str | None]:
     """Return the keys whose effective values differ, with the values of `after` as in `Change.keys`."""
-    return {key: _text(after.values, key) for key in changed_keys(before, after)}
+    values = after.values
+    return {key: spelled(values[key]) if key in values else None for key in changed_keys(before, after)}
 
 
 def plan(
@@ -66,7 +67,7 @@ def plan(
         except UsageError as error:
             refused.append((decision, str(error)))
             continue
-        keys = {key: (_text(before, key), _text(after, key)) for key in _changed(before, after)}
+        keys = {key: (before.get(key), text) for key, text in _changed(before, after).items()}
         name = f"{decision.action} {decision.change.name}"
         steps.append(PlannedCommit(name=name, keys=keys, reason=reason(decision)))
         planned.append(decision)
@@ -91,7 +92,7 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
     config = parse(repo.config_at(tip.commit or "") or b"")
     for step in steps[len(ids) :]:
         values, edited, id = incumbent_values(config), config, None
-        keys = {key: after for key, (before, after) in step.keys.items() if _text(values, key) == before}
+        keys = {key: after for key, (before, after) in step.keys.items() if values.get(key) == before}
         with suppress(ConfigError):
             edited = _edit(config, incumbent_values(config, [Change(keys=keys)]))
         if edited.source != config.source:
@@ -154,11 +155,15 @@ def decisions_since(
 
 
 def _edited_by_user(
-    baseline: Config, kept: Sequence[Change], changed: Mapping[str, Any], commit: str, decisions: list[Decision]
+    baseline: Config,
+    kept: Sequence[Change],
+    changed: Mapping[str, str | None],
+    commit: str,
+    decisions: list[Decision],
 ) -> Sequence[Change]:
     """Append the decisions of an edit to `decisions`. Return the kept changes after it."""
     before = incumbent_values(baseline, kept)
-    wanted = {key: value for key, value in (before | dict(changed)).items() if value is not ABSENT}
+    wanted = {key: text for key, text in {**before, **changed}.items() if text is not None}
     while (undone := _undone(baseline, kept, before, wanted)) is not None:
         kept = [change for change in kept if change != undone]
         before = incumbent_values(baseline, kept)
@@ -166,8 +171,7 @@ def _edited_by_user(
             decisions.remove(edits[-1])  # the user took an edit back: no decision is left
         else:
             decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
-    if left := _changed(before, wanted):
-        keys = {key: None if value is ABSENT else spelled(value) for key, value in left.items()}
+    if keys := _changed(before, wanted):
         kept = [*kept, Change(keys=keys, commit=commit)]
         decisions.append(Decision(change=kept[-1], action=Action.KEEP, commit=commit))
     return kept
@@ -194,21 +198,18 @@ def _value(key: str, text: str) -> Value:
     return accept(row, {} if row.kind is Kind.TABLE and text == "on" else value)
 
 
-def _text(values: Mapping[str, Value], key: str) -> str | None:
-    """Return a value as in `Change.keys`: None for a key that is not set."""
-    return spelled(values[key]) if key in values else None
-
-
-def _changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, Any]:
-    """Return the keys whose values differ, with the new values; ABSENT for a key that is not in `after`."""
+def _changed(before: Values, after: Values) -> dict[str, str | None]:
+    """Return the keys whose values differ, with the new values; None for a key that is not in `after`."""
     keys = dict.fromkeys([*before, *after])
-    return {key: after.get(key, ABSENT) for key in keys if before.get(key, ABSENT) != after.get(key, ABSENT)}
+    return {key: after.get(key) for key in keys if before.get(key) != after.get(key)}
 
 
 def _edit(config: Config, values: Values) -> Config:
     """Return `config` with these values in its text. UsageError if no valid train.toml has exactly these values."""
+    texts = _changed(incumbent_values(config), values)
+    changes = {key: ABSENT if text is None else _value(key, text) for key, text in texts.items()}
     try:
-        edited = parse(set_values(config.source, _changed(incumbent_values(config), values)))
+        edited = parse(set_values(config.source, changes))
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # a table is split over the file
         fix = "Write each table of train.toml in one place, its keys before its sub-tables."
         raise UsageError(f"train.toml cannot be edited: {error}", fix) from None
