@@ -178,9 +178,10 @@ class Campaign:
         allowed += [Decision(change=change, action=Action.REVERT) for change in before if change.identity in falls]
         steps, planned, kept, refused = plan(baseline, before, allowed, partial(self._reason, record), validate)
         posterior.set_kept(kept)  # in the order of the commits, without refused decisions
-        stopped = [*(decision for decision, _ in refused), *forbidden]
+        stopped = tuple(decision for decision, _ in refused)
+        new = [decision for decision in (*stopped, *forbidden) if decision.action is Action.KEEP]
         discards = [decision for decision in allowed if decision.action is Action.DISCARD]
-        discards += [replace(decision, action=Action.DISCARD) for decision in stopped if decision.action is Action.KEEP]
+        discards += [replace(decision, action=Action.DISCARD) for decision in new]
         judgement = Judgement(
             why="",
             decisions=(*planned, *discards),
@@ -188,7 +189,7 @@ class Campaign:
             expected_score=expected_score,
             standing=self._standing(posterior, record),
             steps=tuple(steps),
-            refused=tuple(decision for decision, _ in refused),
+            refused=stopped,
         )
         record = replace(record, judgement=judgement)
         status = Verdict.MEASURED  # also if another experiment kept the change during the run

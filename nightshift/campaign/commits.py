@@ -47,8 +47,8 @@ def plan(
     baseline: Config,
     kept: Sequence[Change],
     decisions: Iterable[Decision],
-    reason: Callable[[Decision], str] = lambda decision: "",
-    validate: Validate = lambda config: None,
+    reason: Callable[[Decision], str],
+    validate: Validate,
 ) -> tuple[list[PlannedCommit], list[Decision], tuple[Change, ...], list[tuple[Decision, str]]]:
     """Plan the commits of one run's decisions in their order. Each commit must leave a valid train.toml, for which
     `validate` raises nothing. If it would not, the decision is tried again after each later commit. Return the commits,

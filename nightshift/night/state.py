@@ -62,10 +62,8 @@ class NightRequest:
         """The command of a night with these flags."""
         words = ["uv", "run", "nightshift", "night"]
         for flag in fields(self):
-            value, name = (
-                getattr(self, flag.name),
-                f"--{flag.name}".replace("_", "-").replace("-timeout-seconds", "-timeout"),
-            )
+            value = getattr(self, flag.name)
+            name = f"--{flag.name}".replace("_", "-").replace("-timeout-seconds", "-timeout")
             if isinstance(value, bool):
                 words.append(name if value else "--no-fill")
             elif value != flag.default:

@@ -1,13 +1,14 @@
 """One commit for each decision about one change, on real git repositories."""
 
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nightshift.campaign import commits
-from nightshift.campaign.commits import commit, decisions_since, plan
+from nightshift.campaign.commits import commit, decisions_since
 from nightshift.campaign.git import Repo
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
 from nightshift.config.train_toml import Config, parse, set_values
@@ -19,6 +20,7 @@ LR, DECAY, KL = "trainer.optim.lr", "trainer.optim.weight_decay", "trainer.loss.
 BATCH, GROUP = "orchestrator.batch_size", "orchestrator.group_size"
 TYPE, WARMUP = "trainer.scheduler.type", "trainer.scheduler.warmup_steps"
 BASELINE = parse(SHIPPED)
+plan = partial(commits.plan, reason=lambda decision: "", validate=lambda config: None)
 
 
 def change(experiment: int, **keys: str | None) -> Change:

@@ -123,10 +123,8 @@ def night_of(
     controller: Controller, executor: AnyOrder, proposer: Rates | None = None, experiments: int | None = None
 ) -> Night:
     controller = with_bench(controller, executor=executor)
-    request = NightRequest("rates", experiments=experiments)
-    state = NightState(
-        request, controller.bench.rules_hash, started=controller.now().isoformat(), first=1, branch=CAMPAIGN
-    )
+    request, started = NightRequest("rates", experiments=experiments), controller.now().isoformat()
+    state = NightState(request, controller.bench.rules_hash, started=started, first=1, branch=CAMPAIGN)
     return Night(state, controller, proposer or Rates(0), lambda text: None, Rates(0))
 
 
