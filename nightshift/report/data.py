@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -27,9 +26,8 @@ from nightshift.campaign.records import (
 )
 from nightshift.campaign.results import UNDECIDED, Counts, Row, verdict_of
 from nightshift.campaign.waits import NightStatus
-from nightshift.config import train_toml
 from nightshift.config.rules import Rules
-from nightshift.config.train_toml import Config, changes_of
+from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError
 from nightshift.files import read_json
 from nightshift.text import counted
@@ -73,10 +71,6 @@ class Experiment:
         return self.row.verdict or UNDECIDED
 
     @property
-    def changes(self) -> tuple[train_toml.Change, ...]:
-        return changes_of(self.record.diff)
-
-    @property
     def standing(self) -> Standing | None:
         """The estimates after this experiment; None if it was not measured."""
         return self.record.judgement.standing if self.record.judgement else None
@@ -97,8 +91,7 @@ class Morning:
     experiments: tuple[Experiment, ...]
     certificate: Comparison | None
     obsolete: Comparison | None
-    night: tuple[str, ...] = ()  # of the branch's last night: waits, proposers, directions
-    last_night: NightStatus | None = None  # of the branch
+    night: NightStatus | None = None  # the last night of the branch
 
     @property
     def counts(self) -> Counts:
@@ -173,8 +166,7 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     last = on_test[0] if on_test and certificate is None else None
     night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "Move it away.")
     night = night if night and night.branch == story.branch else None
-    lines = night.morning(story.records, datetime.now(UTC)) if night else ()
-    return Morning(story, campaign.standing, experiments, certificate, last, lines, night)
+    return Morning(story, campaign.standing, experiments, certificate, last, night)
 
 
 def _reverts(campaign: Campaign) -> dict[Settings, str]:
@@ -222,7 +214,7 @@ def obsolete(plan: Plan, campaign: Campaign) -> str:
 def detailed(experiments: Sequence[Experiment]) -> dict[int, Experiment]:
     """Return the experiments with details by number: the last ones, and the last keeps."""
     keeps = [e for e in experiments if e.verdict in ("baseline", "keep")][-_MAX_DETAILS:]
-    return {e.number: e for e in sorted((*keeps, *experiments[-_MAX_DETAILS:]), key=lambda e: e.number)}
+    return {e.number: e for e in (*keeps, *experiments[-_MAX_DETAILS:])}
 
 
 def curves(steps: Sequence[Step]) -> dict[str, Any]:

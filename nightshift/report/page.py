@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import ANSWERS_NAME, PAGE_NAME, PICTURE_NAME, SUMMARY_NAME, Rollout, percent
-from nightshift.config.train_toml import UNSET, spelled
+from nightshift.config.train_toml import UNSET, changes_of, spelled
 from nightshift.errors import EngineError
 from nightshift.files import as_json, read_rows, write_atomically
 from nightshift.report import charts, sections, text
@@ -114,7 +114,7 @@ def _row(e: Experiment, uses: Mapping[str, float]) -> dict[str, Any]:
         "kind": e.kind,
         "title": clean(record.proposal.description, 120),
         "note": text.remark(e),
-        "changes": [[c.key, c.old or UNSET, c.new or UNSET] for c in e.changes if c.old != c.new],
+        "changes": [[c.key, c.old or UNSET, c.new or UNSET] for c in changes_of(record.diff) if c.old != c.new],
         "cells": {
             "eval_score": text.score(row.eval_score),
             "effect_at_decision": text.plus_minus(row.effect),

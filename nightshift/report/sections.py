@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from nightshift.agents.history import KEYS_TITLE, history
@@ -70,7 +70,7 @@ def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Sectio
         return {}
     story, whole = morning.story, sum(seconds.values())
     cost, missing = campaign_cost(story.ledger.runs_dir, story.records), uncommitted(story.records, story.branch)
-    steps = next_steps(story.ledger, story.campaign, morning.last_night)
+    steps, night = next_steps(story.ledger, story.campaign, morning.night), morning.night
     times = [(use, lasted(value), f"{100 * value / whole:.0f} %") for use, value in seconds.items()]
     configs = story.campaign.configs
     keys = history(story.campaign, story.configs, configs[1]).keys if configs else ()
@@ -85,7 +85,9 @@ def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Sectio
         "certificate": _certificate(morning),
         "keys": Section("Scores by key and value", name="each value of each key", source=scores),
         "time": Section("Compute used", [f"Without certificates: {cost}."], heads=("use", "time", "share"), rows=times),
-        "night": Section("The agent during the last night", morning.night),
+        "night": Section(
+            "The agent during the last night", night.morning(story.records, datetime.now(UTC)) if night else ()
+        ),
         "notebook": Section("Notebook", name="hypotheses, outcomes and lessons, the latest first", source=notes),
         "notes": Section("What this page does not show", story.notes),
     }
@@ -136,7 +138,7 @@ def _kept(morning: Morning) -> Section:
         experiment = by_number.get(change.experiment)
         support = [percent(effect.p_helps), "confirmed" if campaign.is_confirmed(change) else "unconfirmed"]
         support += ["kept later"] if experiment and experiment.row.now == "kept later" else []
-        tried = [each.line for each in experiment.changes] if experiment else [change.settings]
+        tried = experiment.record.diff if experiment else [change.settings]
         commit = (experiment.row.commit if experiment else change.commit) or UNKNOWN
         rows.append((change.name, tried, plus_minus(effect), ", ".join(support), [commit[:7]]))
     how = "by the final check runs" if morning.standing.contradicted else "corrected for selection"
@@ -217,7 +219,7 @@ def copied(morning: Morning) -> Iterator[Step]:
         yield "The incumbent against the baseline:", f"git diff {baseline.commit[:10]} {tip} -- train.toml"
         with suppress(EngineError):  # there is no repository
             main = next((name for name in repo.branches() if name != branch and repo.is_default(name)), None)
-            night = morning.last_night
-            if main is not None and not (night and night.is_on(morning.story.ledger)):
+            is_on = morning.night is not None and morning.night.is_on(morning.story.ledger)
+            if main is not None and not is_on:
                 command = f"git switch {shlex.quote(main)} && git merge --no-edit {tip}"
                 yield "To bring the kept commits to your main branch:", command
