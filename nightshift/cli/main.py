@@ -85,8 +85,7 @@ def certify(dry_run: bool, gpus: str | None, slurm: Path | None, as_json: bool, 
     from nightshift.experiment import certify as certificates
     from nightshift.experiment.experiment import open_controller
 
-    sides = {side: question.pop(side) for side in SIDES}
-    revisions = {side: revision for side, revision in sides.items() if revision is not None}
+    revisions = {side: revision for side in SIDES if (revision := question.pop(side)) is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
         find = partial(certificates.open_task, controller, revisions=revisions, **question)
@@ -137,7 +136,11 @@ def history(as_json: bool) -> None:
 @shell.GPUS
 @option("--budget-seconds", type=Finite(1, 86_400), help="Another training budget, with a baseline of its own.")
 @option(
-    "--agent-timeout", "agent_timeout_seconds", type=Finite(min=1), default=900.0, help="Seconds per proposal. [900]"
+    "--agent-timeout",
+    "agent_timeout_seconds",
+    type=Finite(min=1),
+    default=900.0,
+    help="Seconds per proposal. [900]",
 )
 @option("--seed", type=int, default=0, show_default=True, help="The seed of tpe and random.")
 @shell.SANDBOX
@@ -283,9 +286,8 @@ def report(output: Path | None, branch: str | None, is_served: bool, port: int) 
         if output is not None:
             raise UsageError("--serve writes no file", "Leave --output out.")
         return serve(root, branch, port, print_text)
-    run.open_ledger()
+    is_live = run.open_ledger().is_running()
     with reporting("drawing the page"):
-        is_live = Ledger(root).is_running()
         view, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
     print_text(view.headline.title, view.headline.sentence, *map(os.fspath, paths))
 
@@ -303,8 +305,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
     from nightshift.report.diff import Diff, find
 
     ledger = run.open_ledger()
-    names = ledger.root, ledger, Repo(ledger.root)
-    changes = Diff.of(find(old, *names), find(new, *names))
+    changes = Diff.of(find(old, ledger), find(new, ledger))
     print_result(changes, [str(changes)], as_json)
 
 

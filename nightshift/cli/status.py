@@ -73,6 +73,10 @@ _NUM_LOG_LINES = 15  # of a crash
 _MOST_VALUES = 40  # of a list in `show --all`
 _TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # torchrun's 31 lines behind the worker's log
 _POLL_SECONDS = 0.5
+_LOOK = (
+    "see the net change: uv run nightshift diff baseline incumbent; "
+    "see what to copy and what to do next: uv run nightshift report"
+)
 
 
 def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
@@ -152,9 +156,6 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
     """Return True if a night has begun after `since` (seconds since 1970)."""
     path = ledger.runs_dir / NIGHT_NAME
     return path.exists() and path.stat().st_mtime > since
-
-
-_DIFF, _REPORT = "uv run nightshift diff baseline incumbent", "uv run nightshift report"
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -278,8 +279,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows += [("note", note) for note in night.notes]
             rows.append(("stops", night.next_stop))
         if self.incumbent and not self.is_running:
-            look = f"see the net change: {_DIFF}; see what to copy and what to do next: {_REPORT}"
-            rows.append(("next", look if self.incumbent.kept else NEXT))
+            rows.append(("next", _LOOK if self.incumbent.kept else NEXT))
         return [f"{name and name + ':':12} {value}" for name, value in rows if value]
 
 

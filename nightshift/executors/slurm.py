@@ -169,8 +169,7 @@ class SlurmExecutor(Executor[_Work]):
 
     def _start(self, folder: Path, job: Job) -> None:
         self.take_over(folder, job)
-        if refusal := self._send(folder):
-            raise refusal
+        self._send(folder)
 
     def take_over(self, folder: Path, job: Job) -> bool:
         """Wait for the result of a job that this controller or an earlier one submitted."""
@@ -178,10 +177,9 @@ class SlurmExecutor(Executor[_Work]):
         self._flights[folder] = _Work(job, time.monotonic() + seconds)
         return True
 
-    def _send(self, folder: Path) -> EngineError | None:
-        """Submit the job of job.json, without the avoided nodes unless sbatch refuses that. Return sbatch's refusal.
-
-        After an error of `_LATER`, `_poll` submits the job.
+    def _send(self, folder: Path) -> None:
+        """Submit the job of job.json, without the avoided nodes unless sbatch refuses that. EngineError if sbatch
+        refuses the job. After an error of `_LATER`, `_poll` submits the job.
         """
         work = self._flights[folder]
         work.gone_at = None
@@ -191,12 +189,12 @@ class SlurmExecutor(Executor[_Work]):
         try:
             self.sbatch(work.job.name, folder / LOG_NAME, [*self.exports(), f"exec {worker}"], *exclude)
         except EngineError as refusal:
-            if not any(text in refusal.cause for text in _LATER):
-                if not exclude:
-                    return refusal
-                self.avoided = ()
-                return self._send(folder)
-        return None
+            if any(text in refusal.cause for text in _LATER):
+                return
+            if not exclude:
+                raise
+            self.avoided = ()
+            self._send(folder)
 
     def sbatch(
         self,
@@ -255,8 +253,11 @@ class SlurmExecutor(Executor[_Work]):
                 continue
             work.gone_at = work.gone_at or self._asked_at
             is_unknown = job is None and self._is_waiting(folder)
-            if is_unknown and self._asked_at - work.gone_at >= ANSWER_SECONDS and (refusal := self._send(folder)):
-                work.seen, work.gone_at = _Seen("FAILED", reason=refusal.cause), self._asked_at
+            if is_unknown and self._asked_at - work.gone_at >= ANSWER_SECONDS:
+                try:
+                    self._send(folder)
+                except EngineError as refusal:
+                    work.seen, work.gone_at = _Seen("FAILED", reason=refusal.cause), self._asked_at
 
     def has_begun(self, folder: Path) -> bool:
         """Return False for a job that waits in the queue, or that SLURM has not reported yet."""

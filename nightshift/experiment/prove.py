@@ -94,10 +94,14 @@ class ProofFile(Document, frozen=True, kw_only=True, tag="proof"):
 
 def public(text: str) -> str:
     """Return a line without paths, addresses, names of user and machine, and possible secrets."""
-    secrets = [value for name, value in os.environ.items() if re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)]
+    secrets = [
+        value
+        for name, value in os.environ.items()
+        if len(value) > 3 and re.search("(KEY|TOKEN|SECRET|PASSWORD)$", name)
+    ]
     host = socket.gethostname()
     names = {os.environ.get("USER", ""), Path.home().name, host.partition(".")[0]} - {"root", ""}
-    words = [re.escape(word) for word in (*(secret for secret in secrets if len(secret) > 3), host)]
+    words = [re.escape(word) for word in (*secrets, host)]
     for pattern in (*words, *_PRIVATE, *(rf"\b{re.escape(name)}\b" for name in names)):
         text = re.sub(pattern, "<private>", text)
     return text

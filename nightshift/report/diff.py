@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
@@ -33,12 +31,12 @@ class Diff(Document, frozen=True, kw_only=True, tag="diff"):
         return "\n".join([f"{self.old} -> {self.new}", *(f"  {line}" for line in lines)])
 
 
-def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
+def find(name: str, ledger: Ledger) -> Version:
     """Return the train.toml of `name`: an experiment's number, a commit, baseline, incumbent or working. UsageError for
     another name, ConfigError if the file is not valid."""
-    number = int(name) if name.isdecimal() else 0
+    repo, number = Repo(ledger.root), int(name) if name.isdecimal() else 0
     if name == "working":
-        label, source = "working file", read_source(root / CONFIG_NAME)
+        label, source = "working file", read_source(ledger.root / CONFIG_NAME)
     elif name in ("baseline", "incumbent"):
         branch = repo.head().branch or None  # None, for a detached HEAD: the branch of the last experiment
         campaign = Story.of(ledger, branch).campaign

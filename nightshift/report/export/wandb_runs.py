@@ -83,11 +83,12 @@ def _log_steps(run: Any, run_dir: Path, num_logged: int = 0) -> int:
 
 def _close(run: Any, row: Row) -> None:
     """Write the result of an experiment and end its run. TimeoutError if the run is on disk only, not sent."""
+    verdict = row.verdict or UNDECIDED
     run.name = f"{row.number:04d} {row.status}"
-    run.tags = tuple(filter(None, (row.verdict or UNDECIDED, row.now)))
+    run.tags = tuple(filter(None, (verdict, row.now)))
     run.notes = clean(", ".join(row.changes))
     numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
-    run.summary.update({"verdict": row.verdict or UNDECIDED, "now": row.now, **numbers})
+    run.summary.update({"verdict": verdict, "now": row.now, **numbers})
     run.finish()
 
 
