@@ -32,6 +32,7 @@ from nightshift.campaign.records import (
     Weights,
     packed,
 )
+from nightshift.config.allowlist import ROWS
 from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, diff, parse, set_values, spelled
 from nightshift.errors import Failure
@@ -216,7 +217,7 @@ def context_after(ledger: Ledger, **changes: object) -> Context:
     told = Campaign.of(ledger.records(), BRANCH, "rules")
     assert told.baseline is not None
     source = incumbent_config(ledger.stored_config(told.baseline), told.kept).source
-    context = Context(ledger.next_number(), source, told, ARITHMETIC_TRL, ledger)
+    context = Context(ledger.next_number(), source, told, ARITHMETIC_TRL, ledger, ROWS)
     return replace(context, **changes)
 
 

@@ -22,7 +22,7 @@ def main() -> None:
     root, temporary = Path(asked["root"]), Path(asked["temporary"])
     clone, log = Clone(Repo(root), temporary), temporary / "agent.log"
     try:
-        agent = open_agent(asked["agent"], asked["sandbox"], root, asked["environ"], 600.0, clone)
+        agent = open_agent(asked["agent"], asked["sandbox"], root, asked["environ"], 600.0, clone, (), ())
     except UsageError as error:
         print(json.dumps({"refused": str(error)}))
         return

@@ -7,8 +7,7 @@ coding agent; search.py needs no language model.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -33,7 +32,7 @@ class Context:
     campaign: Campaign  # the decided experiments of this branch and rules hash, crashes included
     rules: Rules
     ledger: Ledger
-    used_keys: AbstractSet[str] | None = None  # by the engine; None: every open key
+    used_keys: Collection[str]  # by the engine
     refusals: tuple[str, ...] = ()  # causes why earlier proposals for this experiment were refused, one line each
     in_flight: tuple[Record, ...] = ()  # running experiments
     waiting: tuple[Answer, ...] = ()  # accepted proposals that run next

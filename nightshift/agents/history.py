@@ -1,10 +1,8 @@
 """The results of a campaign: its runs, and the scores by key and value. For the brief, logs/ and the user."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from statistics import fmean
 
 import msgspec
@@ -69,16 +67,13 @@ class ValueRow(msgspec.Struct, frozen=True):
     difference: float | None  # 0 by definition for the baseline's value
     difference_halfwidth: float | None  # half of the 95 % interval: noise of the runs, and error of the estimate
 
-    @property
-    def name(self) -> str:
-        return f"{self.value} (with {', '.join(self.others)})" if self.others else self.value
-
     def __str__(self) -> str:
+        name = f"{self.value} (with {', '.join(self.others)})" if self.others else self.value
         crashed = f" (and {self.num_crashes} crashed)" if self.num_crashes else ""
         difference = _points(self.difference, self.difference_halfwidth)
         if difference and self.others:
             difference += " by all these keys together"
-        return f"{self.name} | {len(self.numbers)}{crashed} | {_percent(self.mean_score)} | {difference}"
+        return f"{name} | {len(self.numbers)}{crashed} | {_percent(self.mean_score)} | {difference}"
 
 
 class KeyHistory(msgspec.Struct, frozen=True):
@@ -122,38 +117,36 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
 
 def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]:
     """Return the submitted configs by experiment number. Missing and invalid configs are left out."""
-    configs, parse_once = {}, cache(parse)  # runs with other seeds have the same config
+    configs = {}
     for record in records:
         with suppress(UsageError):
-            configs[record.number] = parse_once(ledger.source(record.number))
+            configs[record.number] = parse(ledger.source(record.number))
     return configs
 
 
-def history(
-    campaign: Campaign, configs: Mapping[int, Config], now: Config, used_keys: AbstractSet[str] | None = None
-) -> Memory:
+def history(campaign: Campaign, configs: Mapping[int, Config], now: Config, used_keys: Collection[str]) -> Memory:
     """Return the results of the decided experiments. `now`: the incumbent's config. `used_keys`: the keys that the
-    engine uses (None: all); only these keys are listed as untried."""
+    engine uses; only these keys are listed as untried."""
     assert campaign.baseline is not None
-    keys, runs = _keys(campaign, configs, now), list[RunRow]()
+    keys, runs = key_histories(campaign, configs, now), list[RunRow]()
     for record, row in zip(campaign.decided, campaign.rows(campaign.decided), strict=True):
         effect = campaign.differences.get(record.number)
         more = {"difference": effect and effect.mean, "difference_halfwidth": effect and Z95 * effect.sd}
         runs.append(RunRow(**structs.asdict(row) | more, starts=record.starts))
     tried = {key.key for key in keys}
-    parameters = sorted(path for path in used_keys or () if path.startswith(f"{PARAMETERS}.") and ANY not in path)
-    paths = [path for path in dict.fromkeys(key.path for key in KEYS) if path in now.resolved] + parameters
+    parameters = sorted(path for path in used_keys if path.startswith(f"{PARAMETERS}.") and ANY not in path)
+    paths = [key.path for key in KEYS if key.path in now.resolved] + parameters
     return Memory(
         branch=campaign.baseline.branch,
         rules_hash=campaign.baseline.rules_hash,
         kept=tuple(kept_changes(campaign)),
         runs=tuple(runs),
         keys=tuple(keys),
-        untried_keys=tuple(path for path in paths if path not in tried and (used_keys is None or path in used_keys)),
+        untried_keys=tuple(path for path in paths if path in used_keys and path not in tried),
     )
 
 
-def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
+def key_histories(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
     """Return the keys that new changes touched, the latest first. A crash counts if the config caused it."""
     assert campaign.baseline is not None
     first = configs[campaign.baseline.number]

@@ -84,6 +84,5 @@ def entry(record: Record) -> list[str]:
 
 def notebook(campaign: Campaign) -> str:
     """Return the text of the notebook: the latest entries first, cut after MAX_CHARACTERS."""
-    proposals = [(record, record.proposal) for record in reversed(campaign.decided)]
-    records = [record for record, p in proposals if p.mechanism or p.lesson or p.reported_outcome]
+    records = [record for record in reversed(campaign.decided) if record.proposal.mechanism or record.proposal.lesson]
     return "# Notebook\n\n" + "".join(f"{line}\n" for record in records for line in entry(record))[:MAX_CHARACTERS]

@@ -92,7 +92,7 @@ SEARCHES = ("tpe", "random")  # without a language model: search.py
 PROMPT_FILE = "{prompt_file}"
 
 
-def login_of(agent: str, environ: Environ, variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
+def login_of(agent: str, environ: Environ, variables: Sequence[str], sees: Sequence[str]) -> Login:
     """Return the login of an agent with the `variables` of --agent-env and the paths `sees` of --agent-sees. Raises
     UsageError for a variable that is not set."""
     login = PRESETS[agent].login if agent in PRESETS else Login()
@@ -102,9 +102,7 @@ def login_of(agent: str, environ: Environ, variables: Sequence[str] = (), sees: 
     return replace(login, variables=" ".join((login.variables, *variables)), sees=tuple(sees))
 
 
-def command_of(
-    agent: str, *, is_contained: bool = False, model: str | None = None, effort: str | None = None
-) -> tuple[str, ...]:
+def command_of(agent: str, *, is_contained: bool, model: str | None, effort: str | None) -> tuple[str, ...]:
     """Return the command of a preset, or your own command, as words. Raises UsageError if the program is not on PATH,
     or has no option for `model` or `effort`."""
     preset = PRESETS.get(agent) or Preset(agent, ("", ""), Login(), model="")

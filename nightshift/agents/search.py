@@ -97,9 +97,9 @@ class SearchProposer:
 
 
 def space_of(context: Context) -> SearchSpace:
-    configs, base, used = context.configs, parse(context.source), context.used_keys
+    configs, base = context.configs, parse(context.source)
     runs = [(configs[r.number], r.result) for r in context.campaign.decided if r.result and r.number in configs]
-    keys = (key for key in keys_with(context.rules.losses, base.get(LOSS)) if used is None or key.path in used)
+    keys = (key for key in keys_with(context.rules.losses, base.get(LOSS)) if key.path in context.used_keys)
     return SearchSpace.of(keys, base, planner(runs, context.rules.budget_seconds), scope_of(context.direction))
 
 
@@ -194,7 +194,7 @@ class SearchSpace:
     dimensions: Mapping[str, Dimension]  # by key; the key of a variant before the keys of its variants
     base: Config
     plan: Planner
-    scope: tuple[str, ...] = ()  # keys and tables that may change; empty: all
+    scope: tuple[str, ...]  # keys and tables that may change; empty: all
 
     @classmethod
     def of(cls, keys: Iterable[Key], base: Config, plan: Planner, scope: tuple[str, ...] = ()) -> SearchSpace:
@@ -243,7 +243,7 @@ class SearchSpace:
             chosen.pop(STEPS, None)
             return
         num_steps, log_sd = self.plan(resolved)
-        steps, before = max(round(num_steps * math.exp(_BEYOND * log_sd)), LEAST_STEPS), self.base.get(STEPS)
+        steps, before = round(num_steps * math.exp(_BEYOND * log_sd)), self.base.get(STEPS)
         if before and abs(math.log(steps / before)) < _SETTLED:
             steps = before
         shares = {path: (before and (self.base.get(path) or 0) / before) or share for path, share in _SHARES.items()}

@@ -79,7 +79,8 @@ def summary_of(output: str) -> Summary:
 def read_event(row: Mapping[str, Any]) -> tuple[str, bool]:
     """Return a text in a row, and whether it is an error of the program or its provider, not an answer by the model. ""
     for other rows."""
-    kind, paths = str(row.get("type")), _ERRORS.get(str(row.get("type")), "")
+    kind = str(row.get("type"))
+    paths = _ERRORS.get(kind, "")
     if kind == "result" and row.get("is_error") is True:
         paths += " result subtype"
     if text := _text_at(row, paths):

@@ -85,7 +85,8 @@ def certify(dry_run: bool, gpus: str | None, slurm: Path | None, as_json: bool, 
     from nightshift.experiment import certify as certificates
     from nightshift.experiment.experiment import open_controller
 
-    revisions = {side: revision for side in SIDES if (revision := question.pop(side)) is not None}
+    sides = {side: question.pop(side) for side in SIDES}
+    revisions = {side: revision for side, revision in sides.items() if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
         find = partial(certificates.open_task, controller, revisions=revisions, **question)

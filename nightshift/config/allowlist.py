@@ -220,7 +220,7 @@ def number_text(number: Any) -> str:
     return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", str(number).lower())
 
 
-def shorten(text: str, limit: int = 60) -> str:
+def shorten(text: str, limit: int) -> str:
     """Return at most `limit` characters. A longer text ends with `...`."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -278,13 +278,11 @@ def _pattern(path: str) -> str:
     return _NAMED.sub(rf"\1.{ANY}", path)
 
 
-@lru_cache(4096)
 def find_key(path: str) -> Key | None:
     """Return the open key at a path."""
     return ROWS.get(_pattern(path))
 
 
-@lru_cache(4096)
 def is_inner(path: str) -> bool:
     """Return whether there are open keys below a path."""
     return _pattern(path) in _TABLES
@@ -358,7 +356,7 @@ def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
     return resolved
 
 
-def describe_keys(unused: Collection[str] = (), engine: str = "", keys: Iterable[Key] = KEYS) -> list[str]:
+def describe_keys(unused: Collection[str], engine: str, keys: Iterable[Key]) -> list[str]:
     """Return the lines of --keys: the open keys by table, with the engine's choices, then the locked keys by owner.
 
     A minus marks the keys in `unused`.

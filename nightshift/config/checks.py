@@ -64,9 +64,9 @@ def _walk(node: Mapping[str, Any], path: KeyPath, values: dict[str, Value]) -> I
     """Fill `values` from a table, in file order, and yield the problems."""
     for name, value in node.items():
         place = (*path, name)
-        dotted = ".".join(place)
-        key = find_key(dotted) if is_name(name) else None  # a name in quotes may contain a dot
-        is_table = is_name(name) and (key.kind is Kind.TABLE if key else is_inner(dotted))
+        dotted = ".".join(place) if is_name(name) else ""  # a name in quotes may contain a dot
+        key = find_key(dotted)
+        is_table = key.kind is Kind.TABLE if key else is_inner(dotted)
         if is_table and isinstance(value, dict):
             if key is not None:
                 values[dotted] = {}

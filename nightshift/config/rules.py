@@ -127,11 +127,11 @@ class TasksetRules:
     folder: str
     reward_range: tuple[float, float]
     prompt_tokens: int
-    max_turns: int = 1
-    conversation_tokens: int | None = None
-    episode_seconds: float = 300.0
-    seat: str = ""
-    tool_parser: str = ""
+    max_turns: int
+    conversation_tokens: int | None
+    episode_seconds: float
+    seat: str
+    tool_parser: str
 
     def room(self, completion_tokens: int) -> int:
         """Return the most tokens of a conversation."""

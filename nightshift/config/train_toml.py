@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Config:
 
     source: bytes
     values: Mapping[str, Value]
-    resolved: Mapping[str, Value] = field(repr=False)
+    resolved: Mapping[str, Value]
     hash: str
 
     def get(self, path: str) -> Any:
@@ -57,7 +57,7 @@ class Config:
         if path in BY_PRESET and path not in self.values:
             return "by preset"
         value = self.resolved.get(path)
-        return value if isinstance(value, bool | int | float) else _text(value)
+        return value if isinstance(value, int | float) else _text(value)
 
 
 def load(path: Path) -> Config:
@@ -159,7 +159,7 @@ def spelled(value: Value) -> str:
     return "None" if value is None else value if isinstance(value, str) else value_text(value, 200)
 
 
-def _text(value: Value | None) -> str:
+def _text(value: Value) -> str:
     return UNSET if value is None else spelled(value)
 
 

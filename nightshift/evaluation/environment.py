@@ -100,7 +100,7 @@ class Question:
 
     is_other_asked = False  # only a game asks for the other seat
 
-    def __init__(self, messages: Chat, answer: str, scoring: Any, scorer: Scorer | None = None) -> None:
+    def __init__(self, messages: Chat, answer: str, scoring: Any, scorer: Scorer | None) -> None:
         """`scoring`: the package's module. `scorer`: a process that scores instead."""
         self._messages, self._answer, self._scoring, self._scorer = messages, answer, scoring, scorer or scoring
         self._text: str | None = None
@@ -327,7 +327,7 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 def _put_on_path(folder: Path) -> None:
     """Put an environment's folder at the end of the path, so that no file in the folder hides a library."""
-    package = folder / EnvironmentRules(folder.name, 0).package
+    package = folder / f"nightshift_{folder.name}"
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     spec = importlib.util.find_spec(package.name)

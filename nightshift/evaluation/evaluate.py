@@ -19,7 +19,6 @@ from nightshift.campaign.records import Completion, Evaluation, Guard, Part, Pro
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import (
-    Complete,
     Conversation,
     Episode,
     Policy,
@@ -53,7 +52,6 @@ def evaluate(
     """
     began = time.monotonic()
     weights = session.load_final_weights()
-    complete: Complete = lambda chats: session.complete(chats, rules.decoding, progress)  # noqa: E731
     played: list[Sequence[Episode]] = []
     for environment, members in groupby(tasks, key=itemgetter(0)):
         examples = [example for _, example in members]
@@ -67,7 +65,9 @@ def evaluate(
         [episode.completion for episode in episodes if isinstance(episode, Conversation)] for episodes in played
     ]
     by_episode = [turns for episodes, turns in zip(played, completions, strict=True) for _ in episodes]
-    for index, completion in play_out([*chain(*played)], complete):
+    for index, completion in play_out(
+        [*chain(*played)], lambda chats: session.complete(chats, rules.decoding, progress)
+    ):
         by_episode[index].append(completion)
     all_scores, unscored = _scores(tasks, played, is_secret=path is None)
     guards = tuple(

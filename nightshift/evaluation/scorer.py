@@ -35,7 +35,7 @@ CONCURRENCY = 128  # parallel episodes; verifiers needs milliseconds of CPU time
 _FEWER = 8  # after the process died, a batch has an eighth of the episodes at once, to find the one that kills it
 _LATE = "scoring timed out"  # verifiers' words
 _RETRIES = 3  # retries of an episode after a server error, the same number as an engine's for a broken connection
-_PAUSE_SECONDS = 0.5  # before the first retry; doubles
+_PAUSE_SECONDS = 1.0  # before a retry after a server error
 STALL_SECONDS = 120.0  # without an answer of the server
 SILENCE_SECONDS = 30.0  # limit without a reply while episodes are played; the process replies every second
 _GRACE_SECONDS = 0.5
@@ -163,7 +163,8 @@ class Scorer:
                         cause = clean(episode.failed or "", 300)
                         is_late = cause.startswith("Blocked") or _LATE in cause
                         if tries[episode.key] < (_RETRIES if episode.is_server_fault else is_late):
-                            pause = max(pause, episode.is_server_fault * _PAUSE_SECONDS * 2 ** tries[episode.key])
+                            if episode.is_server_fault:
+                                pause = _PAUSE_SECONDS
                             tries[episode.key] += 1
                         elif episode.is_server_fault:
                             raise EngineError(f"environment {self._name}: the server fails: {self._shown(cause)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from nightshift.agents.history import KEYS_TITLE, history
+from nightshift.agents.history import KEYS_TITLE, key_histories
 from nightshift.agents.notebook import notebook
 from nightshift.campaign.campaign import Campaign, uncommitted
 from nightshift.campaign.git import Repo
@@ -73,7 +73,7 @@ def sections(morning: Morning, seconds: Mapping[str, float]) -> dict[str, Sectio
     steps, night = next_steps(story.ledger, story.campaign, morning.night), morning.night
     times = [(use, lasted(value), f"{100 * value / whole:.0f} %") for use, value in seconds.items()]
     configs = story.campaign.configs
-    keys = history(story.campaign, story.configs, configs[1]).keys if configs else ()
+    keys = key_histories(story.campaign, story.configs, configs[1]) if configs else ()
     scores = "\n".join([KEYS_TITLE, *(line for key in keys for line in key.lines)]) if keys else ""
     notes = notebook(story.campaign).partition("\n")[2].strip()
     return {

@@ -233,7 +233,7 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
     names = [name.replace("commit", f"commit {git(checkout, 'rev-parse', 'HEAD')[:7]}") for name in answer[0]]
     campaign = controller.campaign()
     source = campaign.compose(campaign.kept).source
-    prompt = compose(Context(3, source, campaign, controller.bench.rules, controller.ledger))
+    prompt = compose(Context(3, source, campaign, controller.bench.rules, controller.ledger, ()))
     told = Told(controller)
     assert told.names == [names] * 3
     assert told.rates == [parse(source).get(LR)] * 2 == [answer[1]] * 2

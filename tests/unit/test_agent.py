@@ -44,7 +44,7 @@ def test_the_answer_is_found_in_what_agents_write(text: str, answer: dict[str, s
 )
 def test_a_command_that_cannot_be_run_and_an_option_that_it_lacks_are_refused(agent: str, options: Any) -> None:
     with pytest.raises(UsageError, match="--agent" + "".join(f"-{name}: Nightshift knows no" for name in options)):
-        command_of(agent, **options)
+        command_of(agent, **{"is_contained": False, "model": None, "effort": None} | options)
 
 
 def test_the_environment_is_the_persons_without_what_points_elsewhere() -> None:
@@ -125,7 +125,7 @@ echo 'next: the schedule' > notes.md
 def test_an_agent_answers_with_a_grid_lessons_and_notes(checkout: Path, clone: Clone, tmp_path: Path) -> None:
     script = tmp_path / "grid.sh"
     script.write_text(GRID)
-    agent = open_agent(f"sh {script}", "none", checkout, dict(os.environ), 60.0, clone)
+    agent = open_agent(f"sh {script}", "none", checkout, dict(os.environ), 60.0, clone, (), ())
     context = context_of(tmp_path / "campaign", ["3e-6"], num_proposals=2)
     answers = complete(agent.ask("a prompt", context, {}))
     assert [answer.proposal.description for answer in answers] == [f"corner {n}" for n in range(1, 5)]

@@ -12,7 +12,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Record, Verdict
 from nightshift.campaign.results import last_campaign
 from nightshift.errors import Failure, UsageError
-from tests.campaigns import BRANCH, replace, tell
+from tests.campaigns import BRANCH, ROWS, replace, tell
 from tests.train_tomls import SHIPPED
 
 LR, GROUP, BATCH = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.batch_size"
@@ -39,7 +39,7 @@ class Story:
         campaign = self.campaign
         assert campaign.baseline is not None
         now = incumbent_config(self.ledger.stored_config(campaign.baseline), campaign.kept)
-        return history(campaign, load_configs(self.ledger, campaign.decided), now, used_keys)
+        return history(campaign, load_configs(self.ledger, campaign.decided), now, used_keys or ROWS)
 
     @property
     def keys(self) -> dict[str, KeyHistory]:

@@ -182,10 +182,10 @@ def test_a_token_that_the_user_renewed_meanwhile_or_did_not_have_is_left_alone(t
 
 def test_a_variable_that_you_name_goes_in_and_one_that_is_not_set_is_refused() -> None:
     environ = {"HF_TOKEN": "t", "GH_TOKEN": "g", "ANTHROPIC_API_KEY": "a"}
-    assert login_of("claude", environ, ["HF_TOKEN"]).chosen(environ) == {"HF_TOKEN": "t", "ANTHROPIC_API_KEY": "a"}
-    assert login_of("my own", environ, ["GH_TOKEN"]).chosen(environ) == {"GH_TOKEN": "g"}
+    assert login_of("claude", environ, ["HF_TOKEN"], ()).chosen(environ) == {"HF_TOKEN": "t", "ANTHROPIC_API_KEY": "a"}
+    assert login_of("my own", environ, ["GH_TOKEN"], ()).chosen(environ) == {"GH_TOKEN": "g"}
     with pytest.raises(UsageError, match=r"^--agent-env HF_TOKE: this variable is not set\. Export HF_TOKE\.$"):
-        login_of("claude", environ, ["HF_TOKE"])
+        login_of("claude", environ, ["HF_TOKE"], ())
 
 
 @pytest.mark.parametrize("sandbox", ["none", "auto"])
