@@ -57,7 +57,9 @@ def make_controller(
     engine: Engine | None = None,
 ) -> Controller:
     """`engine`: another than TRL."""
-    engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=TRAINER)
+    if engine is None:
+        engine = TrlEngine(rules, checkout, dict(os.environ))
+        engine.trainer = TRAINER
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power cut here
     bench = Bench(

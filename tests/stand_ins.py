@@ -54,7 +54,9 @@ def fault(folder: Path, name: str, once: bool = True) -> None:
 def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
     """The real engine around a trainer that trains nothing."""
     rules = replace(rules, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
-    return TrlEngine(rules, root, environ, trainer=TRAINER)
+    engine = TrlEngine(rules, root, environ)
+    engine.trainer = TRAINER
+    return engine
 
 
 def night_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
@@ -72,7 +74,7 @@ def prime_rl_rules() -> Rules:
 def _put_into(module: ModuleType, kind: str) -> None:
     name, _, folder = kind.partition(":")
     if name == "prime-rl":
-        from nightshift.engines.prime_rl import engine
+        from nightshift.engines.prime_rl import engine, served
         from nightshift.engines.prime_rl.install import Installation, Pins
         from nightshift.engines.prime_rl.session import Timing
         from tests import stand_in_prime_rl
@@ -83,11 +85,13 @@ def _put_into(module: ModuleType, kind: str) -> None:
         made = Installation(there, pins)
         if not there.exists():
             made = stand_in_prime_rl.installation(Path(folder))
-        timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
+        engine.PrimeRlEngine.timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
+        served.READER = (str(made.bin_dir / "reader.py"),)
 
         def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:
-            given = {"installation": made, "timing": timing, "reader": [str(made.bin_dir / "reader.py")]}
-            return engine.PrimeRlEngine(rules, root, environ, "none", **given)
+            opened = engine.PrimeRlEngine(rules, root, environ, "none")
+            opened.installation = made
+            return opened
 
         module.open_engine = open_engine  # type: ignore[attr-defined]
         module.rules_here = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from nightshift.config.losses import keys_with
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import load, parse
-from nightshift.engines.base import Check, PrepareFlags, look, on_cards, open_engine, used_keys
+from nightshift.engines.base import Check, PrepareFlags, look, on_cards, open_engine, scaled_rates, used_keys
 from nightshift.engines.machine import read_machine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
@@ -94,7 +94,7 @@ def print_keys(root: Path, request: Request) -> int:
     engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
     standard = parse(b"[orchestrator]\ngroup_size = 4\n")
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
-    lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
+    lines = [f"scaled: {line}" for line in scaled_rates(standard, rules.learning_rate_scale)]
     lines.append("KEY = VALUE: the default, which applies if train.toml does not set the key; then the allowed values")
     lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
     for line in (*lines, *describe_keys(unused, engine.name, keys_with(engine.rules.losses))):

@@ -168,9 +168,7 @@ class Effective(NamedTuple):
     """The settings of an engine for a config. Two configs with equal `settings` train the same."""
 
     settings: Settings
-    unused: tuple[str, ...] = ()  # keys of train.toml that this engine does not use
-    without_effect: frozenset[str] = frozenset()  # unused keys, in train.toml or not
-    scaled: tuple[str, ...] = ()  # a line for each value of train.toml that the rules multiply for their model
+    unused: frozenset[str] = frozenset()  # keys that this engine does not use, in train.toml or not
 
 
 class Session(Policy):
@@ -211,7 +209,7 @@ class Engine(ABC):
 
     def __init__(self, rules: Rules, root: Path, environ: Environ, gpus: str | None = None) -> None:
         """`gpus`: the flag --gpus. UsageError for GPUs that this engine cannot use."""
-        self.rules, self.root, self._environ, self._gpus = rules, root, environ, gpus
+        self.rules, self.root, self._environ = rules, root, environ
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
 
     @cached_property
@@ -229,13 +227,19 @@ class Engine(ABC):
         """The limit of a run from its start to its last score."""
         return self.rules.deadline_seconds - self.rules.startup_seconds + self.startup_seconds
 
+    @property
+    def uses_gpus(self) -> bool:
+        """False on a CPU, and with --gpus none."""
+        return self.rules.num_gpus > 0 if self._gpu_ids is None else self._gpu_ids != ()
+
     def gpus(self) -> Sequence[Gpu]:
-        """Return the GPUs of a run: for inference, then for the trainer; one GPU may appear twice. () on a CPU.
+        """Return the GPUs of a run: for inference, then for the trainer; one GPU may appear twice. () without GPUs.
 
         EngineError if this machine has too few.
         """
-        num = sum(self.rules.gpu_split)
-        return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, num, self._environ)
+        if not self.uses_gpus:
+            return ()
+        return choose_gpus(list_gpus(), self._gpu_ids, self.rules.num_gpus, self._environ)
 
     def gpus_here(self) -> Sequence[Gpu]:
         """Return the GPUs of a run, () if this machine has too few."""
@@ -246,7 +250,7 @@ class Engine(ABC):
     def hardware(self) -> str:
         """Return the hardware of a run, e.g. `2 x NVIDIA H100 80GB HBM3` or `cpu x86_64, 2 cores`, which is the same in
         all runs of a campaign. Different GPUs are joined by ` + `."""
-        if self._gpu_ids == ():
+        if not self.uses_gpus:
             return NO_GPU
         names = [gpu.name for gpu in dict.fromkeys(self.gpus_here())]
         if len({*names}) == 1:
@@ -364,4 +368,4 @@ def scaled_rates(config: Config, scale: float) -> tuple[str, ...]:
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:
     """Return the keys of the allow-list that the engine uses and that have an effect under its rules."""
     keys = (*KEYS, *keys_with(engine.rules.losses, config.get(LOSS)))
-    return frozenset({key.path for key in keys if engine.name in key.engines} - engine.validate(config).without_effect)
+    return frozenset({key.path for key in keys if engine.name in key.engines} - engine.validate(config).unused)

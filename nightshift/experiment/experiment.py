@@ -40,7 +40,7 @@ from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.scope import require_within
 from nightshift.config.train_toml import Config, diff, load
-from nightshift.engines.base import Engine, on_cards, open_engine, used_keys
+from nightshift.engines.base import Engine, on_cards, open_engine, scaled_rates, used_keys
 from nightshift.errors import EngineError, Failure, Interrupted, UsageError, listed
 from nightshift.evaluation import environment
 from nightshift.executors.base import Executor, Slot
@@ -239,8 +239,8 @@ class Controller:
             proposal=replace(request.proposal, description=description),
             run=run,
             diff=tuple(change.line for change in changes),
-            scaled=validated.scaled,
-            unused_keys=validated.unused,
+            scaled=scaled_rates(candidate, bench.rules.learning_rate_scale),
+            unused_keys=tuple(path for path in candidate.values if path in validated.unused),
             config_hash=candidate.hash,
             effective=effective,
             rules_name=bench.rules.name,

@@ -12,10 +12,11 @@ from nightshift.campaign.metrics import read_steps
 from nightshift.campaign.records import Outcome, Phase, Progress
 from nightshift.config.rules import Decoding
 from nightshift.config.train_toml import parse
-from nightshift.engines.base import Engine, NoGradient
+from nightshift.engines.base import Engine, NoGradient, scaled_rates
 from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.session import Timing
-from nightshift.engines.trl.engine import TRAINER, TrlEngine
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.evaluation.evaluate import examples_of
 from tests import stand_in_prime_rl
 from tests.conftest import ON_GPU, living_children, slow
@@ -37,21 +38,24 @@ PROMPT = [{"role": "user", "content": "Ann buys 2 pens. How many?"}]
 @pytest.fixture(params=["stand-in", slow("trl"), pytest.param("trl on a GPU", marks=ON_GPU), "prime-rl"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     if request.param != "prime-rl":
-        gpus = "0" if request.param == "trl on a GPU" else None
-        return TrlEngine(
-            SMALL, ROOT, dict(os.environ), gpus, trainer=STAND_IN if request.param == "stand-in" else TRAINER
-        )
+        engine = TrlEngine(SMALL, ROOT, dict(os.environ), "0" if request.param == "trl on a GPU" else None)
+        engine.trainer = STAND_IN if request.param == "stand-in" else TrlEngine.trainer
+        return engine
     rules = prime_rl_rules()
     monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
     timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
+    monkeypatch.setattr(prime_rl.PrimeRlEngine, "timing", timing)
     installation = stand_in_prime_rl.installation(tmp_path)
-    given = {"installation": installation, "timing": timing, "reader": [str(installation.bin_dir / "reader.py")]}
-    return prime_rl.PrimeRlEngine(rules, ROOT, dict(os.environ), "none", **given)
+    monkeypatch.setattr(served, "READER", [str(installation.bin_dir / "reader.py")])
+    environ = {**os.environ, "NIGHTSHIFT_PRIME_RL": str(installation.root)}
+    return prime_rl.PrimeRlEngine(rules, ROOT, environ, "none")
 
 
 @pytest.fixture
 def trl_engine() -> Engine:
-    return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN)
+    engine = TrlEngine(SMALL, ROOT, dict(os.environ))
+    engine.trainer = STAND_IN
+    return engine
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         # train: ends with max_steps before the budget, tells steps on the way, writes one metrics line a step
         training = session.train(3600.0, readings.append)
         assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
-        assert training.peak_memory_gb is not None or engine.name == "prime-rl" or engine._trainer == STAND_IN
+        assert training.peak_memory_gb is not None or engine.name == "prime-rl" or engine.trainer == STAND_IN
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == list(range(1, training.num_steps + 1))
         assert {"time", "reward_mean"} <= rows[0].keys()
@@ -156,7 +160,7 @@ def test_a_dry_run_names_the_command_and_writes_nothing(engine: Engine, run_dir:
 def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
     engine = trl_engine
     effective = engine.validate(parse(b"[orchestrator]\nmax_off_policy_steps = 4\n" + BATCH.split(b"\n", 1)[1]))
-    assert effective.unused == ("orchestrator.max_off_policy_steps",)
+    assert "orchestrator.max_off_policy_steps" in effective.unused
     assert effective.settings == settings(engine) != settings(engine, b"[trainer.optim]\nlr = 2e-6\n")
     assert json.loads(json.dumps(effective.settings)) == effective.settings
     longer = engine.validate(parse(BATCH.replace(b"= 24", b"= 1024")))  # than the rules allow
@@ -165,11 +169,11 @@ def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
 
 def test_a_rate_that_the_rules_multiply_is_told_with_its_factor(trl_engine: Engine) -> None:
     end = b"[trainer.scheduler]\ntype = 'linear'\nmin_lr = 2e-7\n"
-    effective = trl_engine.validate(parse(b"max_steps = 40\n[trainer.optim]\nlr = 3e-6\n" + end + BATCH))
+    config = parse(b"max_steps = 40\n[trainer.optim]\nlr = 3e-6\n" + end + BATCH)
     scale = trl_engine.rules.learning_rate_scale
     assert scale != 1
-    assert effective.settings["optimizer"]["lr"] == 3e-6 * scale
-    assert effective.scaled == (
+    assert trl_engine.validate(config).settings["optimizer"]["lr"] == 3e-6 * scale
+    assert scaled_rates(config, scale) == (
         f"trainer.optim.lr 3e-6 x {scale:g} = {3e-6 * scale:.6g} on this model".replace("e-0", "e-"),
         f"trainer.scheduler.min_lr 2e-7 x {scale:g} = {2e-7 * scale:.6g} on this model".replace("e-0", "e-"),
     )

@@ -143,7 +143,9 @@ def open_engine(plan: Plan, rules: Any, root: Path, environ: Any, *flags: object
     """The real engine around a stand-in."""
     from nightshift.engines.trl.engine import TrlEngine
 
-    return TrlEngine(rules, root, environ, trainer=plan.command("trainer"))
+    engine = TrlEngine(rules, root, environ)
+    engine.trainer = plan.command("trainer")
+    return engine
 
 
 def work(plan: Plan, root: Path, folder: Path) -> int:

@@ -239,7 +239,8 @@ def test_without_gpus_model_and_data_are_fetched_all_the_same(monkeypatch: pytes
 
 def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     """With the other engine's stand-in: rehearsing needs nothing but the protocol."""
-    engine = TrlEngine(replace(small(ARITHMETIC_TRL, 16), budget_seconds=0.0), ROOT, dict(os.environ), trainer=TRAINER)
+    engine = TrlEngine(replace(small(ARITHMETIC_TRL, 16), budget_seconds=0.0), ROOT, dict(os.environ))
+    engine.trainer = TRAINER
     config = parse(b"max_steps = 3\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
     with pytest.raises(EngineError, match=r"arithmetic-trl: no step in 0 s"):
         rehearsal.rehearse(engine, config, tmp_path / "run", lambda line: None)

@@ -48,18 +48,19 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
-def engine_for(rules: Rules, folder: Path, timing: Timing) -> PrimeRlEngine:
-    installation = stand_in_prime_rl.installation(folder)
-    return PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
+def engine_for(rules: Rules, folder: Path) -> PrimeRlEngine:
+    engine = PrimeRlEngine(rules, ROOT, dict(os.environ), "none")
+    engine.installation = stand_in_prime_rl.installation(folder)
+    return engine
 
 
 @pytest.fixture
-def engine(tmp_path: Path, timing: Timing) -> PrimeRlEngine:
-    return engine_for(RULES, tmp_path, timing)
+def engine(tmp_path: Path) -> PrimeRlEngine:
+    return engine_for(RULES, tmp_path)
 
 
 @pytest.fixture
-def start(engine: PrimeRlEngine, run_dir: Path, timing: Timing) -> Iterator[Open]:
+def start(engine: PrimeRlEngine, run_dir: Path, timing: Timing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens a run with a fault; whatever happens, nothing of it is left."""
     sessions: list[PrimeRlSession] = []
 
@@ -71,7 +72,7 @@ def start(engine: PrimeRlEngine, run_dir: Path, timing: Timing) -> Iterator[Open
         engine: PrimeRlEngine = engine,
     ):
         stand_in_prime_rl.misbehave(engine.installation.bin_dir.parent, fault, step)
-        engine._timing = timing
+        monkeypatch.setattr(PrimeRlEngine, "timing", timing)
         (run_dir.parent / "train.toml").write_bytes(source)
         settings = engine.validate(parse(source)).settings
         sessions.append(engine.open(settings, 1000, run_dir, math.inf))
@@ -139,8 +140,8 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
         slow("rank_1_stays", "trainer ended: fatal error: ZeroDivisionError: in rank 1", Failure.UNKNOWN),
     ],
 )
-def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, tmp_path, timing, clock, fault, cause, failure):
-    session = start(fault, engine=engine_for(replace(RULES, num_gpus=3, train_gpus=2), tmp_path / "two", timing))
+def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, tmp_path, clock, fault, cause, failure):
+    session = start(fault, engine=engine_for(replace(RULES, num_gpus=3, train_gpus=2), tmp_path / "two"))
 
     def tick(reading: Progress) -> None:
         clock.now += 0.1  # hang_seconds are 30 readings without anything new
@@ -213,9 +214,9 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(engine, st
     ]
 
 
-def test_two_environments_have_a_server_each_and_a_reward_each(start, tmp_path, run_dir, train, timing):
+def test_two_environments_have_a_server_each_and_a_reward_each(start, tmp_path, run_dir, train):
     first = RULES.environments[0]
     rules = replace(RULES, environments=(first, replace(first, name="gsm8k")))
-    assert train(start(engine=engine_for(rules, tmp_path / "two", timing))).outcome is Outcome.BUDGET
+    assert train(start(engine=engine_for(rules, tmp_path / "two"))).outcome is Outcome.BUDGET
     assert {"env-server-arithmetic.log", "env-server-gsm8k.log"} <= {path.name for path in run_dir.iterdir()}
     assert read_steps(run_dir / "metrics.jsonl")[0].rewards == {"arithmetic": 0.0, "gsm8k": 0.5}

@@ -86,7 +86,7 @@ def proven(run_dir: Path, served: list[float]) -> str:
     data = msgspec.json.encode(Answers(TOKENS, [served]))
     (run_dir / "served.json").write_bytes(data)
     weights = Weights(3, check_weights(run_dir / "weights"), hashlib.sha256(data).hexdigest())
-    line = ServedProof(run_dir, weights, BASE, READER, dict(os.environ)).result()
+    line = ServedProof(run_dir, weights, BASE, dict(os.environ)).result()
     assert living_children() == []
     return line
 

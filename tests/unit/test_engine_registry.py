@@ -105,12 +105,12 @@ def root(tmp_path: Path) -> Path:
 
 def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path, tmp_path: Path) -> None:
     rules = replace(prime_rl_rules(), startup_seconds=300.0)
-    installation = stand_in_prime_rl.installation(tmp_path)
-    engine = PrimeRlEngine(rules, root, dict(os.environ), "none", installation=installation)
+    environ = {**os.environ, "NIGHTSHIFT_PRIME_RL": str(stand_in_prime_rl.installation(tmp_path).root)}
+    engine = PrimeRlEngine(rules, root, environ, "none")
     plain = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
     assert (engine.timing.startup_seconds, engine.timing.hang_seconds) == (300.0, 300.0)
     (root / "machine.toml").write_text(GOOD)
-    engine = PrimeRlEngine(rules, root, dict(os.environ), "none", installation=installation)
+    engine = PrimeRlEngine(rules, root, environ, "none")
     launch = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
     for before, command in zip(plain.commands, launch.commands, strict=True):
         expected = {"CC": "/usr/bin/gcc-12", "NCCL_P2P_DISABLE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "1"}

@@ -165,13 +165,13 @@ def test_a_server_that_cannot_tell_ends_no_run_unless_it_could_before(
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """Proves a run whose server had the weights of its file, those of step 7; nothing is left of it."""
     folder, base = tmp_path / "attempt-0", tmp_path / "base"
     (folder / "weights").mkdir(parents=True)
     base.mkdir()
     save_file({"step": numpy.array([7], dtype=numpy.float32)}, folder / "weights" / "model.safetensors")
-    reader = [str(stand_in_prime_rl.install(tmp_path / "prime-rl") / "reader.py")]
+    monkeypatch.setattr(proof, "READER", [str(stand_in_prime_rl.install(tmp_path / "prime-rl") / "reader.py")])
 
     def proven(fault: str | None = None, spoil: Callable[[Path], object] = lambda path: None) -> str:
         stand_in_prime_rl.misbehave(tmp_path / "prime-rl", fault)
@@ -180,7 +180,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
         (folder / "served.json").write_bytes(data)
         weights = Weights(7, check_weights(folder / "weights"), proof.hashlib.sha256(data).hexdigest())
         spoil(folder)
-        return ServedProof(folder, weights, base, reader, dict(os.environ)).result()
+        return ServedProof(folder, weights, base, dict(os.environ)).result()
 
     yield proven
     assert living_children() == []

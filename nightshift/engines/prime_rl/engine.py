@@ -4,6 +4,7 @@ prime-rl has its own Python environment, so nothing here imports torch or prime_
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,13 @@ from nightshift.engines.base import (
     PrepareFlags,
     Settings,
     network_problem,
-    scaled_rates,
 )
 from nightshift.engines.downloads import model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import ENGINE, ENV_VAR, Installation, examine, install
 from nightshift.engines.prime_rl.launch import Launch, free_ports
-from nightshift.engines.prime_rl.served import READER, ServedProof
+from nightshift.engines.prime_rl.served import ServedProof
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.rehearsal import rehearse, smoke, warm_up_rules
 from nightshift.evaluation.environment import load as load_environments
@@ -43,24 +43,20 @@ class PrimeRlEngine(Engine):
 
     name = ENGINE
 
-    def __init__(
-        self,
-        *arguments: Any,
-        installation: Installation | None = None,
-        timing: Timing | None = None,
-        reader: Sequence[str] = READER,
-        **named: Any,
-    ) -> None:
-        """`arguments`, `named`: of Engine. `installation`: by default the pinned version (Installation.find)."""
-        super().__init__(*arguments, **named)
-        self.installation = installation or Installation.find(self.root, self._environ)
-        self._timing, self._reader = timing, reader
+    def __init__(self, *arguments: Any) -> None:
+        """`arguments`: of Engine."""
+        super().__init__(*arguments)
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
+
+    @cached_property
+    def installation(self) -> Installation:
+        """The pinned version of prime-rl on this machine."""
+        return Installation.find(self.root, self._environ)
 
     @property
     def timing(self) -> Timing:
         """The limits of a run, of the rules and of machine.toml."""
-        timing = self._timing or Timing(self.startup_seconds)
+        timing = Timing(self.startup_seconds)
         if seconds := self.machine.limits.no_step_seconds:
             timing = timing._replace(hang_seconds=seconds, still_seconds=max(timing.still_seconds, seconds))
         return timing
@@ -135,7 +131,7 @@ class PrimeRlEngine(Engine):
         """Return prime-rl's config without values that depend on the run. prime-rl's classes validate it in `open`."""
         environments = load_environments(self.root, self.rules.scored)
         settings = effective(config, self.rules, max(environment.prompt_tokens for environment in environments))
-        return Effective(settings, scaled=scaled_rates(config, self.rules.learning_rate_scale))
+        return Effective(settings)
 
     def plan(self, settings: Settings, seed: int, run_dir: Path) -> Plan:
         """Return the command line of each process, and the complete config."""
@@ -161,7 +157,7 @@ class PrimeRlEngine(Engine):
     def start_proof(self, run_dir: Path, weights: Weights, note: Note) -> ServedProof:
         """Compare the server's log-probabilities with those of the file of weights (served.py)."""
         note("comparing the served weights with their file, on the CPU: under a minute on an idle machine")
-        return ServedProof(run_dir, weights, self._base, self._reader, self._environ)
+        return ServedProof(run_dir, weights, self._base, self._environ)
 
     @property
     def _base(self) -> Path:

@@ -130,9 +130,7 @@ def compare(engines: Sequence[Sequence[float]], start: Sequence[float], file: Se
 class ServedProof:
     """Compares the log-probabilities of a child (reader.py) with those of the server."""
 
-    def __init__(
-        self, run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], environ: Mapping[str, str]
-    ) -> None:
+    def __init__(self, run_dir: Path, weights: Weights, base: Path, environ: Mapping[str, str]) -> None:
         """`base`: the folder of the start weights. EngineError if a file in `run_dir` has changed since the run."""
         folder, path = run_dir / WEIGHTS_NAME, run_dir / SERVED_NAME
         data = b""
@@ -151,7 +149,7 @@ class ServedProof:
             return
         # GOMP_SPINCOUNT: otherwise waiting threads spin, for 96 s of CPU instead of 37 s on a busy machine (measured).
         variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
-        command = python_command(*reader, *(str(name.absolute()) for name in (base, folder, path, self._answer)))
+        command = python_command(*READER, *(str(name.absolute()) for name in (base, folder, path, self._answer)))
         log_path, env = run_dir / "reader.log", python_environment(environ, variables)
         try:
             self._child = self._group.start("reader", command, log_path=log_path, env=env, cwd=run_dir)

@@ -15,10 +15,10 @@ from typing import Any
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import WEIGHTS_NAME
 from nightshift.config.allowlist import KEYS, LOSS, OPPONENT, PRIME_RL_LOSSES, RATIO, find_key
-from nightshift.config.rules import NO_CARD, Rules
+from nightshift.config.rules import NO_CARD
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, Settings, scaled_rates, size_of
+from nightshift.engines.base import Check, Effective, Engine, Note, Plan, PrepareFlags, Settings, size_of
 from nightshift.engines.downloads import data_problem, model_folder, model_problem, prepare_data, prepare_model
 from nightshift.engines.mixture import opponent, ratios, where
 from nightshift.engines.rehearsal import smoke
@@ -29,7 +29,6 @@ from nightshift.executors.local import Capacity, capacity, own_cores
 from nightshift.executors.process import python_command, python_environment
 from nightshift.files import write_json
 
-TRAINER = ("-m", "nightshift.engines.trl.trainer")
 # By the memory of the GPU in GB: the number of rollouts in one forward and backward pass, and in one pass of sampling
 # (at least one group). Estimated, not measured.
 AT_ONCE = {80: (16, 512), 48: (8, 256), 24: (2, 64), 16: (1, 32)}
@@ -59,18 +58,13 @@ class TrlEngine(Engine):
     """TRL on this machine, under the given rules."""
 
     name = "trl"
+    trainer: Sequence[str] = ("-m", "nightshift.engines.trl.trainer")  # the arguments of python_command
 
-    def __init__(self, *arguments: Any, trainer: Sequence[str] = TRAINER, **named: Any) -> None:
-        """`trainer`: the arguments of python_command for the trainer process. `arguments`, `named`: of Engine."""
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any) -> None:
+        """`arguments`: of Engine."""
+        super().__init__(*arguments)
         if self._gpu_ids == ():
             raise UsageError("--gpus none is for --engine prime-rl", "Leave it out.")
-        if self._gpu_ids is None and self.rules.num_gpus == 0:
-            self._gpu_ids = ()
-        self._trainer, self._cuda = trainer, self._gpu_ids != ()
-
-    def under(self, rules: Rules) -> "TrlEngine":  # other rules may need a GPU
-        return TrlEngine(rules, self.root, self._environ, self._gpus, trainer=self._trainer)
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Fetch base model and data. With `smoke`, run the whole chain with the tiny model instead."""
@@ -101,13 +95,13 @@ class TrlEngine(Engine):
 
     def hardware(self) -> str:
         """Return `cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
-        if self._cuda:
+        if self.uses_gpus:
             return super().hardware()
         return f"cpu {platform.machine()}, {len(own_cores())} cores"
 
     def capacity(self) -> Capacity | None:
         """Return the capacity of a CPU for a shipped model, whose memory was measured; None otherwise."""
-        return capacity() if not self._cuda and self.rules.model.startswith(MODELS) else None
+        return capacity() if not self.uses_gpus and self.rules.model.startswith(MODELS) else None
 
     def versions(self) -> dict[str, str]:
         """Return the versions of Python and of the packages that train, which are in this environment."""
@@ -147,12 +141,11 @@ class TrlEngine(Engine):
         for name, leaf in (("optimizer", "lr"), ("scheduler", "min_lr")):
             if rate := settings[name].get(leaf):
                 settings[name][leaf] = rate * scale
-        in_file = tuple(path for path in config.values if path in unused)
-        return Effective(settings, in_file, frozenset(unused), scaled_rates(config, scale))
+        return Effective(settings, frozenset(unused))
 
     def plan(self, settings: Settings, seed: int, run_dir: Path) -> Plan:
         """Return the trainer's command line and the fields of its spec.json."""
-        command = python_command(*self._trainer, str(run_dir / "spec.json"))
+        command = python_command(*self.trainer, str(run_dir / "spec.json"))
         return {"trainer": command}, self.spec(settings, seed, run_dir)
 
     def open(self, settings: Settings, seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
@@ -163,7 +156,7 @@ class TrlEngine(Engine):
         if ids:  # NVML's number, independent of the current CUDA_VISIBLE_DEVICES
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(ids[0])}
         environment = python_environment(self._environ, self.machine.environment | variables)
-        return TrlSession(self._trainer, run_dir, environment, deadline, self.startup_seconds, ids)
+        return TrlSession(self.trainer, run_dir, environment, deadline, self.startup_seconds, ids)
 
     def spec(self, settings: Settings, seed: int, run_dir: Path) -> dict[str, Any]:
         """Return the fields of spec.json, which the trainer process reads."""
@@ -177,9 +170,9 @@ class TrlEngine(Engine):
             "settings": dict(settings),
             "metrics_path": str(run_dir / METRICS_NAME),
             "weights_dir": str(run_dir / WEIGHTS_NAME),
-            "device": "cuda" if self._cuda else "cpu",
+            "device": "cuda" if self.uses_gpus else "cpu",
             "trained_at_once": trained,
             "sampled_at_once": sampled,
             "num_threads": _NUM_THREADS,
-            "budget_clock": "wall" if self._cuda else self.rules.budget_clock,
+            "budget_clock": "wall" if self.uses_gpus else self.rules.budget_clock,
         }
