@@ -331,9 +331,8 @@ def validator(arguments: list[str], orders: dict[str, Any]) -> None:
     tree_path, configs_dir, verdict = map(Path, arguments[-3:])
     tree = json.loads(tree_path.read_text())
     if orders["fault"] == "config_refused":
-        error = {"loc": ["trainer", "optim", "adamw", "lr"], "message": "Input should be less than 1", "input": 2,
-                 "type": "less_than"}  # fmt: skip
-        verdict.write_text(json.dumps({"ok": False, "errors": [error]}))
+        error = {"loc": ["trainer", "optim", "adamw", "lr"], "message": "Input should be less than 1", "input": 2}
+        verdict.write_text(json.dumps({"errors": [error]}))
         sys.exit(1)
     run_dir = str(Path(tree["output_dir"]) / tree["run"]["name"])
     shared = {"output_dir": run_dir, "max_steps": tree.get("max_steps")}
@@ -348,7 +347,7 @@ def validator(arguments: list[str], orders: dict[str, Any]) -> None:
         address = f"tcp://127.0.0.1:{tree['orchestrator']['env_server_base_port'] + index}"
         text = json.dumps({"env": source["env"], "serve": {"address": address}})
         (folder / f"{source['name']}.json").write_text(text)
-    verdict.write_text(json.dumps({"ok": True}))
+    verdict.write_text(json.dumps({"errors": []}))
 
 
 def main() -> None:

@@ -87,12 +87,11 @@ def prepare_model(root: Path, rules: Rules, note: Note) -> None:
     mark("model and data")
     if rules.model_revision is not None and not is_whole_model(model_folder(rules, root)):
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError
 
         note(f"downloading {rules.model}, once")
         try:
             snapshot_download(rules.model, revision=rules.model_revision, allow_patterns=FILES)
-        except (HfHubHTTPError, OSError) as error:
+        except OSError as error:  # also of the hub
             cause = f"cannot download {rules.model}: {' '.join(str(error).split())[:200]}"
             raise EngineError(cause, "Check the network, then run the command again.") from None
     if problem := model_problem(rules, root):

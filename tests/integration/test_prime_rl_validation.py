@@ -207,7 +207,7 @@ def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path
         (launch.run_dir / "rl.json").write_text(json.dumps(tree))
         folders[name] = launch.run_dir
     found = dict(zip(folders, verdicts(list(folders.values())), strict=True))
-    assert [name for name, answer in found.items() if answer["ok"]] == []
+    assert [name for name, answer in found.items() if not answer["errors"]] == []
     assert [path for folder in folders.values() for path in (folder / "configs").iterdir()] == []
     assert found == recording("refusals.json", found)
 
@@ -219,7 +219,7 @@ def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_proce
 ) -> None:
     gpu_ids = tuple(range(split[0] + split[1]))
     launch = written(parse(SHIPPED), tmp_path / "run", rules=split_rules(*split), gpu_ids=gpu_ids)
-    assert verdicts([launch.run_dir])[0]["ok"]
+    assert verdicts([launch.run_dir]) == [{"errors": []}]
     visible = ",".join(map(str, gpu_ids))
     variables = {**environment(tmp_path), "CUDA_VISIBLE_DEVICES": visible, "PRL_RUN_ID": "an id"}
     argv = [PYTHON, "-P", "-c", RECORDER]
@@ -231,8 +231,8 @@ def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_proce
         ours, theirs = launch.run_dir / "configs" / name, launch.prime_dir / "configs" / name
         assert ours.read_bytes() == theirs.read_bytes()
     started = json.loads((launch.run_dir / "launcher.json").read_bytes())
-    for command, (argv, added) in zip(launch.commands[1:], started, strict=True):
-        assert command.env.get("CUDA_VISIBLE_DEVICES") == added.get("CUDA_VISIBLE_DEVICES"), command.name
+    for command, (argv, added) in zip([*launch.commands.values()][1:], started, strict=True):
+        assert command.env.get("CUDA_VISIBLE_DEVICES") == added.get("CUDA_VISIBLE_DEVICES"), argv
         assert [word for word in command.argv if "nproc" in word] == [word for word in argv if "nproc" in word]
     if split != (1, 1, 1):
         return

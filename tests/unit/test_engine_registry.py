@@ -112,9 +112,9 @@ def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path,
     (root / "machine.toml").write_text(GOOD)
     engine = PrimeRlEngine(rules, root, environ, "none")
     launch = engine.launch(engine.validate(load(root / "train.toml")).settings, 1, tmp_path)
-    for before, command in zip(plain.commands, launch.commands, strict=True):
+    for name, command in launch.commands.items():
         expected = {"CC": "/usr/bin/gcc-12", "NCCL_P2P_DISABLE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
-        assert command.env == {**before.env, **expected}, command.name
+        assert command.env == {**plain.commands[name].env, **expected}, name
     limits = engine.timing.startup_seconds, engine.timing.hang_seconds, engine.timing.still_seconds
     assert limits == (700.0, 900.0, 900.0)
     assert engine.deadline_seconds == rules.deadline_seconds - rules.startup_seconds + 700.0

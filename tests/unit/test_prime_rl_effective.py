@@ -151,7 +151,7 @@ def test_the_server_logs_no_prompt_and_keeps_no_prefix_whatever_the_config_and_t
         launch = launch_of(source, RUN_DIR)
         vllm = launch.tree["inference"]["vllm"]
         assert [vllm[name] for name in (*LOGS, "enable_prefix_caching")] == [False] * 3
-    for command in launch.commands:
+    for command in launch.commands.values():
         passed = engine_environment({"VLLM_LOGGING_LEVEL": "DEBUG", **shell}, command.env)
         assert not {"VLLM_LOGGING_LEVEL", *shell} & set(passed)
 
@@ -204,7 +204,7 @@ LEFT_OUT = ("LOGURU_FORCE_COLORS", "WANDB_")
 
 
 def test_the_processes_are_those_that_prime_rl_s_own_launcher_was_recorded_to_start() -> None:
-    commands = [command for command in launch_of(variant("train"), RUN_DIR).commands if command.name != "validator"]
+    _, *commands = launch_of(variant("train"), RUN_DIR).commands.values()  # without the validator
     recorded = json.loads((FIXTURES / "prime_rl" / "launcher.json").read_bytes())
     for command, (argv, added) in zip(commands, recorded, strict=True):
         ours = [word.replace(f"{RUN_DIR}/configs", "<run>/configs") for word in command.argv]
@@ -218,7 +218,7 @@ def test_the_processes_are_those_that_prime_rl_s_own_launcher_was_recorded_to_st
 
 def test_each_gpu_has_its_process_and_none_means_none() -> None:
     def devices(launch: Launch) -> dict[str, str | None]:
-        return {command.name: command.env.get("CUDA_VISIBLE_DEVICES") for command in launch.commands}
+        return {name: command.env.get("CUDA_VISIBLE_DEVICES") for name, command in launch.commands.items()}
 
     others = {"validator": None, "env-server": None, "orchestrator": None}
     assert devices(launch_of(variant("train"), RUN_DIR, gpu_ids=(2, 3))) == others | {"inference": "2", "trainer": "3"}
@@ -231,7 +231,7 @@ def test_each_gpu_has_its_process_and_none_means_none() -> None:
         rules = rules_of(ROOT, chosen, None, 8)
         launch = launch_of(variant("train"), RUN_DIR, rules=rules, gpu_ids=(3, 0, 1, 2, 4, 5, 6, 7)[: infer + train])
         assert devices(launch) == others | {"inference": served, "trainer": trained}
-        assert f"--nproc-per-node={train}" in launch.commands[-1].argv
+        assert f"--nproc-per-node={train}" in launch.commands["trainer"].argv
         assert (launch.is_shared, launch.num_engines) == (False, infer // parallel)
 
 

@@ -227,7 +227,7 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path, monkeypatch: p
     samples = kept(tmp_path, tmp_path / "kept.jsonl")
     assert [(s["reward"], s["truncated"]) for s in samples] == [(1.0, True), (None, False), (None, True)]
     assert len(samples[0]["completion"]) == MAX_TEXT
-    assert samples[0]["completion"].startswith(" [31m ? #### 7\n x")
+    assert samples[0]["completion"].startswith(" [31m   #### 7\n x")
     assert [s["completion"] for s in samples[1:]] == ["", "part"]
 
 

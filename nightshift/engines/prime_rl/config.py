@@ -90,17 +90,16 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> Tree:
     if other.get("type") == "previous":
         cause = f"{where(config, f'{OPPONENT}.type')}: the server of prime-rl has only the current policy"
         raise ConfigError(cause, 'Write type = "self" or "pool".')
-    games = {environment.name for environment in rules.environments if environment.is_game}
     values = {path: value for path, value in values.items() if not path.startswith((f"{RATIO}.", f"{OPPONENT}."))}
     below = f"{SOURCE}."  # the curriculum of train.toml, which applies to every source
     curriculum = {path.removeprefix(below): values.pop(path) for path in list(values) if path.startswith(below)}
-    values[SOURCE] = [
-        {**source, **({"ratio": shares[source["name"]]} if shares else {}), **_nested(curriculum)}
-        for source in values.pop(SOURCE)
-    ]
-    for env in (source["env"] for source in values[SOURCE] if source["name"] in games):
-        temperature = {"sampling": {"temperature": other["temperature"]}} if other["type"] == "self" else {}
-        env |= {"played_by": other["type"], "opponent": env["agent"] | temperature}
+    for environment, source in zip(rules.environments, values[SOURCE], strict=True):
+        if shares:
+            source["ratio"] = shares[environment.name]
+        source |= _nested(curriculum)
+        if environment.is_game:
+            temperature = {"sampling": {"temperature": other["temperature"]}} if other["type"] == "self" else {}
+            source["env"] |= {"played_by": other["type"], "opponent": source["env"]["agent"] | temperature}
     return _nested(values)
 
 

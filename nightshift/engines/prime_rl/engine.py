@@ -136,7 +136,7 @@ class PrimeRlEngine(Engine):
     def plan(self, settings: Settings, seed: int, run_dir: Path) -> Plan:
         """Return the command line of each process, and the complete config."""
         launch = self.launch(settings, seed, run_dir)
-        return {command.name: command.argv for command in launch.commands}, launch.tree
+        return {name: command.argv for name, command in launch.commands.items()}, launch.tree
 
     def open(self, settings: Settings, seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Validate the config, start all processes, and wait until the first weights are published."""

@@ -50,9 +50,6 @@ class Pins(msgspec.Struct, frozen=True, rename="kebab"):
     repository: str
     commit: str
     python: str
-    torch: str
-    vllm: str
-    flash_attn: str
 
     @classmethod
     def read(cls, pyproject: Path) -> Pins:

@@ -68,9 +68,8 @@ _TRAINER = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 class Command(NamedTuple):
-    """One process, whose log is NAME.log in the run's folder. `env` extends the environment of the worker."""
+    """One process. `env` extends the environment of the worker."""
 
-    name: str
     argv: tuple[str, ...]
     env: Environ
 
@@ -141,8 +140,8 @@ class Launch:
         return {"env-server" if len(names) == 1 else f"env-server-{name}": name for name in names}
 
     @cached_property
-    def commands(self) -> tuple[Command, ...]:
-        """Validator, inference, an env-server for each environment, orchestrator, trainer.
+    def commands(self) -> dict[str, Command]:
+        """Validator, inference, an env-server for each environment, orchestrator, trainer. NAME.log is the log.
 
         The validator must end before the others start: it writes their configs.
         """
@@ -150,9 +149,9 @@ class Launch:
         common = {**self.environment, **_COMMON, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
         configs, deployment = self.run_dir / "configs", self.tree["deployment"]
 
-        def command(name: str, *argv: object, **variables: str) -> Command:
+        def command(*argv: object, **variables: str) -> Command:
             program, *arguments = map(str, argv)
-            return Command(name, (str(self.bin_dir / program), *arguments), {**common, **variables, **self.variables})
+            return Command((str(self.bin_dir / program), *arguments), {**common, **variables, **self.variables})
 
         num_infer_gpus = deployment["num_infer_gpus"]
         sides = self.gpu_ids[:num_infer_gpus], self.gpu_ids[num_infer_gpus:]
@@ -173,13 +172,13 @@ class Launch:
         )
         # -P: without the validator's folder on the path, which is part of Nightshift.
         validator = ("python", "-P", VALIDATOR, self.run_dir / "rl.json", configs, self.verdict)
-        return (
-            command("validator", *validator),
-            command("inference", "inference", "@", configs / "inference.json", **_INFERENCE, **inference_gpus),
-            *(
-                command(name, "env-server", "@", configs / "envs" / "train" / f"{environment}.json")
+        return {
+            "validator": command(*validator),
+            "inference": command("inference", "@", configs / "inference.json", **_INFERENCE, **inference_gpus),
+            **{
+                name: command("env-server", "@", configs / "envs" / "train" / f"{environment}.json")
                 for name, environment in self.env_servers.items()
-            ),
-            command("orchestrator", "orchestrator", "@", configs / "orchestrator.json"),
-            command("trainer", *trainer, **_TRAINER, **trainer_gpus),
-        )
+            },
+            "orchestrator": command("orchestrator", "@", configs / "orchestrator.json"),
+            "trainer": command(*trainer, **_TRAINER, **trainer_gpus),
+        }

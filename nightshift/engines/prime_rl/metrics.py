@@ -72,8 +72,8 @@ def _rollout(line: bytes) -> Row:
 def _text(content: Any) -> str:
     if isinstance(content, list):  # parts of a message
         content = " ".join(str(part.get("text", "")) for part in content)
-    text = str(content or "")[:MAX_TEXT].encode("utf-8", "replace").decode()  # no lone surrogates
-    return "".join(c if c in "\n\t" or c.isprintable() else " " for c in text)
+    text = str(content or "")[:MAX_TEXT]
+    return "".join(c if c in "\n\t" or c.isprintable() else " " for c in text)  # also no lone surrogates
 
 
 # Raw key -> field of Step, or a name with _ that only this module uses. reward_std has no raw key.
@@ -149,9 +149,8 @@ class MetricsTail:
         """Return the complete steps. `began`: the start of the training, by time.time()."""
         steps, before = list[Step](), began
         for number, row in self._complete().items():
-            seconds = None if row["time"] is None else row["time"] - before
-            steps.append(Step(step=number, **self._values(row, began, seconds)))
-            before = row["time"] or before
+            steps.append(Step(step=number, **self._values(row, began, row["time"] - before)))
+            before = row["time"]
         return steps
 
     def is_whole(self, number: int) -> bool:
@@ -180,28 +179,28 @@ class MetricsTail:
         values: Row = {name: fmean(numbers) for name, numbers in measured.items() if numbers}
         if errors := [row[key] for key in row if _SERVER_ERRORS.fullmatch(key)]:
             values["_server_errors"] = sum(errors)
-        if "train_seconds" in values:
-            values["time"] = row.get("time")
+        if "train_seconds" in values and "time" in row:
+            values["time"] = row["time"]
         keys = {source: f"train/{source}/all/{seat}/reward/mean" for source, seat in self._seats.items()}
         rewards = {source: row[key] for source, key in keys.items() if key in row}
         if len(rewards) > 1:
             values["rewards"] = rewards
         self._rows.setdefault(int(step), {}).update(values)
 
-    def _values(self, row: Row, began: float, seconds: float | None) -> Row:
+    def _values(self, row: Row, began: float, seconds: float) -> Row:
         """Return the fields of a step. `seconds`: since the end of the previous step, or the start of the training."""
         values = {name: value for name, value in row.items() if name[0] != "_"}
         num_rollouts, least = row.get("_num_rollouts"), row.get("_reward_min")
         # As in the trl engine: completion tokens of all rollouts per second of the whole step. The orchestrator's
         # time/step is near 0 if two batches are full at once, and perf/throughput includes padding.
         tokens = row.get("completion_tokens_mean")
-        if tokens is not None and num_rollouts and seconds is not None and seconds > 0:
+        if tokens is not None and num_rollouts and seconds > 0:
             values["tokens_per_second"] = tokens * num_rollouts / seconds
         if num_rollouts and "_server_errors" in row:
             values["server_error_share"] = row["_server_errors"] / num_rollouts
-        if seconds is not None and "wait_for_rollouts_seconds" in row:  # the first wait begins before the training
+        if "wait_for_rollouts_seconds" in row:  # the first wait begins before the training
             values["wait_for_rollouts_seconds"] = min(row["wait_for_rollouts_seconds"], max(seconds, 0.0))
-        values["time"] = None if row["time"] is None else row["time"] - began
+        values["time"] = row["time"] - began
         # prime-rl calls a group all wrong if its rewards sum to 0, and does not count other groups of equal rewards.
         shares = [row[name] for name in ("all_right_share", "all_wrong_share") if name in row]
         if self._is_group_relative and least is not None and least >= 0 and len(shares) == 2:

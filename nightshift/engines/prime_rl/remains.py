@@ -23,18 +23,14 @@ def remove_heavy(prime_dir: Path) -> None:
 def sweep(runs_dir: Path) -> None:
     """Clean the folders of all runs that are over. Call when no run on this machine is in flight; SLURM jobs may be."""
     for path in (*runs_dir.glob(f"*/{JOB_NAME}"), *runs_dir.glob(f"{CERTIFY_NAME}/*/*/{JOB_NAME}")):
-        clean(runs_dir, path.parent, may_run=True)
+        with suppress(UsageError):  # a damaged job.json does not show whether the run is over
+            job = read_json(path, Job, "")
+            if job is not None and (not job.name or path.with_name(RESULT_NAME).exists()):
+                clean(runs_dir, path.parent)
 
 
-def clean(runs_dir: Path, folder: Path, *, may_run: bool = False) -> None:
-    """Delete weights and rollouts of a run. Call as the controller.
-
-    `may_run`: skip a SLURM job without a result.
-    """
-    with suppress(UsageError):  # a damaged job.json does not show whether the run is over
-        job = read_json(folder / JOB_NAME, Job, "")
-        if job is None or (may_run and job.name and not (folder / RESULT_NAME).exists()):
-            return
-        for prime_dir in (folder / PRIME_DIR, *folder.glob(f"*/{PRIME_DIR}")):  # a re-run of the incumbent has several
-            if prime_dir.resolve() == runs_dir.resolve() / prime_dir.relative_to(runs_dir):  # no link in the path
-                remove_heavy(prime_dir)
+def clean(runs_dir: Path, folder: Path) -> None:
+    """Delete weights and rollouts of a run that is over. Call as the controller."""
+    for prime_dir in (folder / PRIME_DIR, *folder.glob(f"*/{PRIME_DIR}")):  # a re-run of the incumbent has several
+        if prime_dir.resolve() == runs_dir.resolve() / prime_dir.relative_to(runs_dir):  # no link in the path
+            remove_heavy(prime_dir)

@@ -190,7 +190,7 @@ class PrimeRlSession(Session):
             remove_heavy(self._launch.prime_dir)
 
     def _start(self, name: str) -> None:
-        command = next(command for command in self._launch.commands if command.name == name)
+        command = self._launch.commands[name]
         group = self._groups.get(name, self._groups["rollouts"])
         self._children[name] = group.start(
             name,

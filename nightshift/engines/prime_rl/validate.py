@@ -6,8 +6,7 @@ This script runs in prime-rl's environment and imports nothing of Nightshift. TR
 the folder for the configs, as prime-rl's launcher writes them (write_subconfigs, src/prime_rl/entrypoints/rl.py:77;
 `rl --dry-run` would delete rollouts and broadcasts). VERDICT gets one line of JSON:
 
-    {"ok": true}
-    {"ok": false, "errors": [{"loc": [...], "message": "...", "input": ..., "type": "..."}]}
+    {"errors": [{"loc": [...], "message": "...", "input": ...}]}
 """
 
 import inspect
@@ -31,7 +30,7 @@ def main(tree: Path, configs_dir: Path, verdict: Path) -> int:
         write_configs(json.loads(tree.read_bytes()), configs_dir)
     except Exception as error:  # modules that the config names may raise any exception
         errors = errors_of(error)
-    verdict.write_text(json.dumps({"ok": False, "errors": errors} if errors else {"ok": True}) + "\n")
+    verdict.write_text(json.dumps({"errors": errors}) + "\n")
     return len(errors) > 0
 
 
@@ -75,12 +74,12 @@ def import_loss(import_path: str, kwargs: dict[str, Any]) -> None:
 
 
 def errors_of(error: Exception) -> list[dict[str, Any]]:
-    """Return the errors of a failed validation, or another exception as one error with its type."""
+    """Return the errors of a failed validation, or another exception as one error."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
         loc = ["trainer", "loss", "type"] if isinstance(error, LossError) else []
-        return [{"loc": loc, "message": str(error), "input": None, "type": type(error).__name__}]
+        return [{"loc": loc, "message": str(error), "input": None}]
     return [
         {
             "loc": entry["loc"],
@@ -88,7 +87,6 @@ def errors_of(error: Exception) -> list[dict[str, Any]]:
             "input": entry["input"]
             if isinstance(entry["input"], bool | int | float | str)
             else None,  # no table or list
-            "type": entry["type"],
         }
         for entry in error.errors(include_url=False)
     ]

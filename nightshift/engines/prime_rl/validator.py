@@ -21,7 +21,7 @@ class Refusal(msgspec.Struct):
 class Verdict(msgspec.Struct):
     """The file that the validator writes."""
 
-    errors: tuple[Refusal, ...] = ()
+    errors: tuple[Refusal, ...]
 
 
 def explain(refusals: Sequence[Refusal], source: str) -> EngineError:

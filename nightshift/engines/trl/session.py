@@ -66,7 +66,6 @@ class TrlSession(Session):
         self._pipes, self._resources = Pipes(self._group, self._trainer), ExitStack()
         nvml = self._resources.enter_context(nvml_session())
         self._standstill: Standstill | None = None  # not during the start, when a slow disk may use no CPU time
-        self._progress: ProgressCallback = lambda reading: None
         try:
             [*self._ask("start", "ready")]
         except BaseException:
