@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +24,7 @@ from nightshift.config.losses import keys_with
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import chosen_in
 from nightshift.config.train_toml import Config
-from nightshift.engines.machine import Machine, read_machine
+from nightshift.engines.machine import read_machine
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors import network
@@ -68,7 +67,6 @@ def open_engine(
         raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus)
-    engine.machine  # noqa: B018  reads machine.toml
     return engine
 
 
@@ -208,14 +206,10 @@ class Engine(ABC):
     name: str
 
     def __init__(self, rules: Rules, root: Path, environ: Environ, gpus: str | None = None) -> None:
-        """`gpus`: the flag --gpus. UsageError for GPUs that this engine cannot use."""
+        """`gpus`: the flag --gpus. UsageError for GPUs that this engine cannot use, and for an invalid machine.toml."""
         self.rules, self.root, self._environ = rules, root, environ
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, rules.gpu_split)
-
-    @cached_property
-    def machine(self) -> Machine:
-        """The contents of machine.toml."""
-        return read_machine(self.root)
+        self.machine = read_machine(root)
 
     @property
     def startup_seconds(self) -> float:

@@ -29,7 +29,7 @@ HUB_ID, HUB_REVISION = "openai/gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee
 # The size of the test split. Other data gives the same share of its train file.
 NUM_VALIDATION, NUM_OFFICIAL_TRAIN = 1319, 7473
 
-_FIX = "Run: uv run prepare.py --gsm8k DIR (a folder with the official train.jsonl and test.jsonl)"
+_FIX = "Run: uv run prepare.py (downloads 5 MB), or uv run prepare.py --gsm8k DIR (with train.jsonl and test.jsonl)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def _nested(values: Settings) -> Tree:
         node = tree
         for table in tables:
             node = node.setdefault(table, {})
-        node[leaf] = {} if value == {} else list(value) if isinstance(value, tuple) else value
+        node[leaf] = list(value) if isinstance(value, tuple) else copy.copy(value)  # a later key may extend a table
     return tree
 
 

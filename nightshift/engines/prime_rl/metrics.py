@@ -159,10 +159,9 @@ class MetricsTail:
 
     def reward_mean(self) -> float | None:
         """Return the mean reward over all rollouts of the complete steps; None without one."""
-        pairs = [(row.get("reward_mean"), row.get("_num_rollouts")) for row in self._complete().values()]
-        rewards = [(reward, count) for reward, count in pairs if reward is not None and count]
-        total = sum(count for _, count in rewards)
-        return sum(reward * count for reward, count in rewards) / total if total else None
+        rows = [row for row in self._complete().values() if row.keys() >= {"reward_mean", "_num_rollouts"}]
+        counts = [row["_num_rollouts"] for row in rows]
+        return fmean([row["reward_mean"] for row in rows], counts) if any(counts) else None
 
     def not_finite_step(self) -> int | None:
         """Return the first complete step without a loss, which was NaN or infinite; None if there is none."""

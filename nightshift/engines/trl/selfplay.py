@@ -30,7 +30,6 @@ class Trace(msgspec.Struct):
     prompt: list[int] = []  # the first one
     completion: list[int] = []  # all tokens after the prompt
     is_own: list[int] = []  # 1 for the tokens of the completion that the seat sampled
-    truncated: bool = False
     _text: str = ""  # up to the last answer
 
     def hear(self, chat: Sequence[Any], tokenizer: Any) -> list[int]:
@@ -56,7 +55,6 @@ class Trace(msgspec.Struct):
         """Add an answer. Return its text."""
         self.completion += answer.ids
         self.is_own += [1] * len(answer.ids)
-        self.truncated |= answer.truncated
         text: str = tokenizer.decode(answer.ids, skip_special_tokens=True)
         self._text += text
         return text

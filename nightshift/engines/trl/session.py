@@ -149,17 +149,19 @@ class TrlSession(Session):
 
         EngineError if the trainer fails, ends, writes an invalid line, or does not answer before the deadline.
         """
-        event, line, began = None, b"", time.monotonic()
+        line, began = b"", time.monotonic()
         try:
             if command != "start":
                 self._pipes.send(msgspec.json.encode({"command": command, **fields}), self._deadline)
-            while event is None or event.event != kind:
+            while True:
                 event = parse_json(line := self._receive(), Event)
                 if event.event == "error":
                     is_of_config = command == "train" and not event.is_infrastructure
                     failure = Failure.CONFIG if is_of_config else Failure.INFRASTRUCTURE
                     raise EngineError(event.cause, failure=failure, log=LOG_NAME)
                 yield event
+                if event.event == kind:
+                    return
         except TimeoutError:
             what = "start" if command == "start" else f"finish `{command}`"
             load = f"load of the machine: {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
