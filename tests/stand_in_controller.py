@@ -14,15 +14,14 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Progress, Request, Weights
 from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine
-from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError
 from nightshift.experiment import worker
 from nightshift.experiment.experiment import Bench, Controller
 from tests.conftest import git
 from tests.stand_in_pool import StandInExecutor
+from tests.stand_ins import StandInTrl
 
 TESTS = Path(__file__).resolve().parent
-TRAINER = (str(TESTS / "stand_in_trainer.py"),)
 GOOD, POOR = "3e-6", "6e-7"  # of learning rates the stand-in's best, and one that is easily beaten
 
 
@@ -57,9 +56,7 @@ def make_controller(
     engine: Engine | None = None,
 ) -> Controller:
     """`engine`: another than TRL."""
-    if engine is None:
-        engine = TrlEngine(rules, checkout, dict(os.environ))
-        engine.trainer = TRAINER
+    engine = engine or StandInTrl(rules, checkout, dict(os.environ))
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power cut here
     bench = Bench(
@@ -133,7 +130,7 @@ def install_proofs(
         proofs.append(StandInProof(run_dir, num_looks, is_bad(run_dir)))
         return proofs[-1]
 
-    monkeypatch.setattr(TrlEngine, "start_proof", begin)
+    monkeypatch.setattr(StandInTrl, "start_proof", begin)
     return proofs
 
 

@@ -26,8 +26,13 @@ from tests import stand_in_mac  # noqa: E402
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
-TRAINER = (str(HERE / "stand_in_trainer.py"),)
 NUM_VALIDATION = 400
+
+
+class StandInTrl(TrlEngine):
+    """The real engine around a trainer that trains nothing."""
+
+    trainer = (str(HERE / "stand_in_trainer.py"),)
 
 
 def small(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:
@@ -52,11 +57,8 @@ def fault(folder: Path, name: str, once: bool = True) -> None:
 
 
 def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
-    """The real engine around a trainer that trains nothing."""
     rules = replace(rules, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
-    engine = TrlEngine(rules, root, environ)
-    engine.trainer = TRAINER
-    return engine
+    return StandInTrl(rules, root, environ)
 
 
 def night_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
@@ -86,12 +88,10 @@ def _put_into(module: ModuleType, kind: str) -> None:
         if not there.exists():
             made = stand_in_prime_rl.installation(Path(folder))
         engine.PrimeRlEngine.timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
-        served.READER = (str(made.bin_dir / "reader.py"),)
+        engine.PrimeRlEngine.installation, served.READER = made, (str(made.bin_dir / "reader.py"),)
 
         def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:
-            opened = engine.PrimeRlEngine(rules, root, environ, "none")
-            opened.installation = made
-            return opened
+            return engine.PrimeRlEngine(rules, root, environ, "none")
 
         module.open_engine = open_engine  # type: ignore[attr-defined]
         module.rules_here = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]

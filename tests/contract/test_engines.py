@@ -14,16 +14,14 @@ from nightshift.config.rules import Decoding
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import Engine, NoGradient, scaled_rates
 from nightshift.engines.prime_rl import engine as prime_rl
-from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.evaluation.evaluate import examples_of
 from tests import stand_in_prime_rl
 from tests.conftest import ON_GPU, living_children, slow
 from tests.rules import ARITHMETIC_TRL, ROOT
-from tests.stand_ins import prime_rl_rules
+from tests.stand_ins import StandInTrl, prime_rl_rules
 
-STAND_IN = (str(ROOT / "tests" / "stand_in_trainer.py"),)
 SMALL = replace(
     ARITHMETIC_TRL,
     environments=(replace(ARITHMETIC_TRL.environments[0], num_validation=16, num_train=64),),
@@ -38,24 +36,20 @@ PROMPT = [{"role": "user", "content": "Ann buys 2 pens. How many?"}]
 @pytest.fixture(params=["stand-in", slow("trl"), pytest.param("trl on a GPU", marks=ON_GPU), "prime-rl"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     if request.param != "prime-rl":
-        engine = TrlEngine(SMALL, ROOT, dict(os.environ), "0" if request.param == "trl on a GPU" else None)
-        engine.trainer = STAND_IN if request.param == "stand-in" else TrlEngine.trainer
-        return engine
-    rules = prime_rl_rules()
+        kind = StandInTrl if request.param == "stand-in" else TrlEngine
+        return kind(SMALL, ROOT, dict(os.environ), "0" if request.param == "trl on a GPU" else None)
     monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
-    timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
+    timing = Timing(NEVER, NEVER, grace_seconds=1.0, poll_seconds=0.05)
     monkeypatch.setattr(prime_rl.PrimeRlEngine, "timing", timing)
     installation = stand_in_prime_rl.installation(tmp_path)
-    monkeypatch.setattr(served, "READER", [str(installation.bin_dir / "reader.py")])
-    environ = {**os.environ, "NIGHTSHIFT_PRIME_RL": str(installation.root)}
-    return prime_rl.PrimeRlEngine(rules, ROOT, environ, "none")
+    monkeypatch.setattr("nightshift.engines.prime_rl.served.READER", [str(installation.bin_dir / "reader.py")])
+    monkeypatch.setattr(prime_rl.PrimeRlEngine, "installation", installation)
+    return prime_rl.PrimeRlEngine(prime_rl_rules(), ROOT, dict(os.environ), "none")
 
 
 @pytest.fixture
 def trl_engine() -> Engine:
-    engine = TrlEngine(SMALL, ROOT, dict(os.environ))
-    engine.trainer = STAND_IN
-    return engine
+    return StandInTrl(SMALL, ROOT, dict(os.environ))
 
 
 @pytest.fixture
@@ -78,7 +72,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         # train: ends with max_steps before the budget, tells steps on the way, writes one metrics line a step
         training = session.train(3600.0, readings.append)
         assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
-        assert training.peak_memory_gb is not None or engine.name == "prime-rl" or engine.trainer == STAND_IN
+        assert training.peak_memory_gb is not None or engine.name == "prime-rl" or isinstance(engine, StandInTrl)
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == list(range(1, training.num_steps + 1))
         assert {"time", "reward_mean"} <= rows[0].keys()
@@ -159,8 +153,9 @@ def test_a_dry_run_names_the_command_and_writes_nothing(engine: Engine, run_dir:
 
 def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
     engine = trl_engine
-    effective = engine.validate(parse(b"[orchestrator]\nmax_off_policy_steps = 4\n" + BATCH.split(b"\n", 1)[1]))
-    assert "orchestrator.max_off_policy_steps" in effective.unused
+    config = parse(b"[orchestrator]\nmax_off_policy_steps = 4\n" + BATCH.split(b"\n", 1)[1])
+    effective = engine.validate(config)
+    assert effective.unused & {*config.values} == {"orchestrator.max_off_policy_steps"}
     assert effective.settings == settings(engine) != settings(engine, b"[trainer.optim]\nlr = 2e-6\n")
     assert json.loads(json.dumps(effective.settings)) == effective.settings
     longer = engine.validate(parse(BATCH.replace(b"= 24", b"= 1024")))  # than the rules allow

@@ -143,9 +143,8 @@ def open_engine(plan: Plan, rules: Any, root: Path, environ: Any, *flags: object
     """The real engine around a stand-in."""
     from nightshift.engines.trl.engine import TrlEngine
 
-    engine = TrlEngine(rules, root, environ)
-    engine.trainer = plan.command("trainer")
-    return engine
+    TrlEngine.trainer = plan.command("trainer")
+    return TrlEngine(rules, root, environ)
 
 
 def work(plan: Plan, root: Path, folder: Path) -> int:

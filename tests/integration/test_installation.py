@@ -18,13 +18,12 @@ from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import install as checks
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import SUBMODULES, Installation, Pins, install
-from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError
 from tests.conftest import ROOT, git, living_children
 from tests.integration.conftest import ORG, with_stand_in_uv
 from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
-from tests.stand_ins import TRAINER, small
+from tests.stand_ins import StandInTrl, small
 
 PINS = Pins.read(ROOT / "pyproject.toml")
 
@@ -239,8 +238,7 @@ def test_without_gpus_model_and_data_are_fetched_all_the_same(monkeypatch: pytes
 
 def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     """With the other engine's stand-in: rehearsing needs nothing but the protocol."""
-    engine = TrlEngine(replace(small(ARITHMETIC_TRL, 16), budget_seconds=0.0), ROOT, dict(os.environ))
-    engine.trainer = TRAINER
+    engine = StandInTrl(replace(small(ARITHMETIC_TRL, 16), budget_seconds=0.0), ROOT, dict(os.environ))
     config = parse(b"max_steps = 3\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
     with pytest.raises(EngineError, match=r"arithmetic-trl: no step in 0 s"):
         rehearsal.rehearse(engine, config, tmp_path / "run", lambda line: None)

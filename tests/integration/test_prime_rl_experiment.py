@@ -18,7 +18,6 @@ from nightshift.campaign.records import Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.base import NO_GPU
 from nightshift.engines.prime_rl import engine as prime_rl
-from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.errors import Failure
@@ -47,7 +46,7 @@ def controller(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     installation = stand_in_prime_rl.installation(tmp_path)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     monkeypatch.setattr(PrimeRlEngine, "timing", timing)
-    monkeypatch.setattr(served, "READER", [str(installation.bin_dir / "reader.py")])
+    monkeypatch.setattr("nightshift.engines.prime_rl.served.READER", [str(installation.bin_dir / "reader.py")])
     engine = PrimeRlEngine(RULES, checkout, dict(os.environ), "none")
     engine.installation = installation
     (checkout / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE)
