@@ -14,7 +14,6 @@ from nightshift.agents.base import Context
 from nightshift.agents.brief import compose, logs
 from nightshift.agents.history import kept_changes, of_last_campaign
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
     Action,
@@ -204,7 +203,7 @@ class Told:
         root = controller.bench.root
         ledger = Ledger(root)
         self.status, self.history, self.page = Status.of(ledger, NOW), of_last_campaign(ledger), gather(ledger, None)
-        _, incumbent = compare.find("incumbent", root, ledger, Repo(root))
+        _, incumbent = compare.find("incumbent", ledger)
         story = Story.of(ledger, None)
         table = list(csv.DictReader(io.StringIO(as_csv(story).decode())))
         self.names = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +16,7 @@ from msgspec import structs
 
 from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.git import Repo
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Job, Record, Result
 from nightshift.cli.status import Status
 from nightshift.errors import EngineError, Failure
@@ -24,6 +25,7 @@ from nightshift.experiment.experiment import Controller
 from nightshift.night.loop import Night
 from nightshift.night.state import Stop, load
 from nightshift.report.data import gather
+from nightshift.report.sections import sections
 from tests.conftest import CAMPAIGN, git
 from tests.unit import test_night_agent
 from tests.unit.test_night_agent import Sent, Thinker, Timed, a_night, busy_share
@@ -34,11 +36,12 @@ RUN_SECONDS = 300.0
 BEGINS = 1_000.0  # of what a night waits for: a run is under way, and an answer waits for it
 
 
-class Watched(Timed):
-    """A stand-in for an executor, and for a user who acts and reads `status` and the page while a night runs.
+def page_lines(ledger: Ledger) -> Sequence[str]:
+    return sections(gather(ledger, CAMPAIGN), {})["night"].lines
 
-    `acts`: by second, what the user does then, once.
-    """
+
+class Watched(Timed):
+    """A stand-in for an executor, and for a user who acts (`acts`: by second) and reads `status` and the page."""
 
     def __init__(self, clock: Clock, controller: Controller, acts: dict[float, Callable[[], object]], num_slots=1):
         super().__init__(num_slots, clock, RUN_SECONDS)
@@ -55,7 +58,7 @@ class Watched(Timed):
             status = Status.of(ledger, self.controller.now())
             assert status.night is not None
             self.status += [line.partition(" ")[2].strip() for line in status.lines() if line.startswith("waiting:")]
-            self.page += [line for line in gather(ledger, CAMPAIGN).night if line.startswith("waiting since")]
+            self.page += [line for line in page_lines(ledger) if line.startswith("waiting since")]
 
 
 def idle_seconds(records: list[Record], executor: Timed) -> float:
@@ -95,7 +98,7 @@ def test_a_disk_that_is_full_for_a_minute(controller: Controller, clock: Clock) 
     assert sentence.endswith("; ends when this machine is ready; next check within 30 s")
     assert [event for event, why in sent.events if event == "paused"] == ["paused"]
     assert not [record.why for record in controller.ledger.records() if record.failure]
-    [line] = [line for line in gather(controller.ledger, CAMPAIGN).night if line.startswith("Paused")]
+    [line] = [line for line in page_lines(controller.ledger) if line.startswith("Paused")]
     assert "cannot write" in line
 
 
@@ -127,7 +130,7 @@ def test_a_branch_switch_pauses_the_night_and_the_sentence_names_what_is_checked
     ]
     assert waited(controller) == executor.status == executor.page == sentences
     assert [record.failure for record in controller.ledger.records()] == [None] * 8
-    assert [line[:6] for line in gather(controller.ledger, CAMPAIGN).night] == ["Paused"]
+    assert [line[:6] for line in page_lines(controller.ledger)] == ["Paused"]
 
 
 def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controller, clock: Clock) -> None:
@@ -153,7 +156,7 @@ def test_an_agent_that_cannot_be_started_is_waited_for_and_tpe_fills_the_slots(c
     assert ": thinker: program: bwrap cannot be started; ends when thinker answers" in waited(controller)[0]
     assert idle_seconds(controller.ledger.records(), executor) <= 60
     assert [event for event, _ in sent.events if event != "keep"] == ["agent unavailable", "end"]
-    lines = "\n".join(gather(controller.ledger, CAMPAIGN).night)
+    lines = "\n".join(page_lines(controller.ledger))
     assert "Agent unavailable: 2026-11-25 01:" in lines
     assert " by TPE (agent unavailable)" in lines
 
