@@ -91,15 +91,15 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
         ids.pop()
     config = parse(repo.config_at(tip.commit or "") or b"")
     for step in steps[len(ids) :]:
-        values, edited, id = incumbent_values(config), config, None
+        values, edited, commit_id = incumbent_values(config), config, None
         keys = {key: after for key, (before, after) in step.keys.items() if values.get(key) == before}
         with suppress(ConfigError):
             edited = _edit(config, incumbent_values(config, [Change(keys=keys)]))
         if edited.source != config.source:
             message = f"{_subject(step.name, config, edited)}\n\n{step.reason}"
             tip = repo.commit_files(tip, {CONFIG_NAME: edited.source}, message)
-            id = tip.commit
-        ids.append(id)
+            commit_id = tip.commit
+        ids.append(commit_id)
         config = edited
     return ids
 

@@ -270,7 +270,8 @@ class Ledger:
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""
         try:
-            write_atomically(self.tsv_path, results_tsv(self.records()).encode())
+            mode = self.runs_dir.stat().st_mode & 0o666  # the permissions of runs/
+            write_atomically(self.tsv_path, results_tsv(self.records()).encode(), mode=mode)
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
 

@@ -338,6 +338,10 @@ class Change(Struct, frozen=True, kw_only=True):
         """`trainer.optim.lr = 5e-6, max_steps = unset`."""
         return ", ".join(f"{key} = {'unset' if value is None else value}" for key, value in self.keys.items())
 
+    def __str__(self) -> str:
+        """`0003: trainer.optim.lr = 5e-6`."""
+        return f"{self.name}: {self.settings}"
+
 
 def settings_of(changes: Iterable[Change]) -> dict[str, str | None]:
     """Return the keys and values that changes set together."""
