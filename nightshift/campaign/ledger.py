@@ -93,7 +93,7 @@ class Ledger:
             _locked[path] = path.stat()
         except Timeout:
             holder = self.holder
-            cause = f"another command works in this checkout{f': {holder}' if holder else ''}"
+            cause = f"another command is running in this checkout{f': {holder}' if holder else ''}"
             fix = "Wait for it (uv run nightshift wait), or use another clone of the repository."
             stop = "To stop a night, create the file STOP here, then run: uv run nightshift wait --night."
             raise UsageError(cause, f"{fix} {stop}") from None

@@ -354,7 +354,7 @@ def revert(number: int) -> None:
     commit = revert(repo, campaign.config, campaign.kept, change)
     print_text(f"took out {change}", f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
     if ledger.is_running():
-        print_text(f"{ledger.holder} continues; a certificate stays one of the incumbent with which it began")
+        print_text(f"{ledger.holder} continues; a certificate in progress still measures its own incumbent")
     print_text("the page shows this after: uv run nightshift report")
 
 

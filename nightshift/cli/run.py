@@ -169,7 +169,6 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + _DETACH_SECONDS
     try:
         while time.monotonic() < deadline:
@@ -183,6 +182,7 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
     finally:  # also after Ctrl-C, after which the child continues
         if own_log.exists():
             own_log.replace(log)
+        signal.signal(signal.SIGHUP, before)  # only now: a closed terminal would leave the log under its own name
     print_text(f"running in process {child.pid}; its output: {log}\n{then}")
     return ExitCode.MEASURED
 

@@ -125,5 +125,5 @@ def data_problem(root: Path, rules: Rules) -> EngineError | None:
         try:
             environment.examples("validation")
         except EngineError as error:
-            return error
+            return EngineError(str(error).replace("uv run prepare.py", f"uv run prepare.py --engine {rules.engine}", 1))
     return None

@@ -104,7 +104,7 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     wait_for(lambda: nightshift(root, "status")[1].startswith("running:     0001: training, "))
     assert nightshift(root, "wait", "--timeout", "0.1")[0] == 124
     code, _, stderr = finish(start(root, "--detach"))  # leaves the log of the first alone
-    assert (code, "another command works in this checkout" in stderr) == (2, True)
+    assert (code, "another command is running in this checkout" in stderr) == (2, True)
     (root / "stand-in.json").unlink()
     code, stdout, _ = nightshift(root, "wait", "--timeout", "60")
     assert code == 0

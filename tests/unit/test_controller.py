@@ -50,12 +50,12 @@ def test_the_lock_dies_with_its_holder_and_the_refusal_names_it_if_its_file_does
     with another_controller(tmp_path) as first:
         assert Ledger(tmp_path).is_running()
         holder = f"process {first.pid} on {socket.gethostname()} (nightshift night --agent tpe), since "
-        assert f"works in this checkout: {holder}" in refusal(tmp_path)
+        assert f"is running in this checkout: {holder}" in refusal(tmp_path)
         path = tmp_path / "runs" / HOLDER_NAME
         path.write_text(path.read_text().replace(socket.gethostname(), "elsewhere"))
         assert f"process {first.pid} on elsewhere (nightshift night" in refusal(tmp_path)
         path.unlink()
-        assert refusal(tmp_path).startswith("another command works in this checkout. Wait")
+        assert refusal(tmp_path).startswith("another command is running in this checkout. Wait")
     assert not Ledger(tmp_path).is_running()
     with Ledger(tmp_path).lock():
         assert Ledger(tmp_path).is_running()
