@@ -50,6 +50,9 @@ class Pins(msgspec.Struct, frozen=True, rename="kebab"):
     repository: str
     commit: str
     python: str
+    torch: str  # these three are read by tools/pin.py
+    vllm: str
+    flash_attn: str
 
     @classmethod
     def read(cls, pyproject: Path) -> Pins:
