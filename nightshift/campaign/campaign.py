@@ -166,8 +166,8 @@ class Campaign:
         first experiment; None if `record` is the first."""
         if self.posterior is None or baseline is None:
             standing = self._standing(_first_posteriors(record)[""], record)
-            first = "the first experiment of the campaign: later ones are compared with it"
-            judgement = Judgement(why=first, standing=standing)
+            reason = "the first experiment of the campaign: later ones are compared with it"
+            judgement = Judgement(why=reason, standing=standing)
             return replace(record, status=Verdict.KEEP, judgement=judgement)
         after = self.copy()
         posterior = after._posteriors[""]

@@ -137,11 +137,7 @@ def history(as_json: bool) -> None:
 @shell.GPUS
 @option("--budget-seconds", type=Finite(1, 86_400), help="Another training budget, with a baseline of its own.")
 @option(
-    "--agent-timeout",
-    "agent_timeout_seconds",
-    type=Finite(min=1),
-    default=900.0,
-    help="Seconds per proposal. [900]",
+    "--agent-timeout", "agent_timeout_seconds", type=Finite(min=1), default=900.0, help="Seconds per proposal. [900]"
 )
 @option("--seed", type=int, default=0, show_default=True, help="The seed of tpe and random.")
 @shell.SANDBOX
@@ -354,7 +350,8 @@ def revert(number: int) -> None:
     commit = revert(repo, campaign.config, campaign.kept, change)
     print_text(f"took out {change}", f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
     if ledger.is_running():
-        print_text(f"{ledger.holder} continues; a certificate in progress still measures its own incumbent")
+        command = ledger.holder or "another command"
+        print_text(f"{command} continues; a certificate in progress still measures its own incumbent")
     print_text("the page shows this after: uv run nightshift report")
 
 

@@ -228,7 +228,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     def of(cls, ledger: Ledger, now: datetime, next_start: str | None = None) -> Status:
         records, damaged = ledger.readable()
         campaign = last_campaign(records)
-        ours = [record for record in records if campaign in (("", ""), (record.branch, record.rules_hash))]
+        ours = [record for record in records if campaign in (("", ""), record.campaign)]
         is_running = ledger.is_running()
         incumbent, unread = _incumbent(ledger, records, ours)
         fates = fates_of(ours, incumbent.kept if incumbent else ())
@@ -253,7 +253,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows.append(("running", f"{running.number:04d}: {running.phase}, since {began:%H:%M:%S %Z}"))
             rows.append(("", running.description))
         if not self.running:
-            rows.append(("running", f"no experiment now, but {self.controller}" if self.is_running else "nothing"))
+            held = f"no experiment now; running command: {self.controller or 'unknown'}"
+            rows.append(("running", held if self.is_running else "nothing"))
         rows += [("start", self.next_start), ("results", self.counted), ("cost", f"{self.cost} (without certificates)")]
         night = self.night
         if (incumbent := self.incumbent) is not None:

@@ -125,5 +125,6 @@ def data_problem(root: Path, rules: Rules) -> EngineError | None:
         try:
             environment.examples("validation")
         except EngineError as error:
+            # By default prepare.py prepares for the engine of this machine, which may be another one.
             return EngineError(str(error).replace("uv run prepare.py", f"uv run prepare.py --engine {rules.engine}", 1))
     return None

@@ -47,7 +47,7 @@ def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> 
     if head.commit is None or not repo.is_default(head.branch):
         return ""
     branches = repo.branches()
-    for first in {(record.branch, record.rules_hash): record for record in reversed(records)}.values():
+    for first in {record.campaign: record for record in reversed(records)}.values():
         is_here = first.branch in branches and rules_hash in (None, first.rules_hash)
         if is_here and repo.campaign_start(first.commit) == head.commit:
             return first.branch
