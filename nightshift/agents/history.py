@@ -23,7 +23,8 @@ KEPT_TITLE = """\
 The incumbent is the baseline with these kept changes, the most certain first (effect now ± half of its 95 % interval; \
 P(it helps) is rounded down; confirmed: it is above 95 %; unconfirmed: any other kept change):"""
 RUNS_TITLE = """\
-All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
+All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval; \
+for a kept change quote its effect, above):
 run | score | difference | training steps | verdict: change"""
 KEYS_TITLE = """\
 Scores by key and value. Counted are the runs whose only new change set the value, and the runs with the value and no \
@@ -72,7 +73,7 @@ class ValueRow(msgspec.Struct, frozen=True):
         crashed = f" (and {self.num_crashes} crashed)" if self.num_crashes else ""
         difference = _points(self.difference, self.difference_halfwidth)
         if difference and self.others:
-            difference += " by all these keys together"
+            difference += " by all these keys together, against the baseline"
         return f"{name} | {len(self.numbers)}{crashed} | {_percent(self.mean_score)} | {difference}"
 
 

@@ -195,10 +195,10 @@ class Counts(msgspec.Struct, frozen=True):
         return cls(Counter(row.verdict or UNDECIDED for row in rows), Counter(by_change.values()))
 
     def __str__(self) -> str:
-        """Both counts: `30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes now: 4 kept, 1 reverted`."""
+        """Both counts: `30 experiments: 1 baseline, 5 keep, 24 discard; their changes now: 4 kept, 1 reverted`."""
         parts = (", ".join(f"{n} {word}" for word, n in part.items()) for part in (self.verdict, self.now))
         num = counted(sum(self.verdict.values()))
-        return f"{num}: {'; changes now: '.join(filter(None, parts)) or 'none'}"
+        return f"{num}: {'; their changes now: '.join(filter(None, parts)) or 'none'}"
 
 
 def measured_text(record: Record) -> str:
@@ -234,7 +234,8 @@ def estimates(standing: Standing) -> str:
     text = "± is half of a 95 % interval"
     if standing.contradicted:  # the reported gain is not the difference of the estimates
         return text
-    return f"estimated scores {percents(standing.baseline)} \N{RIGHTWARDS ARROW} {incumbent_text(standing)}; {text}"
+    scores = f"{percents(standing.baseline)} \N{RIGHTWARDS ARROW} {incumbent_text(standing)}"
+    return f"estimated scores {scores}, corrected for selection; {text}"
 
 
 def incumbent_text(standing: Standing) -> str:
@@ -264,7 +265,7 @@ def gain_text(standing: Standing) -> str:
 def one_baseline(standing: Standing) -> tuple[str, str]:
     """Return why two more runs of the baseline are useful, and their command."""
     gain = f"The gain {gain_text(standing)} rests on one run of the baseline"
-    return f"{gain}. Two more runs make it more certain:", "uv run run.py --baseline"
+    return f"{gain}. Two more runs make it more certain. Run this twice:", "uv run run.py --baseline"
 
 
 def last_scores(records: Sequence[Record]) -> str:

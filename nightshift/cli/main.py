@@ -342,17 +342,18 @@ def revert(number: int) -> None:
     head = repo.head()
     name = last_campaign([record for record in records if record.branch == head.branch])
     campaign = Campaign.of(records, *name).with_user_commits(ledger, repo)
-    change = next((change for change in campaign.kept if change.experiment == number), None)
-    if change is None or campaign.config is None:
+    change, effect = next(((c, effect) for c, effect in campaign.effects if c.experiment == number), (None, None))
+    if change is None or effect is None or campaign.config is None:
         names = ", ".join(change.name for change in campaign.kept) or "nothing"
         fix = f"Kept on {head}: {names}. The last experiment ran on {records[-1].branch}."
         raise UsageError(f"{number:04d} is not kept", fix)
     commit = revert(repo, campaign.config, campaign.kept, change)
-    print_text(f"took out {change}", f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
+    print_text(f"took out {change} (effect {effect.with_p})")
+    print_text(f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")
     if ledger.is_running():
         command = ledger.holder or "another command"
         print_text(f"{command} continues; a certificate in progress still measures its own incumbent")
-    print_text("the page shows this after: uv run nightshift report")
+    print_text("results.tsv shows this after the next experiment, the page after: uv run nightshift report")
 
 
 @commands.command("export")

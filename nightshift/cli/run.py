@@ -94,7 +94,7 @@ def print_keys(root: Path, request: Request) -> int:
     engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
     standard = parse(b"[orchestrator]\ngroup_size = 4\n")
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
-    lines = [f"scaled: {line}" for line in scaled_rates(standard, rules.learning_rate_scale)]
+    lines = [f"scaled, here the default: {line}" for line in scaled_rates(standard, rules.learning_rate_scale)]
     lines.append("KEY = VALUE: the default, which applies if train.toml does not set the key; then the allowed values")
     lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
     for line in (*lines, *describe_keys(unused, engine.name, keys_with(engine.rules.losses))):
@@ -118,17 +118,18 @@ def plan(request: Request, controller: Controller) -> Iterator[str]:
         config = parse(repo.config_at(str(start.head.commit)) or b"")
     controller = replace(controller, repo=Repo(bench.root, start.head))
     campaign = controller.campaign()
-    record = controller.admit(campaign.compose(()) if request.baseline else config, request, campaign)
+    config = campaign.compose(()) if request.baseline else config
+    yield f"rules:    {rules.name} {bench.rules_hash}"
+    yield from (f"scaled:   {line}" for line in scaled_rates(config, rules.learning_rate_scale))
+    record = controller.admit(config, request, campaign)
     run_dir = controller.ledger.run_dir(controller.ledger.next_number())
     engine = bench.engine
     names = ", ".join(change.name for change in record.run.kept)
     against = f"the baseline with {names}" if names else "the baseline"
     if record.parent is None:
         against = "nothing: this is the baseline"
-    yield f"rules:    {record.rules_name} {record.rules_hash}"
     yield f"against:  {against}"
     yield from (f"change:   {line}" for line in record.diff or ("none",))
-    yield from (f"scaled:   {line}" for line in record.scaled)
     yield from (f"unused:   {key}" for key in record.unused_keys)
     yield f"time:     at most {lasted(engine.deadline_seconds)}, of which {rules.budget_text} of training"
     seed = bench.next_seed(campaign)

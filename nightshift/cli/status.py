@@ -261,7 +261,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rows.append(("incumbent", standing_text(incumbent.standing, incumbent.kept)))
             rows += [("kept", change) for change in incumbent.kept]
             rows.append(("certificate", incumbent.certificate))
-            if incumbent.rests_on_one_baseline and not (night and night.state == "running"):
+            is_on = night is not None and night.state == "running"
+            if incumbent.rests_on_one_baseline and incumbent.certificate is None and not is_on:
                 rows.append(("note", " ".join(one_baseline(incumbent.standing))))
             if (number := incumbent.unfinished_comparison) is not None and not self.is_running:
                 finish = f"uv run nightshift certify --resume {number:04d}"

@@ -191,9 +191,10 @@ def written(key: Key, value: Any, path: Sequence[str] = ()) -> str:
     if isinstance(value, str):
         with suppress(ValueError):
             value = int(value) if key.kind is Kind.INT else float(value)
+    note = ""
     if not is_accepted(key, value):
-        value = int(key.minimum or 1) if key.default is None else key.default
-    text = f"Write {leaf} = {value_text(value, 120)} "
+        value, note = (int(key.minimum or 1), "") if key.default is None else (key.default, "(the default) ")
+    text = f"Write {leaf} = {value_text(value, 120)} {note}"
     return text + (f"under [{table}]" if table else "at the top of the file")
 
 
@@ -371,7 +372,7 @@ def describe_keys(unused: Collection[str], engine: str, keys: Iterable[Key]) -> 
         lines += [f"{head:<39} {key.allowed(engine)}", f"      {key.meaning}"]
         if key.only_if is not None:
             selector = ".".join(key.only_if[0].split(".")[-2:])
-            values = ('"None"' if value is None else str(value) for value in key.only_if[1])
+            values = ("unset" if value is None else str(value) for value in key.only_if[1])
             lines.append(f"      only with {selector} = {' or '.join(values)}")
     lines += ["", "locked keys: not allowed in train.toml, nor any key below them (*: in every table)"]
     for entry in LOCKS:

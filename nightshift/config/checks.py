@@ -169,7 +169,7 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[t
         cause = f": {resolved[algo_path]} compares the rollouts of a group, so it needs 2 or more"
         yield cause, "Write group_size = 4 or more under [orchestrator]", group_path
     if batch is not None and batch % group:
-        fix = f"Write a multiple: batch_size = {max(batch // group, 1) * group}"
+        fix = f"Write another group_size, or a multiple: batch_size = {max(batch // group, 1) * group}"
         yield f": groups of {group} do not divide a batch of {batch}", fix, batch_path, group_path
     for low in resolved:
         key = find_key(low)

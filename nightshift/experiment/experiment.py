@@ -341,7 +341,9 @@ class Controller:
             try:
                 config, steps = self.ledger.stored_config(record), self.ledger.run_dir(record.number) / METRICS_NAME
                 keys = used_keys(self.bench.engine, config)
-                conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks)
+                parent = self.ledger.read(record.parent) if record.parent else None
+                num_steps = parent.result.training.num_steps if parent and parent.result else None
+                conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks, num_steps)
                 lines += map(str, digest(read_steps(steps), conditions))
             except UsageError as error:  # the verdict does not depend on the curves
                 lines.append(f"the curves were not examined: {error}")

@@ -54,6 +54,7 @@ class Conditions:
     values: Mapping[str, Any]  # of train.toml, with defaults
     used_keys: Collection[str] | None = None  # keys that the engine uses; None: all
     remarks: Sequence[str] = ()  # lines on the scores
+    parent_steps: int | None = None  # of the last kept experiment's run
 
 
 def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
@@ -195,6 +196,13 @@ def unused(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
     return Finding(f"max_steps ended the training after {used:.0f} s of {whole:.0f} s", ("max_steps",), COSTLY)
 
 
+def slow(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
+    """Find a run whose budget was used up after fewer than 70 % of the steps of the last kept experiment's run."""
+    before, is_whole = conditions.parent_steps or 0, conditions.run.training.outcome is Outcome.BUDGET
+    text = f"{len(steps)} steps in the budget; the last kept experiment made {before}"
+    return Finding(text, (), HINT) if is_whole and len(steps) < 0.7 * before else None
+
+
 # A field of Step and the test of its curve. "step" stands for tests that read several fields.
 CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]], ...] = (
     ("step", no_gradient),
@@ -209,6 +217,7 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
     ("step", cut),
     ("all_right_share", groups),
     ("step", unused),
+    ("step", slow),
 )
 
 

@@ -90,6 +90,7 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
     closed = state.closed(records)
     sure = ", ".join(change.name for change in campaign.kept if campaign.is_confirmed(change))
     unsure = ", ".join(change.name for change in campaign.kept if not campaign.is_confirmed(change))
+    kept = f"confirmed (P(it helps) > 95 %): {sure or 'none'}; unconfirmed: {unsure or 'none'}"
     rows = [
         ("night", f"{state.request.agent} on {state.branch}"),
         ("since", f"{local(began)} ({lasted((now - began).total_seconds())})"),
@@ -97,7 +98,7 @@ def summary(state: NightState, ledger: Ledger, campaign: Campaign, now: datetime
         ("this night", str(Counts.of(campaign.rows(closed)))),
         ("cost", str(night_cost(state, ledger) + runs_cost(closed))),
         ("incumbent", standing_text(campaign.standing, campaign.kept) if campaign.standing else ""),
-        ("kept", f"confirmed: {sure or 'none'}; unconfirmed: {unsure or 'none'}" if campaign.kept else ""),
+        ("kept", kept if campaign.kept else ""),
         ("final check runs", last_scores(closed)),
         ("git", clean(uncommitted(records, state.branch) or campaign.unread or "", 500)),
         *(("note", line) for line in state.morning(records, now)),

@@ -180,9 +180,9 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None) ->
         why = "" if place else f"A kept change is doubtful while P(it helps) is below {limit}. "
         command = f"git revert {change.commit[:7]}" if change.commit else f"uv run nightshift revert {change.name}"
         yield f"{why}To take out {change.name} ({percent(p_helps)}):", command
-    if campaign.rests_on_one_baseline and campaign.standing and not is_on:
-        yield one_baseline(campaign.standing)
     certificate, unfinished = certificates(ledger, campaign)
+    if campaign.rests_on_one_baseline and campaign.standing and not is_on and certificate is None:
+        yield one_baseline(campaign.standing)
     if unfinished is not None and not is_on:
         yield f"Comparison {unfinished:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {unfinished:04d}"
     elif campaign.kept and not is_on and certificate is None:

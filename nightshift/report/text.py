@@ -52,13 +52,13 @@ def headline(morning: Morning) -> Headline:
     if certificate := morning.certificate:  # the certified gain comes first: the title never claims more
         difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
         low, high = certificate.estimate.interval
-        agreement = "agrees with the certificate"
+        agreement = "whose interval overlaps the certificate's"
         if low > standing.gain + standing.gain_halfwidth or standing.gain - standing.gain_halfwidth > high:
             word = "higher" if standing.gain > high else "lower"
-            agreement = f"is {word}: the certificate counts, because its seeds and its examples are fresh"
+            agreement = f"which is {word}: the certificate counts, because its seeds and its examples are fresh"
         note = f"; {certificate.estimate.note}" if certificate.estimate.note else ""
         words = f"Certified gain of {_INCUMBENT}: {difference} (95 % interval {interval}{note}). "
-        words += f"The campaign's own estimate is {gain} ({estimates(standing)}), which {agreement}.{remarks}"
+        words += f"The campaign's own estimate is {gain} ({estimates(standing)}), {agreement}.{remarks}"
         crashes = f" ({certificate.crashes})" if certificate.crashes else ""
         title = f"{certificate.verdict.capitalize()}, certified: {difference}{crashes}"
         return Headline(title, words, _TONES.get(certificate.verdict, "open"))

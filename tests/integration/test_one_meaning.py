@@ -181,7 +181,7 @@ def formatted(value: float | None, spec: str) -> str:
 def test_experiments_are_counted_one_way(seen: Seen) -> None:
     counts = Counts.of(seen.rows)
     line = "10 experiments: 1 baseline, 3 keep, 2 discard, 1 crash, 2 re-run, 1 interrupted; "
-    assert str(counts) == f"{line}changes now: 1 replaced, 1 kept later, 1 kept, 1 reverted"
+    assert str(counts) == f"{line}their changes now: 1 replaced, 1 kept later, 1 kept, 1 reverted"
     assert seen.status.counted == counts
     assert f"results:     {counts}" in seen.status.lines()
     assert str(counts) in markdown.summary(seen.view)

@@ -119,7 +119,7 @@ def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:
     assert baseline.judgement.why.startswith("measured 52.0 %; predicted for the baseline: ")
     assert not baseline.is_incumbent
     assert folded(records).incumbent_run == incumbent
-    counts = "5 experiments: 1 baseline, 1 discard, 1 keep, 2 re-run; changes now: 1 kept"
+    counts = "5 experiments: 1 baseline, 1 discard, 1 keep, 2 re-run; their changes now: 1 kept"
     assert str(Counts.of(folded(records).rows(records))) == counts
 
 

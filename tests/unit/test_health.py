@@ -117,8 +117,7 @@ def test_healthy_curves_give_no_alarm() -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Step) if field.name != "step"])
 def test_a_field_that_was_not_measured_is_never_an_alarm(name: str) -> None:
-    steps = [replace(step, **{name: None}) for step in healthy(1, 100)]
-    assert not alarms(steps)
+    assert not alarms([replace(step, **{name: None}) for step in healthy(1, 100)])
 
 
 def test_five_lines_the_worst_first_and_the_time_last_if_there_is_room() -> None:
@@ -131,6 +130,8 @@ def test_five_lines_the_worst_first_and_the_time_last_if_there_is_room() -> None
     assert "reward collapsed" in findings[0].text
     two = digest(changed(healthy(0, 100), **FAULTS["masked"][3]), USUAL)
     assert two[-1].text.startswith("time: 100 steps of")
+    assert "60 steps in the budget; the last" in text(healthy(0, 60), replace(USUAL, parent_steps=100))
+    assert "in the budget" not in text(healthy(0, 80), replace(USUAL, parent_steps=100))
 
 
 @pytest.mark.parametrize(("loss", "is_open"), [("ipo", True), ("clipped", False)])
@@ -184,8 +185,7 @@ def test_no_numbers_break_it(outcome: Outcome) -> None:
             Step(step, **{name: random.choice(values) for name in names})
             for step in sorted(random.sample(range(1000), random.randint(1, 40)))
         ]
-        lines = text(steps, conditions).splitlines()
-        assert 1 <= len(lines) <= 5
+        assert 1 <= len(text(steps, conditions).splitlines()) <= 5
 
 
 @pytest.mark.parametrize(

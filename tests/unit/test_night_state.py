@@ -136,7 +136,7 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     assert text.endswith("(in 6.0 h), or after 15 more experiments, or when you create the file STOP or press Ctrl-C")
     over = summary(state, Ledger(tmp_path), campaign_now, NOW)
     assert f"incumbent:        {standing_text(campaign_now.standing, campaign_now.kept)}\n" in over
-    assert "\nkept:             confirmed: 0002; unconfirmed: none\n" in over
+    assert "\nkept:             confirmed (P(it helps) > 95 %): 0002; unconfirmed: none\n" in over
     assert "\nstopped:          5 experiments are done\n" in over
     steps = [*next_steps(Ledger(tmp_path), campaign_now, state)]
     assert [command for _, command in steps] == [

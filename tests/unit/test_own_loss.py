@@ -93,8 +93,8 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
         (
             '[trainer.loss]\ntype = "clipped"\n[trainer.loss.kwargs]\nclip = 3\nclap = 2\n',
             ["train.toml has 2 problems:",
-             "train.toml:6: trainer.loss.kwargs.clip = 3.0 is not allowed (number 0.01 to 1.0). Write clip = 0.2 under "
-             "[trainer.loss.kwargs]",
+             "train.toml:6: trainer.loss.kwargs.clip = 3.0 is not allowed (number 0.01 to 1.0). Write clip = 0.2 "
+             "(the default) under [trainer.loss.kwargs]",
              "train.toml:7: trainer.loss.kwargs.clap = 2.0 is not a parameter of the loss clipped. Delete it; "
              "uv run run.py --keys lists the parameters"],
         ),
@@ -102,7 +102,7 @@ def test_prime_rl_gets_its_own_form_with_every_parameter() -> None:
             '[trainer.loss]\ntype = "custom"\nimport_path = "os.system"\n',
             ["train.toml has 2 problems:",
              'train.toml:4: trainer.loss.type = "custom" is not allowed (default | ipo | NAME of rules.toml). '
-             'Write type = "default" under [trainer.loss]',
+             'Write type = "default" (the default) under [trainer.loss]',
              'train.toml:5: trainer.loss.import_path = "os.system" is locked by the rules: it imports code. '
              "Delete it; write [loss.NAME] in rules.toml for a loss of your own"],
         ),
