@@ -24,7 +24,7 @@ The incumbent is the baseline with these kept changes, the most certain first (e
 P(it helps) is rounded down; confirmed: it is above 95 %; unconfirmed: any other kept change):"""
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval; \
-for a kept change quote its effect, above):
+quote effects instead: of a kept change above, of any other change in nightshift show):
 run | score | difference | training steps | verdict: change"""
 KEYS_TITLE = """\
 Scores by key and value. Counted are the runs whose only new change set the value, and the runs with the value and no \
@@ -113,7 +113,7 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
         lines += [KEPT_TITLE, *(f"  {line}" for line in self.kept), ""] if self.kept else []
         lines += [RUNS_TITLE, *map(str, self.runs), ""]
         lines += [KEYS_TITLE, *(line for key in self.keys for line in key.lines), ""] if self.keys else []
-        return "\n".join([*lines, f"untried keys: {'; '.join(self.untried_keys)}"])
+        return "\n".join([*lines, f"untried keys: {'; '.join(self.untried_keys)} (all keys: uv run run.py --keys)"])
 
 
 def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]:

@@ -133,7 +133,7 @@ def reward(values: Values, steps: Steps, _: Conditions) -> Finding | None:
         return Finding(f"reward {word} {text}", (LR, MAX_NORM, KL_TAU, AGE), severity)
     change, stderr, text = trend(late(values))
     if change > max(SURE * stderr, 0.02):  # a smaller gain does not justify a longer run
-        text = f"{text} over the last half, {last:.2f} at the end: more or larger steps would help"
+        text = f"{text} over the last half, {last:.2f} at the end: more or larger steps may help"
         return Finding(f"reward still rising: {text}", (LR, BATCH, GROUP), HINT)
     change, stderr, text = trend(values)  # on the trl engine (256 rollouts) 40 steps show a change of about 0.03
     if change >= min(2 * stderr, 0.06 - stderr) or last >= 0.95:

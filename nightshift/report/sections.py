@@ -27,8 +27,9 @@ KEPT_TERMS = (
     "P(it helps) is the probability that the effect is above 0, rounded down. A change is kept at 60 %, reverted below "
     "50 %, and confirmed above 95 %, which is rare in one night if effects are small; until then it is unconfirmed. "
     "'Kept later' means that later runs raised P to 60 %. Effects are estimated now, from all runs, ± half of their "
-    "95 % intervals: quote these for a change. So an effect is not the difference of two measured scores. A row shows "
-    "a change as it was tried, against the incumbent of its day; the net change is in the table above."
+    "95 % intervals: quote these for a change. (An interval excludes 0 only if P is above 97.5 %.) So an effect is not "
+    "the difference of two measured scores. A row shows a change as it was tried, against the incumbent of its day; "
+    "the net change is in the table above."
 )
 RUN_TERMS = (
     "Effect and P(it helps) are those of the experiment's own change, as estimated at its decision. A re-run has no "
@@ -121,7 +122,7 @@ def _copy(morning: Morning) -> Section:
     steps, name = [*copied(morning)], f"the incumbent's train.toml ({counted(len(source.splitlines()), 'line')})"
     last, notes = morning.story.campaign.incumbent_run, list[str]()
     if last is not None:
-        notes = [f"The rules multiply a value: {line}." for line in last.scaled]
+        notes = [f"The rules multiply a value: {line}. Other programs need the product." for line in last.scaled]
         unused = ", ".join(last.unused_keys)
         notes += [f"The engine {last.engine} does not use: {unused}."] if unused else []
     return Section(title, lines if names else (), steps, heads, changes, notes, name, source)
@@ -153,7 +154,7 @@ def _certificate(morning: Morning) -> Section:
     if c := morning.certificate:
         lines.append(
             f"Made {c.created}. The interval includes the variance between seeds and the variance of the paired "
-            f"difference between examples, with {c.estimate.df:.1f} degrees of freedom."
+            "difference between examples."
         )
         lines += [f"{note[:1].upper()}{note[1:].rstrip('.')}." for note in c.notes]
     return Section("Certificate", lines)
@@ -186,7 +187,7 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None) ->
     if unfinished is not None and not is_on:
         yield f"Comparison {unfinished:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {unfinished:04d}"
     elif campaign.kept and not is_on and certificate is None:
-        yield "Certify the gain with fresh seeds on the test problems (each use makes a verdict harder):", CERTIFY
+        yield "Certify the gain with fresh seeds on the test problems (each use needs stronger evidence):", CERTIFY
     if night is None or night.cause is not None:
         command = night.command if night else ""  # of the last night
         yield "Continue the search in a new night:", command or "uv run nightshift night --agent NAME --hours 8"
@@ -222,4 +223,4 @@ def copied(morning: Morning) -> Iterator[Step]:
             is_on = morning.night is not None and morning.night.is_on(morning.story.ledger)
             if main is not None and not is_on:
                 command = f"git switch {shlex.quote(main)} && git merge --no-edit {tip}"
-                yield "To bring the kept commits to your main branch:", command
+                yield "To bring the commits of this branch to your main branch:", command

@@ -141,7 +141,7 @@ def test_untried_keys_apply_and_are_used(story: Story) -> None:
     assert "trainer.optim.momentum" not in every  # of sgd
     memory = story.memory({LR, GROUP, "trainer.optim.momentum"})
     assert memory.untried_keys == (GROUP,)
-    assert str(memory).endswith(f"untried keys: {GROUP}")
+    assert str(memory).endswith(f"untried keys: {GROUP} (all keys: uv run run.py --keys)")
 
 
 def test_the_ledger_gives_the_last_campaign_and_its_configs(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_the_card_says_how_it_was_made_and_what_was_certified(ledger: Ledger, tm
     assert str(tmp_path) not in card
     with_certificate(ledger, certificate_for(ledger, estimate=Estimate(0.25, 0.1, 9.0, (0.1, 0.4))))
     told = (exported(ledger, tmp_path / "best") / "README.md").read_text().replace("\\", "")
-    assert "- Certified on " in told
+    assert "- Other runs of this config: Certified on " in told
     assert "+25.0 pp, 95 % interval +10.0 to +40.0 pp: better" in told
     assert (
         "Not certified: no certificate compares its config."

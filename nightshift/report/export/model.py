@@ -99,7 +99,8 @@ def card(story: Story, record: Record) -> str:
         changes = "\n".join(f"    {change.line}" for change in diff(configs[0], config))
     certificate = "Not certified: no certificate compares its config."
     if configs and record.config_hash == configs[1].hash:
-        certificate = certificate_line(gather(story.ledger, story.branch))
+        morning = gather(story.ledger, story.branch)
+        certificate = ("Other runs of this config: " if morning.certificate else "") + certificate_line(morning)
     return f"""\
 ---
 library_name: transformers
