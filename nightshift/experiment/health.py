@@ -196,11 +196,11 @@ def unused(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
     return Finding(f"max_steps ended the training after {used:.0f} s of {whole:.0f} s", ("max_steps",), COSTLY)
 
 
-def slow(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
+def slow(_: Values, __: Steps, conditions: Conditions) -> Finding | None:
     """Find a run whose budget was used up after fewer than 70 % of the steps of the last kept experiment's run."""
-    before, is_whole = conditions.parent_steps or 0, conditions.run.training.outcome is Outcome.BUDGET
-    text = f"{len(steps)} steps in the budget; the last kept experiment made {before}"
-    return Finding(text, (), HINT) if is_whole and len(steps) < 0.7 * before else None
+    before, run = conditions.parent_steps or 0, conditions.run.training
+    text = f"{run.num_steps} steps in the budget; the last kept experiment made {before}"
+    return Finding(text, (), HINT) if run.outcome is Outcome.BUDGET and run.num_steps < 0.7 * before else None
 
 
 # A field of Step and the test of its curve. "step" stands for tests that read several fields.
