@@ -343,7 +343,8 @@ class Controller:
                 keys = used_keys(self.bench.engine, config)
                 parent = self.ledger.read(record.parent) if record.parent else None
                 num_steps = parent.result.training.num_steps if parent and parent.result else None
-                conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks, num_steps)
+                new = tuple(record.run.new.keys) if record.run.new else ()
+                conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks, num_steps, new)
                 lines += map(str, digest(read_steps(steps), conditions))
             except UsageError as error:  # the verdict does not depend on the curves
                 lines.append(f"the curves were not examined: {error}")

@@ -55,6 +55,7 @@ class Conditions:
     used_keys: Collection[str] | None = None  # keys that the engine uses; None: all
     remarks: Sequence[str] = ()  # lines on the scores
     parent_steps: int | None = None  # of the last kept experiment's run
+    new_keys: tuple[str, ...] = ()  # of the new change
 
 
 def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
@@ -200,7 +201,11 @@ def slow(_: Values, __: Steps, conditions: Conditions) -> Finding | None:
     """Find a run whose budget was used up after fewer than 70 % of the steps of the last kept experiment's run."""
     before, run = conditions.parent_steps or 0, conditions.run.training
     text = f"{run.num_steps} steps in the budget; the last kept experiment made {before}"
-    return Finding(text, (), HINT) if run.outcome is Outcome.BUDGET and run.num_steps < 0.7 * before else None
+    return (
+        Finding(text, conditions.new_keys, HINT)
+        if run.outcome is Outcome.BUDGET and run.num_steps < 0.7 * before
+        else None
+    )
 
 
 # A field of Step and the test of its curve. "step" stands for tests that read several fields.

@@ -134,14 +134,15 @@ def curve(name: str) -> Spec:
     y = {"type": "quantitative", "scale": {"zero": False}, "axis": {"tickCount": 4, "title": None}}
     x = {"field": "step", "type": "quantitative", "axis": {"grid": False, "tickCount": 4, "title": None}}
     smooth = {"op": "mean", "field": name, "as": "smooth"}
+    hue = {"field": "hue", "type": "nominal", "scale": None}
     smoothed = {"type": "line", "strokeWidth": 2, "point": {"opacity": 0, "size": 80}}
     tips = _tips("experiment", "step", name)
     return _spec(
         150,
         data={"name": "runs"},
         title={"text": CURVES[name], "anchor": "start", "fontSize": 12, "color": INK},
-        transform=[{"window": [smooth], "frame": [-3, 3], "groupby": ["run"], "sort": [{"field": "step"}]}],
-        encoding={"x": x, "color": {"field": "hue", "type": "nominal", "scale": None}, "detail": {"field": "run"}},
+        transform=[{"window": [smooth], "frame": [-3, 3], "groupby": ["experiment"], "sort": [{"field": "step"}]}],
+        encoding={"x": x, "color": hue, "detail": {"field": "experiment"}},
         layer=[
             {"mark": {"type": "line", "strokeWidth": 1, "opacity": 0.25}, "encoding": {"y": y | {"field": name}}},
             {"mark": smoothed, "encoding": {"y": y | {"field": "smooth"}, "tooltip": tips}},

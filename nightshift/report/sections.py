@@ -190,7 +190,7 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None) ->
         yield "Certify the gain with fresh seeds on the test problems (each use needs stronger evidence):", CERTIFY
     if night is None or night.cause is not None:
         command = night.command if night else ""  # of the last night
-        yield "Continue the search in a new night:", command or "uv run nightshift night --agent NAME --hours 8"
+        yield "Continue the search in a new night:", command or "uv run nightshift night --agent tpe --hours 8"
     if campaign.kept and campaign.incumbent_run:
         yield "Take the weights home:", "uv run nightshift export --to model"
 

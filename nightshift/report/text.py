@@ -115,9 +115,9 @@ def gain_parts(morning: Morning) -> str:
         why = "The total is the effect, lowered because the best of many noisy scores is too high."
         return "" if total == effects else why
     return (
-        f"The effects add up to {effects}, which is not the total. An effect is what a change adds to the others; a "
-        "replaced change has no row, but its effect may still be in the total; and the total is lowered, because the "
-        "best of many noisy scores is too high."
+        f"The effects add up to {effects}, which is not the total. An effect is what a change adds to the others. A "
+        "replaced change has no row, but its effect may still be in the total, which is then higher. And the total is "
+        "lowered, because the best of many noisy scores is too high."
     )
 
 

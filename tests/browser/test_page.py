@@ -56,19 +56,14 @@ class Tab:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's chromium; Playwright's own download is not relied on.
-
-    For this file: while it lasts, Playwright's event loop counts as running in this thread, and no other test's can.
-    """
+    """Debian's chromium. While it lasts, no other test can run an event loop in this thread."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
         pytest.skip("no chromium on this machine: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        # root has no sandbox
-        browser = driver.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-gpu"], timeout=1000 * HANG_SECONDS
-        )
+        args = ["--no-sandbox", "--disable-gpu"]  # root has no sandbox
+        browser = driver.chromium.launch(executable_path=path, args=args, timeout=1000 * HANG_SECONDS)
         yield browser
         browser.close()
 
@@ -112,10 +107,18 @@ def test_a_line_opens_by_mouse_and_keyboard_and_shows_what_the_record_has(tab: T
     line.locator("td:nth-child(3)").click()
     assert opened.count() == 0
     button = tab.page.locator("#run-0002 button")
-    button.focus()
-    tab.page.keyboard.press("Enter")
+    button.press("Enter")
     assert button.get_attribute("aria-expanded") == "true"
     assert tab.page.locator("#run-0002 + tr.open").is_visible()
+
+
+def test_the_smoothed_curve_of_a_run_has_the_mean_of_its_own_values(tab: Tab) -> None:
+    heights = tab.page.evaluate("""() => [...document.querySelectorAll("#curve-reward_mean .mark-line path")].map(
+        (line) => line.getAttribute("d").match(/,[-\\d.]+/g).map((y) => +y.slice(1))
+            .reduce((sum, y, i, all) => sum + y / all.length, 0))""")
+    thin, smoothed = heights[: len(heights) // 2], heights[len(heights) // 2 :]
+    assert smoothed == pytest.approx(thin, abs=1)
+    assert max(thin) - min(thin) > 5
 
 
 def test_the_table_is_sorted_filtered_and_searched(tab: Tab, path: Path) -> None:
@@ -146,15 +149,12 @@ def test_the_table_is_sorted_filtered_and_searched(tab: Tab, path: Path) -> None
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_scrolls_sideways_and_the_keyboard_chooses_what_is_compared(
-    open_tab: Callable[..., Tab], path: Path, width: int
-) -> None:
+def test_nothing_scrolls_sideways_and_the_keyboard_chooses_what_is_compared(open_tab, path, width):
     tab = open_tab(path, width, color_scheme="dark").drawn()
     for row in ("0001", "0002", "0005"):
         tab.page.locator(f"#run-{row} button").click()
     before = tab.page.locator("#compared").inner_text()
-    tab.page.locator("#compare-b").focus()
-    tab.page.keyboard.press("ArrowUp")
+    tab.page.locator("#compare-b").press("ArrowUp")
     assert tab.page.locator("#compared").inner_text() != before
     assert tab.width() <= width
     assert tab.page.locator(".chart svg").count() == tab.page.locator(".chart").count() >= 6

@@ -130,7 +130,7 @@ def test_five_lines_the_worst_first_and_the_time_last_if_there_is_room() -> None
     assert "reward collapsed" in findings[0].text
     two = digest(changed(healthy(0, 100), **FAULTS["masked"][3]), USUAL)
     assert two[-1].text.startswith("time: 100 steps of")
-    assert "100 steps in the budget; the last" in text(healthy(0, 60), replace(USUAL, parent_steps=150))
+    assert "made 150; keys to try: " + LR in text(healthy(0, 60), replace(USUAL, parent_steps=150, new_keys=(LR,)))
     assert "in the budget" not in text(healthy(0, 60), replace(USUAL, parent_steps=140))
 
 

@@ -141,7 +141,7 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     steps = [*next_steps(Ledger(tmp_path), campaign_now, state)]
     assert [command for _, command in steps] == [
         *("uv run nightshift diff baseline incumbent", "uv run run.py --baseline", "uv run nightshift certify"),
-        *("uv run nightshift night --agent NAME --hours 8", "uv run nightshift export --to model"),
+        *("uv run nightshift night --agent tpe --hours 8", "uv run nightshift export --to model"),
     ]
     assert over.splitlines()[-5:] == [f"next:             {sentence} {command}" for sentence, command in steps]
     assert len(over.splitlines()) <= 20
