@@ -79,7 +79,7 @@ def describe_run(folder: Path, reading: Progress | None) -> Line:
         what += "" if reading.reward is None else f", reward {reading.reward:.2f}"
         if reading.seconds_left is not None:
             seconds_left = max(reading.seconds_left, 0.0)
-            left = f" so far, {seconds_left:.0f}{' CPU' if job and job.rules.budget_clock == 'cpu' else ''} s left"
+            left = f", {seconds_left:.0f}{' CPU' if job and job.rules.budget_clock == 'cpu' else ''} s left"
             share = 1 - seconds_left / job.rules.budget_seconds if job else None
     note = f", {clean(reading.note, 80)}" if reading and reading.note else ""
     return f"{place}{what}, {lasts}{left}{note}", share

@@ -109,7 +109,7 @@ def test_a_run_and_wait_tick_and_ctrl_c_ends_only_what_it_is_for(root: Path) -> 
     (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
     terminal = run_py(root)
     ticks(terminal, "experiment 0002: training, step")
-    assert re.search(r"━ experiment 0002: training, step \d+, reward 0\.\d\d, \d+ s so far, \d+ CPU s", terminal.text)
+    assert re.search(r"━ experiment 0002: training, step \d+, reward 0\.\d\d, \d+ s, \d+ CPU s left", terminal.text)
     wait = Terminal(["nightshift", "wait"], root)
     ticks(wait, "experiment 0002: training, step")
     wait.press_ctrl_c()

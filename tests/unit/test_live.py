@@ -43,7 +43,7 @@ def test_a_pipe_gets_plain_lines_and_no_code(run: Path, monkeypatch, capsys) -> 
     with closing(TerminalReporter("looking")) as reporter, waiting(lambda: "waiting for a \x1b[31mfriend", 7.0):
         reporter.show({run: Progress(Phase.TRAINING, 37, 60.0, 0.512, slot="\x1b[31m日本")})
     friend = "waiting for a friend, 0 s of at most 7 s"
-    training = "experiment 0007: 日本: training, step 37, reward 0.51, 0 s so far, 60 CPU s left"
+    training = "experiment 0007: 日本: training, step 37, reward 0.51, 0 s, 60 CPU s left"
     assert capsys.readouterr().err.splitlines() == ["looking", friend, f"{friend}  |  {training}"]
 
 
