@@ -24,12 +24,13 @@ The incumbent is the baseline with these kept changes, the most certain first (e
 P(it helps) is rounded down; confirmed: it is above 95 %; unconfirmed: any other kept change):"""
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval; \
-quote effects instead: of a kept change above, of any other change in nightshift show):
+compare runs by it, and state what a change adds by its effect):
 run | score | difference | training steps | verdict: change"""
 KEYS_TITLE = """\
 Scores by key and value. Counted are the runs whose only new change set the value, and the runs with the value and no \
 new change. A score is as measured, with the changes that the incumbent contained then, also those reverted later. \
-Difference: to the baseline's value of the key, adjusted for the other changes of the counted runs:
+Difference: to the baseline's value of the key (of all keys in the row), adjusted for the other changes of the counted \
+runs:
 value | runs counted | mean score of these runs | difference"""
 
 
@@ -73,7 +74,7 @@ class ValueRow(msgspec.Struct, frozen=True):
         crashed = f" (and {self.num_crashes} crashed)" if self.num_crashes else ""
         difference = _points(self.difference, self.difference_halfwidth)
         if difference and self.others:
-            difference += " by all these keys together, against the baseline"
+            difference += " by all these keys together"
         return f"{name} | {len(self.numbers)}{crashed} | {_percent(self.mean_score)} | {difference}"
 
 

@@ -345,7 +345,9 @@ def revert(number: int) -> None:
     change, effect = next(((c, effect) for c, effect in campaign.effects if c.experiment == number), (None, None))
     if change is None or effect is None or campaign.config is None:
         names = ", ".join(change.name for change in campaign.kept) or "nothing"
-        raise UsageError(f"{number:04d} is not kept on {head}", f"Kept there: {names}.")
+        last = records[-1].branch
+        other = "" if last == head.branch else f" The last experiment ran on {last}."
+        raise UsageError(f"{number:04d} is not kept on {head}", f"Kept there: {names}.{other}")
     commit = revert(repo, campaign.config, campaign.kept, change)
     print_text(f"took out {change} (effect {effect.with_p})")
     print_text(f"committed {str(commit.commit)[:7]} on {commit.branch}; to undo: git revert HEAD")

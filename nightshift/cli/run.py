@@ -94,7 +94,7 @@ def print_keys(root: Path, request: Request) -> int:
     engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
     standard = parse(b"[orchestrator]\ngroup_size = 4\n")
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
-    lines = [f"scaled, here the default: {line}" for line in scaled_rates(standard, rules.learning_rate_scale)]
+    lines = [f"scaled, for example the default: {line}" for line in scaled_rates(standard, rules.learning_rate_scale)]
     lines.append("KEY = VALUE: the default, which applies if train.toml does not set the key; then the allowed values")
     lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
     for line in (*lines, *describe_keys(unused, engine.name, keys_with(engine.rules.losses))):

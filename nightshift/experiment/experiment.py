@@ -34,6 +34,7 @@ from nightshift.campaign.records import (
     Request,
     Run,
     Stage,
+    settings_of,
 )
 from nightshift.campaign.results import UNDECIDED, verdict_of
 from nightshift.config.rules import Rules
@@ -341,15 +342,20 @@ class Controller:
             try:
                 config, steps = self.ledger.stored_config(record), self.ledger.run_dir(record.number) / METRICS_NAME
                 keys = used_keys(self.bench.engine, config)
-                parent = self.ledger.read(record.parent) if record.parent else None
-                num_steps = parent.result.training.num_steps if parent and parent.result else None
-                new = tuple(record.run.new.keys) if record.run.new else ()
+                num_steps, new = self._steps_without_new(record), tuple(record.run.new.keys) if record.run.new else ()
                 conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks, num_steps, new)
                 lines += map(str, digest(read_steps(steps), conditions))
             except UsageError as error:  # the verdict does not depend on the curves
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=seconds, health="\n".join(lines) or None)
         return close(record, self.ledger, self.repo)
+
+    def _steps_without_new(self, record: Record) -> int | None:
+        """Return the number of steps of the parent's run; None if its config was not that of `record` without the new
+        change."""
+        parent, config = self.ledger.read(record.parent or 0), settings_of(replace(record.run, new=None).changes)
+        is_same = record.run.new is not None and parent is not None and settings_of(parent.run.changes) == config
+        return parent.result.training.num_steps if is_same and parent and parent.result else None
 
     @property
     def in_flight(self) -> tuple[Record, ...]:

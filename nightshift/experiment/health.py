@@ -54,7 +54,7 @@ class Conditions:
     values: Mapping[str, Any]  # of train.toml, with defaults
     used_keys: Collection[str] | None = None  # keys that the engine uses; None: all
     remarks: Sequence[str] = ()  # lines on the scores
-    parent_steps: int | None = None  # of the last kept experiment's run
+    steps_without: int | None = None  # of a run of the same config without the new change
     new_keys: tuple[str, ...] = ()  # of the new change
 
 
@@ -198,9 +198,9 @@ def unused(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
 
 
 def slow(_: Values, __: Steps, conditions: Conditions) -> Finding | None:
-    """Find a run whose budget was used up after fewer than 70 % of the steps of the last kept experiment's run."""
-    before, run = conditions.parent_steps or 0, conditions.run.training
-    text = f"{run.num_steps} steps in the budget; the last kept experiment made {before}"
+    """Find a budget that was used up after fewer than 70 % of the steps of a run without the new change."""
+    before, run = conditions.steps_without or 0, conditions.run.training
+    text = f"{run.num_steps} steps in the budget; without the new change, a run made {before}"
     return (
         Finding(text, conditions.new_keys, HINT)
         if run.outcome is Outcome.BUDGET and run.num_steps < 0.7 * before

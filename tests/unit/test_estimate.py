@@ -61,7 +61,7 @@ def test_with_one_seed_each_the_interval_covers_if_the_prior_is_right() -> None:
         sd = RULES.seed_sd * math.sqrt(SEED_DF / rng.chisquare(SEED_DF))
         result = estimate(*draw(rng, (1, 1), 1319, sd, 0.85, 0.80), RULES)
         covered += result.interval[0] <= 0 <= result.interval[1]
-        assert "1.25 pp is assumed as the standard deviation between seeds (seed_sd of the task)" in result.note
+        assert "1.25 pp is assumed as the standard deviation between seeds (seed_sd of the environment)" in result.note
     assert 0.92 <= covered / 500 <= 0.98
 
 

@@ -17,6 +17,7 @@ from nightshift.errors import EngineError, Failure
 from nightshift.experiment import worker
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.worker import ending
+from tests.campaigns import replace as change
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.stand_in_controller import furnish, make_controller
@@ -65,9 +66,7 @@ class Engine(SimpleNamespace):
         return Session(self.close)
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, starts: list[Any], close: EngineError | None = None, **job: Any
-) -> Result:
+def run(monkeypatch: Any, folder: Path, starts: list[Any], close: EngineError | None = None, **job: Any) -> Result:
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: Engine(starts=starts, close=close))
     made = Job(RULES, RULES.hash(ROOT), BAD, seed=1, deadline_seconds=60.0, token="", incumbent=GOOD)
     return worker.make_run(replace(made, **job), ROOT, folder)
@@ -197,9 +196,16 @@ def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(control
     assert 25 <= result.training.num_steps < 45
     assert result.evaluation.weights.step == result.training.num_steps
     assert "\noutcome:          no_gradient: training ended early" in summary(record)
-    assert (record.health or "").startswith(
-        "no gradient from step 1 on: every answer is wrong; keys to try: orchestrator.group_size"
-    )
+    assert "no gradient from step 1 on: every answer is wrong; keys to try: orchestrator.gr" in (record.health or "")
+
+
+def test_health_compares_the_steps_of_a_run_with_one_without_the_new_change(controller: Controller) -> None:
+    first = baseline(controller, "rewards")
+    training = replace(first.result.training, num_steps=1000)
+    controller.ledger.write(change(first, result=change(first.result, training=training)))
+    health = experiment(controller, b"3e-5", "rewards").health or ""
+    assert "without the new change, a run made 1000; keys to try: trainer.optim.lr" in health
+    assert "in the budget" not in (controller.run(Request(baseline=True)).health or "")
 
 
 def test_a_baseline_is_never_ended(controller: Controller) -> None:
