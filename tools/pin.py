@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import click
 
-from nightshift.config.allowlist import ALIASES, ANY, find_key, is_inner, lock
+from nightshift.config.allowlist import ALIASES, ANY, LOCKS, find_key, is_inner, lock
 from nightshift.engines.prime_rl.install import Pins
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
@@ -201,9 +201,10 @@ def look_up(root: Path, pins: Pins) -> tuple[list[Finding], list[str]]:
     _code.cache_clear()
     schema = Schema(root)
     findings = [_look_up(row, schema, pins) for row in rows()]
-    names = (path.replace(f".{ANY}", ".x") for path in schema.lines)
-    new = {n for n in names if not (find_key(n) or is_inner(n) or lock(tuple(n.split("."))) or n in ALIASES)}
-    return findings, sorted(new)
+    names = {path.replace(f".{ANY}", ".x") for path in schema.lines}
+    known = {n for n in names if find_key(n) or is_inner(n) or lock(tuple(n.split("."))) or n in ALIASES}
+    named = tuple(f"{path}." for entry in LOCKS for path in entry.former)  # a lock says what to write instead
+    return findings, sorted(name for name in names - known if not f"{name}.".startswith(named))
 
 
 def _look_up(row: Row, schema: Schema, pins: Pins) -> Finding:
