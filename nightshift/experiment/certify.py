@@ -378,7 +378,7 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Rul
         run_variance = max(squares / df, rest_variance)  # S
     else:
         note = f"{100 * rules.seed_sd:g} pp is assumed as the standard deviation between seeds (seed_sd of the "
-        note += "environment), because these runs cannot show it"
+        note += "environment), because these runs cannot show it; if it is larger, the interval is too narrow"
         run_variance, rest_variance, df = rules.seed_sd**2, 0.0, SEED_DF
     larger_variance = example_variance + k * (2 * run_variance - rest_variance)  # U
     df = larger_variance**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
