@@ -353,9 +353,11 @@ class Controller:
     def _steps_without_new(self, record: Record) -> int | None:
         """Return the number of steps of the parent's run; None if its config was not that of `record` without the new
         change."""
-        parent, config = self.ledger.read(record.parent or 0), settings_of(replace(record.run, new=None).changes)
-        is_same = record.run.new is not None and parent is not None and settings_of(parent.run.changes) == config
-        return parent.result.training.num_steps if is_same and parent and parent.result else None
+        parent = self.ledger.read(record.parent) if record.parent and record.run.new else None
+        if parent is None or parent.result is None:
+            return None
+        is_same = settings_of(parent.run.changes) == settings_of(replace(record.run, new=None).changes)
+        return parent.result.training.num_steps if is_same else None
 
     @property
     def in_flight(self) -> tuple[Record, ...]:

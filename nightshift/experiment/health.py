@@ -201,11 +201,8 @@ def slow(_: Values, __: Steps, conditions: Conditions) -> Finding | None:
     """Find a budget that was used up after fewer than 70 % of the steps of a run without the new change."""
     before, run = conditions.steps_without or 0, conditions.run.training
     text = f"{run.num_steps} steps in the budget; without the new change, a run made {before}"
-    return (
-        Finding(text, conditions.new_keys, HINT)
-        if run.outcome is Outcome.BUDGET and run.num_steps < 0.7 * before
-        else None
-    )
+    is_slow = run.outcome is Outcome.BUDGET and run.num_steps < 0.7 * before
+    return Finding(text, conditions.new_keys, HINT) if is_slow else None
 
 
 # A field of Step and the test of its curve. "step" stands for tests that read several fields.

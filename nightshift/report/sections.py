@@ -187,7 +187,7 @@ def next_steps(ledger: Ledger, campaign: Campaign, night: NightStatus | None) ->
     if unfinished is not None and not is_on:
         yield f"Comparison {unfinished:04d} is unfinished. Finish it:", f"{CERTIFY} --resume {unfinished:04d}"
     elif campaign.kept and not is_on and certificate is None:
-        yield "Certify the gain with fresh seeds on the test problems (a later use needs stronger evidence):", CERTIFY
+        yield "Certify the gain with fresh seeds on the test problems (later verdicts need stronger evidence):", CERTIFY
     if night is None or night.cause is not None:
         command = night.command if night else ""  # of the last night
         yield "Continue the search in a new night:", command or "uv run nightshift night --agent tpe --hours 8"
